@@ -1,0 +1,63 @@
+# Everything a developer types. `make run` and `make test` do all the set-up themselves: they need Python 3.11 or
+# newer with venv, make, and access to a package index. What is built stays in the repository: .venv and .state.
+
+PYTHON ?= python3
+PYTEST_ARGS ?=
+BENCH_ARGS ?=
+SOAK_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+BELLJAR := $(BIN)/belljar
+INSTALLED := $(VENV)/.installed
+
+# The guest environments that tests and examples use, apart from any that this machine serves.
+export BELLJAR_STATE_DIR := $(CURDIR)/.state
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup run test check format bench soak clean
+
+help: ## list these targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+$(INSTALLED): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "Belljar needs Python 3.11 or newer, and '$(PYTHON)' is not. Try: make PYTHON=python3.11 …" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' || { \
+		echo "'$(PYTHON)' cannot make virtual environments. On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	@echo "── installing Belljar and its tools into $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install -qq --editable '.[dev,bench]'
+	@touch $@
+
+# No stamp for the guest environment: only Belljar knows whether it is there and whole, and asking is quick.
+setup: $(INSTALLED) ## install everything; run, test, bench and soak do it by themselves
+	@$(BELLJAR) env create default --if-missing
+
+run: setup ## run a first program behind all walls
+	@$(BELLJAR) run examples/hello.py
+
+test: setup check ## check, then run every test
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: $(INSTALLED) ## format, lint, types and import rules, without changing anything
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(INSTALLED) ## put the code into shape
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: setup ## measure beside peers; prints a table and draws a plot
+	$(BIN)/python bench/run.py $(BENCH_ARGS)
+
+soak: setup ## tens of thousands of mixed runs; fails when anything is left behind
+	$(BIN)/python bench/soak.py $(SOAK_ARGS)
+
+clean: ## remove all that was built here, guest environments included
+	rm -rf $(VENV) .state .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

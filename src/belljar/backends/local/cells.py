@@ -1,0 +1,146 @@
+"""Cells: the parts of a jail that are dear to make, made ahead and empty.
+
+A cell is a pid namespace and a network namespace with a loopback of its own, held by a process that sleeps, a cgroup,
+and a uid that no other cell has. A guest joins it; afterwards it is used again only if it is as it was: nobody left
+in it, nothing ever sent over its loopback. In doubt it is thrown away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Callable
+
+from belljar.jail import policy
+from belljar.jail.cgroups import CellCgroup, Cgroups
+from belljar.zygote.handle import WardenHandle
+
+CELLS_MAX = 1024
+
+
+class Berth:
+    """The number of a cell with its uid and its cgroup, which outlive the namespaces that come and go in it."""
+
+    def __init__(self, number: int, cgroup: CellCgroup | None) -> None:
+        self.number = number
+        self.uid = policy.GUEST_UID_FIRST + number
+        self.cgroup = cgroup
+
+
+class Berths:
+    """Every berth of this instance."""
+
+    def __init__(self, cgroups: Cgroups | None, changes_uid: bool) -> None:
+        self._cgroups = cgroups
+        self._changes_uid = changes_uid
+        self._free: list[Berth] = []
+        self._made: list[Berth] = []
+
+    def take(self) -> Berth | None:
+        """A free berth, or None when all are in use."""
+        for index, berth in enumerate(self._free):
+            if berth.cgroup is None or berth.cgroup.is_empty():
+                return self._free.pop(index)
+        if len(self._made) >= CELLS_MAX:
+            return None
+        number = len(self._made)
+        berth = Berth(number, self._cgroups.cell(number) if self._cgroups else None)
+        if not self._changes_uid:
+            berth.uid = policy.GUEST_UID_FIRST
+        self._made.append(berth)
+        return berth
+
+    def give_back(self, berth: Berth) -> None:
+        """The namespaces of this berth are gone."""
+        self._free.append(berth)
+
+    def close(self) -> None:
+        """Close every cgroup's files."""
+        for berth in self._made:
+            if berth.cgroup is not None:
+                berth.cgroup.close()
+        self._made.clear()
+        self._free.clear()
+
+
+class Cell:
+    """A berth with live namespaces. Owns the pidfd of its sleeper and, through it, everyone inside."""
+
+    def __init__(self, berth: Berth, warden: WardenHandle, pid: int, pidfd: int, on_gone: Callable[[Cell], None]) -> None:
+        self.berth = berth
+        self.sleeper = pidfd
+        self.is_gone = False
+        self.is_leased = False  # a guest is in it, or its run is still being read
+        self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.on_memory_event: Callable[[], None] | None = None
+        self._on_gone = on_gone
+        self._traffic = _open_traffic_counters(pidfd)
+        self._traffic_before = self._read_traffic()
+        if berth.cgroup is not None and berth.cgroup.oom_event is not None:
+            asyncio.get_running_loop().add_reader(berth.cgroup.oom_event, self._memory_event)
+        warden.watch(pid, self._sleeper_ended)
+
+    @property
+    def number(self) -> int:
+        """Its berth's number."""
+        return self.berth.number
+
+    @property
+    def descriptors(self) -> list[int]:
+        """What a zygote needs to put a guest here."""
+        return [self.sleeper, *(self.berth.cgroup.join_files if self.berth.cgroup else ())]
+
+    def is_as_new(self) -> bool:
+        """Whether the next guest would find nothing of the last one. Without a cgroup nobody can tell."""
+        cgroup = self.berth.cgroup
+        return (
+            not self.is_gone
+            and cgroup is not None
+            and cgroup.is_empty()
+            and self._read_traffic() == self._traffic_before
+        )
+
+    def kill(self) -> None:
+        """End everyone inside at once; `gone` tells when it is done."""
+        if not self.is_gone:
+            cgroup = self.berth.cgroup
+            if cgroup is not None and cgroup.kill_file is not None:
+                os.write(cgroup.kill_file, b"1")
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.sleeper, signal.SIGKILL)
+
+    def lose(self) -> None:
+        """The warden is gone, and with it everyone inside."""
+        self._sleeper_ended(0, 0.0)
+
+    def _sleeper_ended(self, status: int, cpu_seconds: float) -> None:
+        """The kernel lets pid 1 of a namespace end only when everyone else in it is dead."""
+        if self.is_gone:
+            return
+        self.is_gone = True
+        if self.berth.cgroup is not None and self.berth.cgroup.oom_event is not None:
+            asyncio.get_running_loop().remove_reader(self.berth.cgroup.oom_event)
+        os.close(self.sleeper)
+        os.close(self._traffic)
+        if not self.gone.done():
+            self.gone.set_result(None)
+        self._on_gone(self)
+
+    def _memory_event(self) -> None:
+        assert self.berth.cgroup is not None and self.berth.cgroup.oom_event is not None
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self.berth.cgroup.oom_event)
+        if self.on_memory_event is not None:
+            self.on_memory_event()
+
+    def _read_traffic(self) -> bytes:
+        return os.pread(self._traffic, 4096, 0)
+
+
+def _open_traffic_counters(pidfd: int) -> int:
+    """The interface counters of the cell's network namespace: one read tells whether its loopback was ever used."""
+    with open(f"/proc/self/fdinfo/{pidfd}") as file:
+        pid = next(line.split()[1] for line in file if line.startswith("Pid:"))
+    return os.open(f"/proc/{pid}/net/dev", os.O_RDONLY | os.O_CLOEXEC)

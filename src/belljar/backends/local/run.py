@@ -1,0 +1,435 @@
+"""One program in one guest, from its first byte in to its last byte out.
+
+Most programs end within milliseconds, so for those nothing is watched at all: the pipes are read once, when the
+zygote says that the guest has ended. Only a program still there after `_SETTLE_SECONDS`, or one somebody listens to,
+gets readers and clocks of its own.
+
+Every fact comes from outside: wait status from the zygote, memory and CPU from the cgroup, clocks from the host.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+from typing import Any
+
+from belljar import channel
+from belljar.backends.local.world import Guest
+from belljar.contract.artifacts import compile_globs
+from belljar.contract.backend import Watcher
+from belljar.contract.errors import InvalidExecution, JailSetupFailed, TooLarge, ZygoteDied
+from belljar.contract.execution import Display, Evidence, Execution
+from belljar.contract.files import File
+from belljar.jail import policy, workdir
+from belljar.settings import RequestSettings
+
+_SETTLE_SECONDS = 0.02
+_READ_BYTES = 65536
+_PIPE_BYTES = 65536
+_INLINE_BYTES = 64 * 1024  # a program larger than this travels in a memfd
+_CORES = os.cpu_count() or 1
+_CPU_CHECK_SECONDS_MIN = 0.01
+_MIME = re.compile(r"[a-z]+/[a-z0-9.+-]{1,64}")
+
+
+class Stream:
+    """One output pipe: what is within the limit is kept, the rest is drained and dropped."""
+
+    def __init__(self, name: str, descriptor: int, bytes_max: int) -> None:
+        self.name = name
+        self.descriptor = descriptor
+        self.kept = bytearray()
+        self.seen_bytes = 0
+        self.is_open = True
+        self._bytes_max = bytes_max
+
+    @property
+    def was_cut(self) -> bool:
+        """Whether anything was dropped."""
+        return self.seen_bytes > len(self.kept)
+
+    def read(self) -> bytes | None:
+        """What there is, within the limit (b"" when all of it was over); None when nothing is left for now."""
+        try:
+            chunk = os.read(self.descriptor, _READ_BYTES)
+        except BlockingIOError:
+            return None
+        if not chunk:
+            self.is_open = False
+            return None
+        self.seen_bytes += len(chunk)
+        fitting = chunk[: max(0, self._bytes_max - len(self.kept))]
+        self.kept += fitting
+        return fitting
+
+
+class Run:
+    """A guest with its program. `finish` must be awaited to its end, or cancelled: both leave nothing running."""
+
+    def __init__(self, guest: Guest, execution: Execution, watcher: Watcher | None, bounds: RequestSettings, shows: bool) -> None:
+        self._guest = guest
+        self._execution = execution
+        self._watcher = watcher
+        self._bounds = bounds
+        self._shows = shows  # whether pictures may come
+        self._loop = asyncio.get_running_loop()
+        self._streams = (
+            Stream("stdout", guest.stdout, execution.limits.output_bytes),
+            Stream("stderr", guest.stderr, execution.limits.output_bytes),
+        )
+        self._ended: asyncio.Future[tuple[int | None, float]] = self._loop.create_future()
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._watched: set[int] = set()
+        self._resuming: asyncio.Task[None] | None = None
+        self._stdin = -1
+        self._stdin_left = memoryview(b"")
+        self._deadline_passed = self._cpu_exhausted = self._flooded = False
+        self._has_started = False
+        self._failure: tuple[str, str] | None = None  # why the guest could not start: step and reason
+        self._work_dir = -1
+        self._pictures = PictureReader(bounds)
+
+    def start(self) -> None:
+        """Hand the program over.
+
+        Raises:
+            ZygoteDied: the guest is gone; the same request may be tried on another.
+        """
+        guest, limits = self._guest, self._execution.limits
+        guest.ended = self._on_ended
+        cgroup = guest.cell.berth.cgroup
+        if cgroup is not None:
+            cgroup.limit(limits.memory_bytes, limits.processes)
+            cgroup.begin()
+            guest.cell.on_memory_event = self._on_memory_event
+        self._started_at = self._loop.time()
+        self._send_program()
+        if self._watcher is not None:
+            self._watcher.started()
+            self._settle_in()
+        else:
+            if self._shows:
+                self._watch(guest.channel.fileno(), self._on_picture)
+            self._timers["settle"] = self._loop.call_later(_SETTLE_SECONDS, self._settle_in)
+
+    def _send_program(self) -> None:
+        execution = self._execution
+        code = execution.code.encode()
+        message: dict[str, Any] = {
+            "files": [(policy.PROGRAM_NAME, len(code)), *((file.path, len(file.content)) for file in execution.files)],
+            "args": execution.args,
+            "env": dict(execution.env),
+            "displays": self._shows,
+            "keep_work_dir": bool(execution.artifacts),
+        }
+        packet = channel.build(message, b"".join((code, *(file.content for file in execution.files))))
+        descriptors: list[int] = []
+        try:
+            if len(packet) > _INLINE_BYTES:
+                descriptors.append(_in_memfd(packet))
+                packet = channel.build({"in_memfd": True})
+            if execution.stdin:
+                descriptors.append(self._open_stdin(execution.stdin))
+            channel.send_packet(self._guest.channel, packet, descriptors)
+        except (channel.ChannelClosed, BlockingIOError) as error:
+            raise ZygoteDied("the guest was gone before its program came") from error
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _open_stdin(self, content: bytes) -> int:
+        theirs, self._stdin = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._stdin, False)
+        self._stdin_left = memoryview(content)
+        self._feed_stdin()
+        return theirs
+
+    def _feed_stdin(self) -> None:
+        try:
+            while self._stdin_left:
+                self._stdin_left = self._stdin_left[os.write(self._stdin, self._stdin_left[:_PIPE_BYTES]) :]
+        except BlockingIOError:
+            if self._stdin not in self._watched:
+                self._watched.add(self._stdin)
+                self._loop.add_writer(self._stdin, self._feed_stdin)
+            return
+        except BrokenPipeError:
+            pass  # the program has closed its end: it wants no more
+        self._close_stdin()
+
+    def _close_stdin(self) -> None:
+        if self._stdin >= 0:
+            if self._stdin in self._watched:
+                self._watched.discard(self._stdin)
+                self._loop.remove_writer(self._stdin)
+            os.close(self._stdin)
+            self._stdin = -1
+
+    # ---- while it runs
+
+    def _settle_in(self) -> None:
+        """The program is here to stay: read its output as it comes, and keep its clocks."""
+        limits = self._execution.limits
+        elapsed = self._loop.time() - self._started_at
+        for stream in self._streams:
+            self._watch(stream.descriptor, self._on_output, stream)
+        if self._shows:
+            self._watch(self._guest.channel.fileno(), self._on_picture)
+        self._timers["wall"] = self._loop.call_later(max(0.0, limits.wall_seconds - elapsed), self._on_deadline)
+        if self._guest.cell.berth.cgroup is not None:
+            self._timers["cpu"] = self._loop.call_later(max(0.0, limits.cpu_seconds / _CORES - elapsed), self._check_cpu)
+
+    def _watch(self, descriptor: int, callback: Any, *args: Any) -> None:
+        if descriptor not in self._watched:
+            self._watched.add(descriptor)
+            self._loop.add_reader(descriptor, callback, *args)
+
+    def _unwatch(self, descriptor: int) -> None:
+        if descriptor in self._watched:
+            self._watched.discard(descriptor)
+            self._loop.remove_reader(descriptor)
+
+    def _on_output(self, stream: Stream) -> None:
+        self._pass_on(stream, stream.read())
+        if not stream.is_open:
+            self._unwatch(stream.descriptor)
+        if self._watcher is not None and self._watcher.is_behind and self._resuming is None:
+            for each in self._streams:
+                self._unwatch(each.descriptor)
+            self._resuming = self._loop.create_task(self._resume(self._watcher))
+
+    async def _resume(self, watcher: Watcher) -> None:
+        await watcher.caught_up()
+        self._resuming = None
+        if not self._ended.done():
+            for stream in self._streams:
+                if stream.is_open:
+                    self._watch(stream.descriptor, self._on_output, stream)
+
+    def _pass_on(self, stream: Stream, chunk: bytes | None) -> None:
+        if chunk and self._watcher is not None:
+            self._watcher.wrote(stream.name, chunk)
+        if sum(each.seen_bytes for each in self._streams) > self._bounds.flood_bytes and not self._flooded:
+            self._flooded = True
+            self._guest.cell.kill()
+
+    def _on_picture(self) -> None:
+        try:
+            self._hear_guest()
+        except BlockingIOError:
+            return
+        except channel.ChannelClosed:
+            self._unwatch(self._guest.channel.fileno())
+
+    def _hear_guest(self) -> None:
+        """One packet. Before 'started' it is our own code that speaks; afterwards it may be the program."""
+        message, blob, descriptors = channel.receive(self._guest.channel, descriptors_max=1)
+        if self._has_started:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            picture = self._pictures.take(message, blob)
+            if picture is not None and self._watcher is not None:
+                self._watcher.displayed(picture)
+        elif "started" in message:
+            self._has_started = True
+            if descriptors:
+                self._work_dir = descriptors[0]
+        else:
+            self._failure = (str(message.get("failed")), str(message.get("reason")))
+
+    def _on_deadline(self) -> None:
+        self._deadline_passed = True
+        self._guest.cell.kill()
+
+    def _check_cpu(self) -> None:
+        cgroup = self._guest.cell.berth.cgroup
+        assert cgroup is not None
+        left = self._execution.limits.cpu_seconds - cgroup.cpu_seconds()
+        if left <= 0:
+            self._cpu_exhausted = True
+            self._guest.cell.kill()
+        else:
+            self._timers["cpu"] = self._loop.call_later(max(_CPU_CHECK_SECONDS_MIN, left / _CORES), self._check_cpu)
+
+    def _on_memory_event(self) -> None:
+        """Version 1 cgroups kill one process of several and let the rest go on: end them too."""
+        cgroup = self._guest.cell.berth.cgroup
+        if cgroup is not None and cgroup.oom_kills() > 0:
+            self._guest.cell.kill()
+
+    # ---- when it ends
+
+    def _on_ended(self, status: int | None, cpu_seconds: float) -> None:
+        if not self._ended.done():
+            self._ended.set_result((status, cpu_seconds))
+
+    async def finish(self) -> Evidence:
+        """Wait for the end and report what was seen.
+
+        Raises:
+            ZygoteDied: the guest was lost without running anything; the same request may be tried on another.
+            JailSetupFailed: the guest could not be made ready.
+        """
+        try:
+            try:
+                status, cpu_seconds = await self._ended
+            except asyncio.CancelledError:
+                await self._kill_and_wait()
+                raise
+            wall_seconds = self._loop.time() - self._started_at
+            self._stop_watching()
+            await self._end_leftovers()
+            return self._evidence(status, cpu_seconds, wall_seconds)
+        finally:
+            self._stop_watching()
+            self._guest.cell.on_memory_event = None
+            if self._work_dir >= 0:
+                os.close(self._work_dir)
+
+    async def _kill_and_wait(self) -> None:
+        """Cancelled: everything must be dead before the caller hears of it."""
+        cell = self._guest.cell
+        cell.kill()
+        self._stop_watching()
+        while not cell.is_gone:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.shield(cell.gone)
+
+    async def _end_leftovers(self) -> None:
+        """Children that outlive the program end with it; files are read only once they have."""
+        cell = self._guest.cell
+        cgroup = cell.berth.cgroup
+        if cgroup is not None and not cell.is_gone and not cgroup.is_empty():
+            cell.kill()
+        if cgroup is None or self._is_killed():
+            cell.kill()
+        if cgroup is None or not cgroup.is_empty():
+            try:
+                await asyncio.shield(cell.gone)
+            except asyncio.CancelledError:
+                await self._kill_and_wait()
+                raise
+
+    def _is_killed(self) -> bool:
+        return self._deadline_passed or self._cpu_exhausted or self._flooded
+
+    def _stop_watching(self) -> None:
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        if self._resuming is not None:
+            self._resuming.cancel()
+            self._resuming = None
+        self._close_stdin()
+        for descriptor in list(self._watched):
+            self._unwatch(descriptor)
+
+    def _evidence(self, status: int | None, cpu_seconds: float, wall_seconds: float) -> Evidence:
+        self._hear_the_rest()
+        if status is None:
+            raise ZygoteDied("the warm process died and took this program with it")
+        if not self._has_started:
+            raise ZygoteDied(f"the guest ended before its program started (wait status {status})")
+        for stream in self._streams:
+            while stream.is_open and not self._flooded:
+                chunk = stream.read()
+                if chunk is None:
+                    break
+                self._pass_on(stream, chunk)
+        cgroup = self._guest.cell.berth.cgroup
+        memory_peak_bytes = oom_kills = 0
+        if cgroup is not None:
+            cpu_seconds = cgroup.cpu_seconds()
+            memory_peak_bytes = cgroup.memory_peak_bytes()
+            oom_kills = cgroup.oom_kills()
+        code = os.waitstatus_to_exitcode(status)
+        stdout, stderr = self._streams
+        return Evidence(
+            exit_code=code if code >= 0 else None,
+            signal=-code if code < 0 else None,
+            deadline_passed=self._deadline_passed,
+            cpu_exhausted=self._cpu_exhausted or (code == -signal.SIGKILL and cpu_seconds > self._execution.limits.cpu_seconds),
+            oom_kills=oom_kills,
+            output_flooded=self._flooded,
+            stdout=bytes(stdout.kept),
+            stderr=bytes(stderr.kept),
+            stdout_cut=stdout.was_cut,
+            stderr_cut=stderr.was_cut,
+            displays=tuple(self._pictures.complete),
+            artifacts=self._collect_artifacts(),
+            wall_seconds=wall_seconds,
+            cpu_seconds=cpu_seconds,
+            memory_peak_bytes=memory_peak_bytes,
+        )
+
+    def _hear_the_rest(self) -> None:
+        try:
+            while True:
+                self._hear_guest()
+        except (BlockingIOError, channel.ChannelClosed):
+            pass
+        if self._failure is not None:
+            step, reason = self._failure
+            if step == "files":
+                raise InvalidExecution(f"the files do not fit: {reason}; ask for more disk_mb", field="files")
+            raise JailSetupFailed(step, reason)
+
+    def _collect_artifacts(self) -> tuple[File, ...]:
+        if self._work_dir < 0:
+            return ()
+        matches = compile_globs(self._execution.artifacts).fullmatch
+        bounds = self._bounds
+        try:
+            found = workdir.collect(self._work_dir, lambda path: matches(path) is not None, bounds.file_count, bounds.files_bytes)
+        except workdir.TooMuch as error:
+            raise TooLarge(f"artifacts: {error}; ask for fewer", field="artifacts") from None
+        return tuple(File(path=path, content=content) for path, content in found)
+
+
+class PictureReader:
+    """Puts pictures together from packets that a hostile program may have written."""
+
+    def __init__(self, bounds: RequestSettings) -> None:
+        self.complete: list[Display] = []
+        self._bytes_left = bounds.display_bytes
+        self._count_max = bounds.display_count
+        self._mime = ""
+        self._missing = 0
+        self._parts: list[bytes] = []
+
+    def take(self, message: dict[str, Any], blob: bytes) -> Display | None:
+        """One packet; the picture it completes, if any.
+
+        Raises:
+            channel.ChannelClosed: the sender breaks the rules or the bounds; nothing more is heard from it.
+        """
+        if not self._missing:
+            mime, size = message.get("mime"), message.get("bytes")
+            if not isinstance(mime, str) or not _MIME.fullmatch(mime) or type(size) is not int or size <= 0:
+                raise channel.ChannelClosed("not a picture")
+            if size > self._bytes_left or len(self.complete) >= self._count_max:
+                raise channel.ChannelClosed("more pictures than allowed")
+            self._mime, self._missing = mime, size
+            self._bytes_left -= size
+            self._parts = []
+            return None
+        if not blob or len(blob) > self._missing:
+            raise channel.ChannelClosed("not the rest of a picture")
+        self._parts.append(blob)
+        self._missing -= len(blob)
+        if self._missing:
+            return None
+        picture = Display(mime=self._mime, content=b"".join(self._parts))
+        self.complete.append(picture)
+        return picture
+
+
+def _in_memfd(content: bytes) -> int:
+    descriptor = os.memfd_create("belljar", os.MFD_CLOEXEC)
+    view = memoryview(content)
+    while view:
+        view = view[os.write(descriptor, view) :]
+    return descriptor

@@ -1,0 +1,192 @@
+"""The local back end: jails on this machine, one warm world per environment."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from belljar.backends.local.cells import Berths
+from belljar.backends.local.run import Run
+from belljar.backends.local.world import HEAVY, Guest, World
+from belljar.contract.backend import Watcher
+from belljar.contract.errors import JailSetupFailed, SandboxFault, WallMissing, ZygoteDied
+from belljar.contract.execution import Evidence, Execution
+from belljar.environments import Environments
+from belljar.jail import instance, syscalls
+from belljar.jail.cgroups import Cgroups, CgroupsUnavailable, find_hierarchies
+from belljar.settings import Settings
+
+_log = logging.getLogger("belljar.local")
+_MAINTENANCE_SECONDS = 15.0
+
+
+class LocalSandbox:
+    """Runs programs in jails of this machine. Bound to the event loop that opens it."""
+
+    name = "local"
+
+    def __init__(self, settings: Settings, environments: Environments, progress: Callable[[str], None]) -> None:
+        self._settings = settings
+        self._environments = environments
+        self._progress = progress
+        self._worlds: dict[str, World] = {}
+        self._opening: dict[str, asyncio.Task[World]] = {}
+        self._instance: instance.Instance | None = None
+        self._cgroups: Cgroups | None = None
+        self._maintenance: asyncio.TimerHandle | None = None
+        self._faults = 0
+
+    async def open(self) -> None:
+        """Claim what an instance needs, refuse if a wall is missing, and warm the default environment.
+
+        Raises:
+            WallMissing: a wall cannot be had and was not given up.
+            SandboxFault: the jail does not work here.
+        """
+        jail = self._settings.jail
+        self._landlock_version = syscalls.landlock_version() if "landlock" not in jail.without_walls else 0
+        try:
+            self._instance = instance.claim(self._settings.runtime_dir, jail.uid_base)
+            missing = self._find_missing_walls()
+            if missing:
+                raise WallMissing("; ".join(missing) + ". Nothing was run.", walls=missing)
+            self._berths = Berths(self._cgroups, changes_uid=os.geteuid() == 0)
+            await self._world("default" if "default" in self._settings.environments else next(iter(self._environments.known())))
+        except OSError as error:
+            await self.close()
+            raise SandboxFault(f"cannot use {self._settings.runtime_dir}: {error}") from error
+        except BaseException:
+            await self.close()
+            raise
+        self._maintain()
+
+    def _find_missing_walls(self) -> list[str]:
+        """What cannot be had here and was not given up, each with how to get it."""
+        given_up = self._settings.jail.without_walls
+        missing = []
+        if "landlock" not in given_up and not self._landlock_version:
+            missing.append("wall 'landlock' is missing: use Linux 5.13 or newer with landlock enabled (lsm=landlock,…)")
+        if "uid" not in given_up and os.geteuid() != 0:
+            missing.append("wall 'uid' is missing: guests would have your own uid; run as root, or accept it with --without-wall uid")
+        if "cgroup" not in given_up:
+            try:
+                self._open_cgroups()
+            except CgroupsUnavailable as error:
+                missing.append(f"wall 'cgroup' is missing: {error} (--without-wall cgroup)")
+        return missing
+
+    def _open_cgroups(self) -> None:
+        assert self._instance is not None
+        name = f"{self._settings.jail.cgroup_parent}/instance-{self._instance.number}"
+        cgroups = Cgroups(find_hierarchies(), name)
+        self._instance.note([directory for _, directory in cgroups.directories])
+        cgroups.open()
+        self._cgroups = cgroups
+
+    async def run(self, execution: Execution, watcher: Watcher | None = None) -> Evidence:
+        """Run one program. A guest lost before its program started is replaced once, unseen by the caller."""
+        try:
+            return await self._run(execution, watcher)
+        except ZygoteDied as error:
+            if watcher is not None:
+                self._faults += 1
+                raise
+            _log.warning("running again on a new guest: %s", error)
+            return await self._run(execution, watcher)
+        except JailSetupFailed:
+            self._faults += 1
+            raise
+
+    async def _run(self, execution: Execution, watcher: Watcher | None) -> Evidence:
+        world = self._worlds.get(execution.environment)
+        if world is None or world.is_lost:
+            world = await self._world(execution.environment)
+        weight = world.weigh(execution.code)
+        guest = await world.lease(weight, execution.limits)
+        try:
+            run = Run(guest, execution, watcher, self._settings.request, shows=weight == HEAVY)
+            run.start()
+            evidence = await run.finish()
+            world.succeeded()
+            return evidence
+        finally:
+            self._let_go(world, guest)
+
+    def _let_go(self, world: World, guest: Guest) -> None:
+        world.release(guest)
+        asyncio.get_running_loop().call_soon(world.refill, guest.weight)  # after the answer is on its way
+
+    async def _world(self, name: str) -> World:
+        """The warm world of an environment, opened once however many ask."""
+        world = self._worlds.get(name)
+        if world is not None and not world.is_lost:
+            return world
+        task = self._opening.get(name)
+        if task is None:
+            task = self._opening[name] = asyncio.get_running_loop().create_task(self._open_world(name))
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return await asyncio.shield(task)
+
+    async def _open_world(self, name: str) -> World:
+        try:
+            before = self._worlds.pop(name, None)
+            if before is not None:
+                await before.close()
+            environment = await asyncio.to_thread(self._environments.ensure, name, self._progress)
+            assert self._instance is not None
+            walls: Mapping[str, Any] = {
+                "as_root": os.geteuid() == 0,
+                "changes_uid": os.geteuid() == 0,
+                "uid_base": self._instance.uid_base,
+                "landlock_version": self._landlock_version,
+                "cgroup": self._cgroups is not None,
+            }
+            settings = self._settings
+            world = World(environment, self._berths, settings.pool, settings.default_limits, walls)
+            try:
+                await world.open()
+            except BaseException:
+                await world.close()
+                raise
+            self._worlds[name] = world
+            world.refill("bare")
+            return world
+        finally:
+            self._opening.pop(name, None)
+
+    def _maintain(self) -> None:
+        for world in self._worlds.values():
+            world.let_go_of_unused()
+        self._maintenance = asyncio.get_running_loop().call_later(_MAINTENANCE_SECONDS, self._maintain)
+
+    async def close(self) -> None:
+        """End every process, remove every cgroup, give the instance's slot back."""
+        if self._maintenance is not None:
+            self._maintenance.cancel()
+        for task in list(self._opening.values()):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, SandboxFault):
+                await task
+        for world in self._worlds.values():
+            await world.close()
+        self._worlds.clear()
+        if hasattr(self, "_berths"):
+            self._berths.close()
+        if self._cgroups is not None:
+            await asyncio.to_thread(self._cgroups.close)
+            self._cgroups = None
+        if self._instance is not None:
+            self._instance.close()
+            self._instance = None
+
+    def facts(self) -> Mapping[str, Any]:
+        """Numbers for monitoring."""
+        totals: dict[str, Any] = {"backend": self.name, "sandbox_faults": self._faults}
+        for world in self._worlds.values():
+            for key, value in world.facts().items():
+                totals[key] = totals.get(key, 0) + value
+        return totals

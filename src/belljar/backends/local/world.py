@@ -1,0 +1,435 @@
+"""The world of one environment: its warden, its zygotes by weight, its cells, and guests that wait for a program.
+
+A weight is what a zygote has imported: 'bare' has the standard library's basics, 'heavy' the environment's warm
+imports. Guests are forked and jailed ahead of demand; who leases one only has to send the program.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import socket
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from belljar import channel
+from belljar.backends.local.cells import CELLS_MAX, Berths, Cell
+from belljar.contract.errors import EnvironmentBroken, JailSetupFailed, Overloaded, ZygoteDied
+from belljar.contract.execution import Limits
+from belljar.environments import Environment
+from belljar.jail import policy
+from belljar.settings import PoolSettings
+from belljar.zygote.handle import StartFailed, WardenHandle, ZygoteHandle, ZygoteListener
+
+_log = logging.getLogger("belljar.local")
+BARE, HEAVY = "bare", "heavy"
+_WARM_SECONDS = 120.0
+_USE_WHAT_IS_WARM = ("scipy", "seaborn", "sklearn", "statsmodels", "pylab")  # slow without numpy at hand
+_START_FAILURES_MAX = 3  # ready guests that die unused, in a row, before we stop making them
+
+
+class Guest:
+    """A jailed fork: waiting for its program, then running it."""
+
+    def __init__(self, number: int, cell: Cell, zygote: ZygoteHandle) -> None:
+        self.number = number
+        self.cell = cell
+        self.zygote = zygote
+        self.weight = zygote.weight
+        self.pid: int | None = None
+        self.has_ended = False
+        self.ended: Callable[[int | None, float], None] | None = None  # wait status (None: unknown), CPU seconds
+        self.channel, self.their_channel = channel.pair()
+        self.channel.setblocking(False)
+        self.stdout, self.their_stdout = os.pipe2(os.O_CLOEXEC)
+        self.stderr, self.their_stderr = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self.stdout, False)
+        os.set_blocking(self.stderr, False)
+
+    def close_their_ends(self) -> None:
+        """The zygote has its copies."""
+        self.their_channel.close()
+        os.close(self.their_stdout)
+        os.close(self.their_stderr)
+
+    def close(self) -> None:
+        """Close our ends. The guest has ended or is about to be killed."""
+        self.channel.close()
+        os.close(self.stdout)
+        os.close(self.stderr)
+
+
+class World(ZygoteListener):
+    """One environment, warm. All methods run on the loop's thread."""
+
+    def __init__(
+        self, environment: Environment, berths: Berths, pool: PoolSettings, default_limits: Limits, walls: Mapping[str, Any]
+    ) -> None:
+        self.environment = environment
+        self.is_lost = False
+        self.zygotes_replaced = 0
+        self._berths = berths
+        self._pool = pool
+        self._walls = walls
+        self._has_cgroup = walls["cgroup"]
+        self._default_allowance = self.allowance(default_limits)
+        self._loop = asyncio.get_running_loop()
+        self._warden = WardenHandle(self._warden_lost)
+        self._zygotes: dict[str, ZygoteHandle] = {}
+        self._starting: dict[str, asyncio.Task[ZygoteHandle]] = {}
+        self._cells: dict[int, Cell] = {}
+        self._idle_cells: list[Cell] = []
+        self._cells_being_made = 0
+        self._ready: dict[str, deque[Guest]] = {BARE: deque(), HEAVY: deque()}
+        self._guests: dict[int, Guest] = {}
+        self._next_guest = 0
+        self._used_at: dict[str, float] = {}
+        self._start_failures = 0
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._is_closing = False
+        tops = {name.split(".")[0] for name in environment.warm_imports}
+        self._heavy_pattern = _import_pattern(tops) if tops else None
+
+    # ---- opening and closing
+
+    async def open(self) -> None:
+        """Build the world and warm the bare zygote.
+
+        Raises:
+            JailSetupFailed: the warden or the zygote did not come up.
+        """
+        guest_uids = [policy.GUEST_UID_FIRST + number for number in range(CELLS_MAX if self._walls["changes_uid"] else 1)]
+        try:
+            await self._warden.start(
+                as_root=self._walls["as_root"],
+                bound=bound_places(self.environment),
+                guest_uids=guest_uids,
+                uid_base=self._walls["uid_base"],
+            )
+        except StartFailed as error:
+            raise JailSetupFailed("world", str(error)) from error
+        await self.zygote(BARE)
+
+    async def close(self) -> None:
+        """End every process of this world and wait until it is gone."""
+        self._is_closing = True
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for zygote in self._zygotes.values():
+            zygote.close()
+        await self._warden.close()
+        self._lose_everything()
+
+    # ---- zygotes
+
+    def weigh(self, code: str) -> str:
+        """Which zygote this program should come from, by what it imports."""
+        return HEAVY if self._heavy_pattern is not None and self._heavy_pattern.search(code) else BARE
+
+    async def zygote(self, weight: str) -> ZygoteHandle:
+        """The zygote of this weight, started if need be; callers at the same time share one start.
+
+        Raises:
+            JailSetupFailed: it does not come up.
+        """
+        current = self._zygotes.get(weight)
+        if current is not None and not current.is_lost:
+            return current
+        if weight not in self._starting:
+            self._starting[weight] = self._in_background(self._start_zygote(weight))
+        return await asyncio.shield(self._starting[weight])
+
+    async def _start_zygote(self, weight: str) -> ZygoteHandle:
+        fresh = ZygoteHandle(weight, self)
+        greeting = {
+            "imports": list(self.environment.warm_imports) if weight == HEAVY else [],
+            "environ": guest_environ(),
+            "landlock_version": self._walls["landlock_version"],
+            "changes_uid": self._walls["changes_uid"],
+        }
+        try:
+            await fresh.start(self._warden, f"{policy.ENVIRONMENT_DIR}/bin/python", greeting, _WARM_SECONDS)
+        except StartFailed as error:
+            raise JailSetupFailed("zygote", str(error)) from error
+        finally:
+            self._starting.pop(weight, None)
+        before = self._zygotes.get(weight)
+        self._zygotes[weight] = fresh
+        if before is not None and not before.is_lost:
+            before.retire()
+        self._used_at[weight] = self._loop.time()
+        return fresh
+
+    def _rotate_if_old(self, zygote: ZygoteHandle) -> None:
+        age = self._loop.time() - zygote.started_at
+        if (zygote.forks >= self._pool.zygote_forks or age >= self._pool.zygote_seconds) and not self._is_closing:
+            if zygote.weight not in self._starting and self._zygotes.get(zygote.weight) is zygote:
+                self._starting[zygote.weight] = self._in_background(self._start_zygote(zygote.weight))
+
+    def zygote_lost(self, zygote: ZygoteHandle) -> None:
+        """Its guests live on under the warden; those it had not told us about are lost."""
+        zygote.close()
+        if self._zygotes.get(zygote.weight) is zygote:  # not one we retired
+            _log.error("the %s zygote of %s died; replacing it", zygote.weight, self.environment.name)
+            self.zygotes_replaced += 1
+            del self._zygotes[zygote.weight]
+        for guest in list(self._guests.values()):
+            if guest.pid is None and guest.zygote is zygote:
+                guest.cell.kill()
+                self._end(guest, None, 0.0)
+
+    def let_go_of_unused(self) -> None:
+        """Drop the heavy zygote and its ready guests when nobody has asked for it in a while."""
+        idle = self._loop.time() - self._used_at.get(HEAVY, 0.0)
+        if HEAVY in self._zygotes and idle > self._pool.idle_seconds and HEAVY not in self._starting:
+            for guest in list(self._ready[HEAVY]):
+                guest.cell.kill()
+            self._ready[HEAVY].clear()
+            self._zygotes.pop(HEAVY).retire()
+
+    # ---- guests
+
+    def allowance(self, limits: Limits) -> dict[str, int]:
+        """What is fixed at the fork. Where there is a cgroup, it counts memory, processes and CPU instead."""
+        return {
+            "disk_bytes": limits.disk_bytes,
+            "cpu_seconds": 0 if self._has_cgroup else max(1, round(limits.cpu_seconds)),
+            "processes": 0 if self._has_cgroup else limits.processes + CELLS_MAX,
+            "address_bytes": 0 if self._has_cgroup else limits.memory_bytes,
+        }
+
+    async def lease(self, weight: str, limits: Limits) -> Guest:
+        """A guest of this weight behind these limits: a ready one when there is one, else forked now.
+
+        Raises:
+            JailSetupFailed: none can be made.
+        """
+        self._used_at[weight] = self._loop.time()
+        allowance = self.allowance(limits)
+        ready = self._ready[weight]
+        if ready and allowance == self._default_allowance:
+            return ready.popleft()
+        zygote = await self.zygote(weight)
+        while True:
+            cell = self._idle_cells.pop() if self._idle_cells else await self._make_cell()
+            if not cell.is_gone:
+                return self._fork(zygote, cell, allowance)
+
+    def _fork(self, zygote: ZygoteHandle, cell: Cell, allowance: Mapping[str, int]) -> Guest:
+        self._next_guest += 1
+        guest = Guest(self._next_guest, cell, zygote)
+        cell.is_leased = True
+        self._guests[guest.number] = guest
+        message = {"guest": guest.number, "uid": cell.berth.uid, **allowance}
+        theirs = [guest.their_channel.fileno(), guest.their_stdout, guest.their_stderr]
+        try:
+            zygote.fork(message, cell.number, cell.descriptors, theirs)
+        except (channel.ChannelClosed, BlockingIOError) as error:
+            del self._guests[guest.number]
+            guest.close_their_ends()
+            self.release(guest)
+            raise ZygoteDied("the warm process is gone; the next request starts a new one") from error
+        guest.close_their_ends()
+        self._rotate_if_old(zygote)
+        return guest
+
+    def release(self, guest: Guest) -> None:
+        """The run is over, and everything of it has been read. Use the cell again if it is as new."""
+        guest.close()
+        cell = guest.cell
+        cell.is_leased = False
+        if cell.is_gone:
+            self._berths.give_back(cell.berth)
+        elif guest.has_ended and cell.is_as_new():
+            self._idle_cells.append(cell)
+        else:
+            cell.kill()
+
+    def refill(self, weight: str) -> None:
+        """Fork guests ahead of demand. Called after an answer, never before."""
+        ready = self._ready[weight]
+        zygote = self._zygotes.get(weight)
+        if zygote is None or zygote.is_lost or self._is_closing or self.is_lost:
+            return
+        missing = self._pool.ready_guests - len(ready)
+        if missing <= 0 or self._start_failures >= _START_FAILURES_MAX:
+            return
+        while missing and self._idle_cells:
+            cell = self._idle_cells.pop()
+            if not cell.is_gone:
+                with contextlib.suppress(ZygoteDied):
+                    guest = self._fork(zygote, cell, self._default_allowance)
+                    guest.ended = self._unused_guest_ended(guest)
+                    ready.append(guest)
+                    missing -= 1
+        if missing > self._cells_being_made:
+            for _ in range(missing - self._cells_being_made):
+                self._in_background(self._add_idle_cell(weight))
+
+    def _unused_guest_ended(self, guest: Guest) -> Callable[[int | None, float], None]:
+        def ended(status: int | None, cpu_seconds: float) -> None:
+            """A ready guest that ends without a program has failed to enter its jail."""
+            if guest in self._ready[guest.weight]:
+                self._ready[guest.weight].remove(guest)
+                if not self._is_closing and not self.is_lost:
+                    self._start_failures += 1
+                    _log.error("a ready guest ended unused (status %s): %s", status, heard_failure(guest.channel))
+            self.release(guest)
+
+        return ended
+
+    def succeeded(self) -> None:
+        """A program has started: guests can be made."""
+        self._start_failures = 0
+
+    # ---- cells
+
+    async def _add_idle_cell(self, weight: str) -> None:
+        with contextlib.suppress(JailSetupFailed, Overloaded):
+            self._idle_cells.append(await self._make_cell())
+            self.refill(weight)
+
+    async def _make_cell(self) -> Cell:
+        berth = self._berths.take()
+        if berth is None:
+            raise Overloaded(f"all {CELLS_MAX} cells are in use; try again later")
+        self._cells_being_made += 1
+        try:
+            pid, pidfd = await self._warden.make_cell()
+        except StartFailed as error:
+            self._berths.give_back(berth)
+            raise JailSetupFailed("cell", str(error)) from error
+        except BaseException:
+            self._berths.give_back(berth)
+            raise
+        finally:
+            self._cells_being_made -= 1
+        cell = Cell(berth, self._warden, pid, pidfd, self._cell_gone)
+        self._cells[cell.number] = cell
+        return cell
+
+    def _cell_gone(self, cell: Cell) -> None:
+        self._cells.pop(cell.number, None)
+        if cell in self._idle_cells:
+            self._idle_cells.remove(cell)
+        for zygote in self._zygotes.values():
+            if not zygote.is_lost:
+                zygote.forget_cell(cell.number)
+        if not cell.is_leased:  # else its run still reads the cgroup
+            self._berths.give_back(cell.berth)
+
+    # ---- what the zygotes and the warden say
+
+    def guest_born(self, number: int, pid: int) -> None:
+        """Remember the pid: if the zygote dies, the warden reports by it."""
+        guest = self._guests.get(number)
+        if guest is not None:
+            guest.pid = pid
+            self._warden.watch(pid, lambda status, cpu: self.guest_ended(number, status, cpu))
+
+    def guest_unborn(self, number: int, reason: str) -> None:
+        """The fork failed: the cell is of no use."""
+        _log.error("a guest could not be forked: %s", reason)
+        guest = self._guests.get(number)
+        if guest is not None:
+            guest.cell.kill()
+            self._end(guest, None, 0.0)
+
+    def guest_ended(self, number: int, status: int, cpu_seconds: float) -> None:
+        """Its own process is gone."""
+        guest = self._guests.get(number)
+        if guest is not None:
+            if guest.pid is not None:
+                self._warden.unwatch(guest.pid)
+            self._end(guest, status, cpu_seconds)
+
+    def _end(self, guest: Guest, status: int | None, cpu_seconds: float) -> None:
+        del self._guests[guest.number]
+        guest.has_ended = True
+        if guest.ended is not None:
+            guest.ended(status, cpu_seconds)
+
+    def _warden_lost(self) -> None:
+        if not self._is_closing:
+            _log.error("the warden of %s died; its world is rebuilt on the next request", self.environment.name)
+        self._lose_everything()
+
+    def _lose_everything(self) -> None:
+        self.is_lost = True
+        for guest in list(self._guests.values()):
+            self._end(guest, None, 0.0)
+        for cell in list(self._cells.values()):
+            cell.lose()
+        for zygote in self._zygotes.values():
+            if not zygote.is_lost:
+                zygote.close()
+
+    def _in_background(self, work: Any) -> asyncio.Task[Any]:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # whoever awaits it raises
+        return task
+
+    def facts(self) -> dict[str, int]:
+        """Numbers for monitoring."""
+        return {
+            "ready_guests": sum(map(len, self._ready.values())),
+            "guests": len(self._guests),
+            "cells": len(self._cells),
+            "zygotes": len(self._zygotes),
+            "zygotes_replaced": self.zygotes_replaced,
+        }
+
+
+def _import_pattern(names: set[str]) -> re.Pattern[str]:
+    words = "|".join(sorted(re.escape(name) for name in {*names, *_USE_WHAT_IS_WARM}))
+    return re.compile(rf"^[ \t]*(?:import|from)[ \t][^\n#]*\b(?:{words})\b", re.MULTILINE)
+
+
+def bound_places(environment: Environment) -> dict[str, str]:
+    """Where in the jail the environment and its interpreter are seen, and what of the host is there.
+
+    Raises:
+        EnvironmentBroken: the interpreter lies where every guest mounts something of its own.
+    """
+    bound = {policy.ENVIRONMENT_DIR: str(environment.root)}
+    for path in map(str, environment.bound_paths):
+        if path == str(environment.root):
+            continue
+        if f"{path}/".startswith(("/work/", "/tmp/", "/dev/", "/proc/", "/env/", "/etc/")):
+            raise EnvironmentBroken(
+                f"environment {environment.name!r} is built from an interpreter in {path}, which programs cannot see; "
+                "build it from one that is installed elsewhere: belljar env create --python PATH --replace"
+            )
+        bound[path] = path
+    return bound
+
+
+def guest_environ() -> dict[str, str]:
+    """The environment variables every program starts with."""
+    return {
+        "PATH": f"{policy.ENVIRONMENT_DIR}/bin:/usr/local/bin:/usr/bin:/bin",
+        "HOME": policy.WORK_DIR,
+        "USER": "sandbox",
+        "LANG": "C.UTF-8",
+        "VIRTUAL_ENV": policy.ENVIRONMENT_DIR,
+        "MPLBACKEND": "module://_belljar_displays",
+        "MPLCONFIGDIR": f"{policy.ENVIRONMENT_DIR}/share/matplotlib-config",
+    }
+
+
+def heard_failure(peer: socket.socket) -> str:
+    """What a guest that could not start has said."""
+    try:
+        message, _, descriptors = channel.receive(peer, descriptors_max=1)
+    except (BlockingIOError, channel.ChannelClosed, OSError):
+        return "it said nothing"
+    for descriptor in descriptors:
+        os.close(descriptor)
+    return f"{message.get('failed')}: {message.get('reason')}" if "failed" in message else "it had started"

@@ -1,0 +1,118 @@
+"""Messages with file descriptors over a unix SEQPACKET socket.
+
+Why not multiprocessing.Connection: it unpickles what it reads, and one end of this channel sits next to hostile
+code. JSON cannot run code on arrival.
+
+Why SEQPACKET: a packet arrives whole with its descriptors or not at all, so neither end ever waits for the rest of
+a message from a peer that has none.
+
+Why descriptors travel with the message: the receiver then never opens a path, so the host alone decides which
+files a child can see. What is too large for one packet travels in a memfd.
+
+A packet is four bytes of length, that much JSON (always an object), and an optional blob of raw bytes.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import socket
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+PACKET_BYTES_MAX = 120 * 1024  # the kernel's default socket buffer takes it in one piece
+DESCRIPTORS_MAX = 16
+_HEAD = struct.Struct(">I")
+_DESCRIPTOR_BYTES = array.array("i").itemsize
+
+
+class ChannelClosed(Exception):
+    """The peer left, or sent anything but a well-formed packet."""
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Two connected ends, neither inherited by an exec."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def send(peer: socket.socket, message: dict[str, Any], blob: bytes = b"", descriptors: Sequence[int] = ()) -> None:
+    """Send one message; the caller keeps its own copies of `descriptors`.
+
+    Raises:
+        ChannelClosed: nobody listens any more.
+        BlockingIOError: `peer` does not block and its buffer is full.
+    """
+    send_packet(peer, build(message, blob), descriptors)
+
+
+def build(message: dict[str, Any], blob: bytes = b"") -> bytes:
+    """A packet as it travels."""
+    text = json.dumps(message, separators=(",", ":")).encode()
+    return b"".join((_HEAD.pack(len(text)), text, blob))
+
+
+def send_packet(peer: socket.socket, packet: bytes, descriptors: Sequence[int] = ()) -> None:
+    """`send` for a packet that is already built."""
+    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+    try:
+        peer.sendmsg([packet], ancillary, socket.MSG_NOSIGNAL)
+    except (BrokenPipeError, ConnectionError) as error:
+        raise ChannelClosed("the peer has left") from error
+
+
+def receive(peer: socket.socket, descriptors_max: int = 0) -> tuple[dict[str, Any], bytes, list[int]]:
+    """Wait for one message, its blob and its descriptors, which the caller now owns.
+
+    A peer that sends more than `descriptors_max` descriptors is cut off: that is not a mistake of ours.
+
+    Raises:
+        ChannelClosed: the peer left, or sent anything but a well-formed packet.
+        BlockingIOError: `peer` does not block and nothing is there.
+    """
+    space = socket.CMSG_SPACE(descriptors_max * _DESCRIPTOR_BYTES) if descriptors_max else 0
+    try:
+        packet, ancillary, flags, _ = peer.recvmsg(PACKET_BYTES_MAX, space, socket.MSG_CMSG_CLOEXEC)
+    except ConnectionError as error:
+        raise ChannelClosed("the peer has left") from error
+    descriptors = _descriptors(ancillary)
+    try:
+        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            raise ChannelClosed("a packet was larger than allowed")
+        message, blob = parse(packet)
+        return message, blob, descriptors
+    except BaseException:
+        for descriptor in descriptors:  # no caller will ever see them
+            os.close(descriptor)
+        raise
+
+
+def parse(packet: bytes) -> tuple[dict[str, Any], bytes]:
+    """Split a packet into its message and its blob.
+
+    Raises:
+        ChannelClosed: it is not one of ours.
+    """
+    if not packet:
+        raise ChannelClosed("the peer has left")
+    if len(packet) < _HEAD.size:
+        raise ChannelClosed("a packet was too short")
+    end = _HEAD.size + _HEAD.unpack_from(packet)[0]
+    if end > len(packet):
+        raise ChannelClosed("a packet was shorter than it said")
+    try:
+        message = json.loads(packet[_HEAD.size : end])
+    except (ValueError, RecursionError) as error:
+        raise ChannelClosed("a packet was not JSON") from error
+    if not isinstance(message, dict):
+        raise ChannelClosed("a packet was not an object")
+    return message, packet[end:]
+
+
+def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    found = array.array("i")
+    for level, kind, content in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            found.frombytes(content[: len(content) - len(content) % _DESCRIPTOR_BYTES])
+    return list(found)

@@ -1,0 +1,46 @@
+"""What the engine expects from a place that runs programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from belljar.contract.execution import Display, Evidence, Execution
+
+
+class Watcher(Protocol):
+    """Hears what a program does while it does it. Must not block."""
+
+    def started(self) -> None:
+        """The program has been handed to its jail."""
+
+    def wrote(self, stream: str, chunk: bytes) -> None:
+        """`stream` is 'stdout' or 'stderr'; chunks past the output limit are not passed on."""
+
+    def displayed(self, display: Display) -> None:
+        """A picture came out."""
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether whoever listens has too much unread; reading then pauses and the program blocks on its pipe."""
+
+    async def caught_up(self) -> None:
+        """Return once `is_behind` is false again."""
+
+
+class Sandbox(Protocol):
+    """A place to run programs. Cancelling `run` ends the program and everything it started before it returns."""
+
+    name: str
+
+    async def open(self) -> None:
+        """Get ready to run. Raises SandboxFault when it cannot."""
+
+    async def run(self, execution: Execution, watcher: Watcher | None = None) -> Evidence:
+        """Run one program to its end and report what was seen. Raises SandboxFault when it could not be run."""
+
+    async def close(self) -> None:
+        """End everything and leave nothing behind."""
+
+    def facts(self) -> Mapping[str, Any]:
+        """Numbers for monitoring: ready guests, running programs, replaced zygotes."""

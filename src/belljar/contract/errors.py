@@ -1,0 +1,124 @@
+"""Every error Belljar raises on purpose, in families that say whose move is next.
+
+A program that fails is an outcome, never an exception: an exception means there is no outcome to give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+
+class BelljarError(Exception):
+    """Base of every error this package raises on purpose."""
+
+    code: ClassVar[str] = "error"  # stable word for clients; never reworded
+
+    def __init__(self, message: str, **details: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.details: Mapping[str, Any] = details
+
+
+class CallerError(BelljarError):
+    """The request must change before it can work."""
+
+    code = "invalid_request"
+
+
+class InvalidExecution(CallerError):
+    """A field of the request is well-formed but cannot be accepted."""
+
+    code = "invalid_execution"
+
+
+class TooLarge(CallerError):
+    """Code, a file or an answer is over what the server takes."""
+
+    code = "too_large"
+
+
+class LimitAboveCeiling(CallerError):
+    """A limit asks for more than the operator gives anybody."""
+
+    code = "limit_above_ceiling"
+
+
+class UnsafePath(CallerError):
+    """A file name that would leave the work directory, or cannot be a file name."""
+
+    code = "unsafe_path"
+
+
+class UnknownLanguage(CallerError):
+    """No toolchain of that name is offered here."""
+
+    code = "unknown_language"
+
+
+class UnknownEnvironment(CallerError):
+    """No guest environment has that name."""
+
+    code = "unknown_environment"
+
+
+class InvalidSettings(CallerError):
+    """A setting cannot be read or makes no sense; the message names it."""
+
+    code = "invalid_settings"
+
+
+class Overloaded(BelljarError):
+    """The same request may work later."""
+
+    code = "overloaded"
+
+    def __init__(self, message: str, *, retry_after_seconds: float = 1.0, **details: Any) -> None:
+        super().__init__(message, **details)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class QueueFull(Overloaded):
+    """More executions wait than the queue holds."""
+
+    code = "queue_full"
+
+
+class Draining(Overloaded):
+    """The engine is shutting down and takes nothing new."""
+
+    code = "draining"
+
+
+class SandboxFault(BelljarError):
+    """We broke; an operator must look."""
+
+    code = "sandbox_fault"
+
+
+class WallMissing(SandboxFault):
+    """This machine cannot build a wall that was promised and not waived."""
+
+    code = "wall_missing"
+
+
+class JailSetupFailed(SandboxFault):
+    """A guest could not enter its jail; `step` names where."""
+
+    code = "jail_setup_failed"
+
+    def __init__(self, step: str, reason: str) -> None:
+        super().__init__(f"the jail could not be built at step '{step}': {reason}", step=step)
+        self.step = step
+
+
+class ZygoteDied(SandboxFault):
+    """The warm process ended, and what it was asked for cannot be answered."""
+
+    code = "zygote_died"
+
+
+class EnvironmentBroken(SandboxFault):
+    """A guest environment could not be built or does not start."""
+
+    code = "environment_broken"

@@ -1,0 +1,305 @@
+"""Run an execution: its turn in the queue, the sandbox, the answer.
+
+The path of `run` is walked thousands of times a second, so it makes no task, writes no log and keeps one dictionary
+entry: which task runs which id. That is all `cancel` needs: it interrupts that task where it waits for the sandbox,
+and `run` turns the interruption into an outcome. An interruption that did not come from `cancel` is the caller's own
+and goes on to him, after the sandbox has ended the program.
+
+A stream needs two sides that move independently, the program and its reader, so it pays for one task and a `_Feed`
+between them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import secrets
+import signal
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+from belljar.contract.backend import Sandbox, Watcher
+from belljar.contract.errors import Draining, InvalidExecution
+from belljar.contract.execution import (
+    Display,
+    Event,
+    Evidence,
+    Execution,
+    Finished,
+    Outcome,
+    Output,
+    Started,
+    Status,
+    Usage,
+    classify,
+)
+from belljar.engine.queue import SlotQueue
+from belljar.engine.tracebacks import read_error
+from belljar.settings import Settings
+
+UNREAD_BYTES_MAX = 256 * 1024  # past this a streaming program waits for its reader
+_EVENT_BYTES = 256  # what an event costs beside its text: a program that writes single bytes must not fill memory
+
+_SIGNAL_NAMES = {each.value: each.name for each in signal.Signals}
+
+
+class Engine:
+    """Runs executions in one sandbox, as many at a time as the settings allow. Belongs to one event loop."""
+
+    def __init__(self, sandbox: Sandbox, settings: Settings) -> None:
+        self.sandbox = sandbox
+        self.settings = settings
+        self._slots = SlotQueue(settings.pool.max_running, settings.pool.max_queued)
+        self._tasks: dict[str, asyncio.Task[Any]] = {}  # of every execution that waits or runs, by its id
+        self._cancelled: set[str] = set()  # ids whose task was interrupted by us
+        self._is_open = False
+        self._door = asyncio.Lock()  # one opens or closes at a time
+        self._emptied = asyncio.Event()
+
+    async def open(self) -> None:
+        """Get ready to run; opening twice is harmless.
+
+        Raises:
+            SandboxFault: the sandbox cannot start on this machine.
+            Draining: the engine was closed before.
+        """
+        async with self._door:
+            if self._slots.closed:
+                raise Draining("this engine was closed; build a new one")
+            if not self._is_open:
+                await self.sandbox.open()
+                self._is_open = True
+
+    async def close(self, grace_seconds: float = 5.0) -> None:
+        """Take nothing new, let what runs finish within the grace, cancel the rest, close the sandbox.
+
+        Cancelling `close` itself ends only the grace: nothing is left behind either way.
+        """
+        self._slots.close()
+        async with self._door:
+            try:
+                async with asyncio.timeout(grace_seconds):
+                    await self._wait_until_empty()
+            except TimeoutError:
+                pass
+            finally:
+                for each in list(self._tasks):
+                    self.cancel(each)
+                await self._wait_until_empty()
+                if self._is_open:
+                    self._is_open = False
+                    await self.sandbox.close()
+
+    async def run(self, execution: Execution, *, id: str | None = None, watcher: Watcher | None = None) -> Outcome:
+        """Run one program to its end. Cancelling this ends the program before it returns.
+
+        Raises:
+            Overloaded: too many wait already, or the engine is closing.
+            SandboxFault: the program could not be run.
+        """
+        execution_id = id or new_id()
+        task = self._enter(execution_id)
+        cancels_before = task.cancelling()
+        queue_seconds = 0.0
+        try:
+            if not self._slots.take_free():
+                joined = time.monotonic()
+                await self._slots.acquire(execution.caller)
+                queue_seconds = time.monotonic() - joined
+            try:
+                seen = await self.sandbox.run(execution, watcher)
+            finally:
+                self._slots.release()
+        except asyncio.CancelledError:
+            if execution_id not in self._cancelled:
+                raise
+            seen = Evidence(cancelled=True)
+        finally:
+            by_us = self._leave(execution_id)
+        if (by_us and task.uncancel() > cancels_before) or (seen.cancelled and not by_us):
+            raise asyncio.CancelledError  # the caller gave up as well, or alone: he expects no outcome
+        return judge(execution_id, execution, seen, queue_seconds)
+
+    async def stream(self, execution: Execution, *, id: str | None = None) -> AsyncGenerator[Event, None]:
+        """Run one program and yield what it does while it does it; closing this early ends the program first.
+
+        A reader that is slow slows the program down, and the program's clock does not wait for him.
+
+        Raises:
+            Overloaded, SandboxFault: as `run`, from the first step.
+        """
+        execution_id = id or new_id()
+        feed = _Feed(execution_id)
+        task = asyncio.create_task(self.run(execution, id=execution_id, watcher=feed))
+        task.add_done_callback(feed.end)
+        try:
+            while (event := await feed.next()) is not None:
+                yield event
+            outcome = task.result()
+            for output in feed.rest(outcome):
+                yield output
+            yield Finished(outcome=outcome)
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+            if not task.cancelled():
+                task.exception()  # read, or asyncio complains that nobody did: whoever left early does not want it
+
+    def cancel(self, execution_id: str) -> bool:
+        """End a program that waits or runs; its outcome says `cancelled`. False if there is none of that id."""
+        task = self._tasks.get(execution_id)
+        if task is None:
+            return False
+        if execution_id not in self._cancelled:
+            self._cancelled.add(execution_id)
+            task.cancel()
+        return True
+
+    def facts(self) -> Mapping[str, Any]:
+        """Numbers for monitoring, the sandbox's own among them."""
+        return {
+            "backend": self.sandbox.name,
+            "open": self._is_open,
+            "draining": self._slots.closed,
+            "running": self._slots.running,
+            "queued": self._slots.depth,
+            "max_running": self._slots.max_running,
+            "max_queued": self._slots.max_queued,
+            "sandbox": self.sandbox.facts(),
+        }
+
+    def _enter(self, execution_id: str) -> asyncio.Task[Any]:
+        if self._slots.closed:
+            raise Draining("the engine is shutting down and takes nothing new; try again later or elsewhere")
+        if not self._is_open:
+            raise RuntimeError("await engine.open() before running anything")
+        if execution_id in self._tasks:
+            raise InvalidExecution(
+                f"an execution with the id {execution_id!r} runs already; choose another", field="id"
+            )
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks[execution_id] = task
+        return task
+
+    def _leave(self, execution_id: str) -> bool:
+        """Forget an execution; whether `cancel` was asked to end it."""
+        del self._tasks[execution_id]
+        if self._slots.closed and not self._tasks:
+            self._emptied.set()
+        if execution_id not in self._cancelled:
+            return False
+        self._cancelled.remove(execution_id)
+        return True
+
+    async def _wait_until_empty(self) -> None:
+        if self._tasks:
+            await self._emptied.wait()
+
+
+def new_id() -> str:
+    """An id nobody can guess: whoever knows one may cancel it."""
+    return "x_" + secrets.token_hex(16)
+
+
+def judge(execution_id: str, execution: Execution, seen: Evidence, queue_seconds: float) -> Outcome:
+    """Turn what was observed into what is answered."""
+    status = classify(seen)
+    stderr = _decode(seen.stderr, seen.stderr_cut)
+    may_show_error = status is Status.FAILED and seen.exit_code == 1 and not seen.stderr_cut
+    return Outcome(
+        id=execution_id,
+        language=execution.language,
+        status=status,
+        exit_code=None if seen.signal is not None else seen.exit_code,
+        signal=None if seen.signal is None else _name_signal(seen.signal),
+        stdout=_decode(seen.stdout, seen.stdout_cut),
+        stderr=stderr,
+        stdout_cut=seen.stdout_cut,
+        stderr_cut=seen.stderr_cut,
+        error=read_error(stderr) if may_show_error and execution.language == "python" else None,
+        displays=seen.displays,
+        artifacts=seen.artifacts,
+        usage=Usage(
+            wall_seconds=seen.wall_seconds,
+            cpu_seconds=seen.cpu_seconds,
+            memory_peak_bytes=seen.memory_peak_bytes,
+            queue_seconds=queue_seconds,
+        ),
+    )
+
+
+def _decode(written: bytes, was_cut: bool) -> str:
+    """Bytes that are not UTF-8 are replaced; half a character at our own cut is not the program's fault, and goes."""
+    return codecs.utf_8_decode(written, "replace", not was_cut)[0]
+
+
+def _name_signal(number: int) -> str:
+    return _SIGNAL_NAMES.get(number) or f"SIGRTMIN+{number - signal.SIGRTMIN}"
+
+
+class _Feed:
+    """What a program did and its reader has not seen yet. The sandbox writes as a Watcher; one reader calls `next`."""
+
+    def __init__(self, execution_id: str) -> None:
+        self._id = execution_id
+        self._unread: deque[tuple[Event, int]] = deque()
+        self._unread_bytes = 0
+        self._news = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._ended = False
+        new_decoder = codecs.getincrementaldecoder("utf-8")
+        self._decoders = {"stdout": new_decoder("replace"), "stderr": new_decoder("replace")}
+
+    def started(self) -> None:
+        self._put(Started(id=self._id), 0)
+
+    def wrote(self, stream: str, chunk: bytes) -> None:
+        text = self._decoders[stream].decode(chunk)
+        if text:
+            self._put(Output(stream=stream, text=text), len(chunk))
+
+    def displayed(self, display: Display) -> None:
+        self._put(display, len(display.content))
+
+    @property
+    def is_behind(self) -> bool:
+        return not self._room.is_set()
+
+    async def caught_up(self) -> None:
+        await self._room.wait()
+
+    def end(self, task: asyncio.Task[Outcome]) -> None:
+        """The program is gone, well or not; `task` knows which."""
+        self._ended = True
+        self._news.set()
+
+    async def next(self) -> Event | None:
+        """The oldest event, or None when the program is gone and all was read."""
+        while not self._unread:
+            if self._ended:
+                return None
+            self._news.clear()
+            await self._news.wait()
+        event, cost_bytes = self._unread.popleft()
+        self._unread_bytes -= cost_bytes
+        if self._unread_bytes <= UNREAD_BYTES_MAX // 2:  # not at once: a pause should be worth it
+            self._room.set()
+        return event
+
+    def rest(self, outcome: Outcome) -> list[Output]:
+        """Half characters the program ended with; at our own cut they go, as in the outcome."""
+        cut = {"stdout": outcome.stdout_cut, "stderr": outcome.stderr_cut}
+        texts = {stream: decoder.decode(b"", not cut[stream]) for stream, decoder in self._decoders.items()}
+        return [Output(stream=stream, text=text) for stream, text in texts.items() if text]
+
+    def _put(self, event: Event, content_bytes: int) -> None:
+        cost_bytes = content_bytes + _EVENT_BYTES
+        self._unread.append((event, cost_bytes))
+        self._unread_bytes += cost_bytes
+        if self._unread_bytes > UNREAD_BYTES_MAX:
+            self._room.clear()
+        self._news.set()

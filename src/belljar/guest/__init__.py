@@ -1,0 +1,1 @@
+"""What runs in the jail beside the program. Standard library and `channel` only: its neighbours are hostile."""

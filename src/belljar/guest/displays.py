@@ -1,0 +1,90 @@
+"""Pictures a program shows: matplotlib figures and PIL images, sent to the host as PNG.
+
+This module is matplotlib's back end inside the jail (`MPLBACKEND=module://_belljar_displays`), loaded in every warm
+process; it imports matplotlib only once a program has. What it sends is untrusted payload to the host, capped and
+checked there: a program can forge pictures, and nothing else.
+"""
+
+from __future__ import annotations
+
+import io
+import socket
+import sys
+from typing import Any
+
+from belljar import channel
+
+BACKEND_NAME = "_belljar_displays"
+_peer: socket.socket | None = None
+
+
+def register() -> None:
+    """Make this module findable as a matplotlib back end, and known to PIL when that is loaded."""
+    sys.modules[BACKEND_NAME] = sys.modules[__name__]
+    if "PIL.Image" in sys.modules:
+        from PIL import ImageShow
+
+        class Viewer(ImageShow.Viewer):  # type: ignore[misc]
+            def show_image(self, image: Any, **options: Any) -> int:
+                buffer = io.BytesIO()
+                image.save(buffer, "PNG")
+                send("image/png", buffer.getvalue())
+                return 1
+
+        ImageShow.register(Viewer, 0)
+
+
+def open_channel(peer: socket.socket) -> None:
+    """From now on pictures have somewhere to go."""
+    global _peer
+    _peer = peer
+
+
+def send(mime: str, content: bytes) -> None:
+    """Send one picture: its head, then its bytes in packets."""
+    if _peer is None:
+        return
+    try:
+        channel.send(_peer, {"mime": mime, "bytes": len(content)})
+        for start in range(0, len(content), channel.PACKET_BYTES_MAX // 2):
+            channel.send(_peer, {}, content[start : start + channel.PACKET_BYTES_MAX // 2])
+    except (OSError, channel.ChannelClosed):
+        pass  # the host has had enough
+
+
+def show_open_figures() -> None:
+    """Send what is still open, at the end of the program."""
+    pyplot = sys.modules.get("matplotlib.pyplot")
+    if _peer is not None and pyplot is not None and hasattr(pyplot, "get_fignums"):
+        try:
+            _show_figures(pyplot)
+        except Exception as error:
+            print(f"an open figure could not be drawn: {error!r}", file=sys.stderr)
+
+
+def _show_figures(pyplot: Any) -> None:
+    for number in pyplot.get_fignums():
+        buffer = io.BytesIO()
+        pyplot.figure(number).savefig(buffer, format="png")
+        pyplot.close(number)
+        send("image/png", buffer.getvalue())
+
+
+def __getattr__(name: str) -> Any:
+    """matplotlib's back end interface, made when it first asks."""
+    if name == "FigureCanvas":
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+        return FigureCanvasAgg
+    if name == "FigureManager":
+        from matplotlib.backend_bases import FigureManagerBase
+
+        class FigureManager(FigureManagerBase):  # type: ignore[misc]
+            @classmethod
+            def pyplot_show(cls, *, block: Any = None) -> None:
+                from matplotlib import pyplot
+
+                _show_figures(pyplot)
+
+        return FigureManager
+    raise AttributeError(name)

@@ -1,0 +1,219 @@
+"""A Python program, run as `python main.py` would.
+
+The warm process waits inside the interpreter's own start-up, in `sitecustomize`. A guest therefore only has to
+return from there: CPython itself then opens /work/main.py, parses it, runs it as a real `__main__` with no frame of
+ours above it, prints its traceback, waits for its threads and calls its exit functions. There is nothing to imitate
+but the last step: tearing the interpreter down object by object would cost more than the whole run, so `leave`
+does the part of it that a program can see and ends the process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import gc
+import os
+import signal
+import socket
+import sys
+from typing import Any, NoReturn
+
+from belljar import channel
+from belljar.guest import displays
+
+_PROGRAM = "main.py"
+_requested_exit: list[Any] = []  # what `raise SystemExit(...)` asked for, once the interpreter acts on it
+_modules_before: frozenset[str] = frozenset()
+
+
+def prepare() -> None:
+    """In the warm process, before the first fork: everything that every guest would do anyway."""
+    global _modules_before
+    _watch_system_exit()
+    atexit.register(leave)  # first in, so it runs after every exit function of the program
+    _modules_before = frozenset(sys.modules)
+
+
+def receive(peer: socket.socket) -> bool:
+    """Wait for the program and lay it out in the work directory; False when the host has no use for this guest."""
+    try:
+        message, blob, descriptors = channel.receive(peer, descriptors_max=2)
+    except channel.ChannelClosed:
+        return False
+    if "in_memfd" in message:  # too large for a packet: the packet is a file
+        message, blob = channel.parse(_read_all(descriptors.pop(0)))
+    try:
+        _write_files(message["files"], blob)
+    except OSError as error:
+        channel.send(peer, {"failed": "files", "reason": str(error)})
+        return False
+    if descriptors:
+        os.dup2(descriptors[0], 0)
+        os.close(descriptors[0])
+    _report_start(peer, message["keep_work_dir"])
+    if message["displays"]:
+        displays.open_channel(peer)
+    else:
+        peer.close()
+    _set_up_interpreter(message["args"], message["env"])
+    return True
+
+
+def _report_start(peer: socket.socket, keep_work_dir: bool) -> None:
+    """The last thing the host believes from in here; with it goes the directory it will collect files from."""
+    kept = [os.open(".", os.O_PATH | os.O_DIRECTORY)] if keep_work_dir else []
+    channel.send(peer, {"started": True}, descriptors=kept)
+    for descriptor in kept:
+        os.close(descriptor)
+
+
+def _read_all(memfd: int) -> bytes:
+    with open(memfd, "rb") as file:
+        file.seek(0)
+        return file.read()
+
+
+def _write_files(files: list[tuple[str, int]], blob: bytes) -> None:
+    start = 0
+    for path, size in files:
+        if "/" in path:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
+        with open(descriptor, "wb", buffering=0) as file:
+            view = memoryview(blob)[start : start + size]
+            while view:
+                view = view[file.write(view) :]
+        start += size
+
+
+def _set_up_interpreter(args: list[str], env: dict[str, str]) -> None:
+    sys.argv[:] = [_PROGRAM, *args]
+    if hasattr(sys, "orig_argv"):
+        sys.orig_argv[:] = [sys.executable, _PROGRAM, *args]
+    if env:
+        os.environ.update(env)
+        if "TZ" in env:
+            import time
+
+            time.tzset()
+    _reseed()
+    for name in [name for name in sys.modules if name == "belljar" or name.startswith("belljar.")]:
+        del sys.modules[name]
+    gc.enable()
+
+
+def _reseed() -> None:
+    """`random` reseeds itself after a fork; these do not."""
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.seed()
+
+
+def _watch_system_exit() -> None:
+    """Remember the exit code when the interpreter reads it, on its way out, from an uncaught SystemExit.
+
+    CPython keeps that code in a C variable that nothing can ask for. It does read the exception's `code` attribute,
+    though, and it is the only reader with no Python frame behind it. The attribute of a built-in type cannot be set,
+    but the dictionary behind the type can be reached.
+    """
+    members = gc.get_referents(SystemExit.__dict__)[0]
+    real = members["code"]
+
+    def code(self: SystemExit) -> Any:
+        value = real.__get__(self)
+        try:
+            sys._getframe(1)
+        except ValueError:
+            _requested_exit.append(value)
+        return value
+
+    members["code"] = property(code, real.__set__, real.__delete__)
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(SystemExit))
+    if sys.version_info < (3, 12):
+        sys.exit = _exit_with_instance
+
+
+def _exit_with_instance(status: Any = None, /) -> NoReturn:
+    """`sys.exit` as it is from Python 3.12 on. Before, it raises a bare number that never becomes an exception."""
+    raise SystemExit(status)
+
+
+_exit_with_instance.__name__ = _exit_with_instance.__qualname__ = "exit"
+_exit_with_instance.__module__ = "sys"
+_exit_with_instance.__doc__ = sys.exit.__doc__
+
+
+def _exit_code() -> int:
+    if _requested_exit:
+        code = _requested_exit[-1]
+        if code is None:
+            return 0
+        return (code & 0xFF if -(1 << 63) <= code < 1 << 63 else 0xFF) if isinstance(code, int) else 1
+    return 1 if _uncaught() is not None else 0
+
+
+def _uncaught() -> BaseException | None:
+    """The exception the interpreter has just printed, if it was the program's own end."""
+    value: BaseException | None = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    if value is None:
+        return None
+    traceback = value.__traceback__
+    if traceback is None or traceback.tb_frame.f_back is None:
+        return value
+    return None  # somebody set it by hand, as the `code` module does
+
+
+def leave() -> None:
+    """End the process as the interpreter would, without taking it apart."""
+    code = _exit_code()
+    interrupted = isinstance(_uncaught(), KeyboardInterrupt) and not _requested_exit
+    displays.show_open_figures()
+    _let_go_of_program()
+    if not _flush():
+        code = 120
+    if interrupted:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit(code)
+
+
+def _let_go_of_program() -> None:
+    """Run the finalizers of what the program made, in the interpreter's own order: `__main__` first."""
+    ours = [name for name in sys.modules if name not in _modules_before and name != "__main__"]
+    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+        if hasattr(sys, name):
+            setattr(sys, name, None)
+    for name in ("__main__", *ours):
+        module = sys.modules.get(name)
+        members = getattr(module, "__dict__", None)
+        if not isinstance(members, dict):
+            continue
+        for key in [key for key in members if key[:1] == "_" and key[1:2] != "_"]:
+            members[key] = None
+        for key in [key for key in members if key != "__builtins__"]:
+            members[key] = None
+    gc.collect()
+
+
+def _flush() -> bool:
+    """Flush as the interpreter does at its end: what standard output still holds must not be lost silently."""
+    clean = True
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None and not stream.closed:
+                stream.flush()
+        except Exception as error:
+            clean = clean and stream is not sys.stdout
+            sys.unraisablehook(_Unraisable(error, stream))
+    return clean
+
+
+class _Unraisable:
+    """What `sys.unraisablehook` expects; its own type cannot be made from Python."""
+
+    def __init__(self, error: BaseException, stream: Any) -> None:
+        self.exc_type, self.exc_value, self.exc_traceback = type(error), error, None
+        self.err_msg, self.object = None, stream

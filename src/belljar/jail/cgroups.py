@@ -1,0 +1,269 @@
+"""Memory, processes and CPU of a guest and everything it starts, counted together by the kernel.
+
+The three controllers may live in version 1 hierarchies, in the unified version 2 one, or some here and some there;
+each is looked up where it is. Directories are made below our own cgroup, so limits set on the server still hold for
+its guests.
+
+A cell keeps its directories for life and is used again only when nothing is left in it. Files are opened once and
+read with pread: a run costs no path lookup.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from typing import Optional
+
+CONTROLLERS = ("memory", "pids", "cpuacct")  # version 2 calls the last one cpu
+
+
+class CgroupsUnavailable(Exception):
+    """No cgroup can be made here; the message says why and what to do."""
+
+
+class Hierarchy:
+    """One mounted hierarchy: where our own cgroup is in it, and which of our controllers it holds."""
+
+    def __init__(self, version: int, path: str, controllers: tuple[str, ...]) -> None:
+        self.version = version
+        self.path = path
+        self.controllers = controllers
+
+
+def find_hierarchies() -> list[Hierarchy]:
+    """Where the controllers are, from the kernel's own tables.
+
+    Raises:
+        CgroupsUnavailable: one of them is nowhere.
+    """
+    own = dict(_own_paths())
+    found: list[Hierarchy] = []
+    missing = set(CONTROLLERS)
+    for kind, root, mount_point, options in _cgroup_mounts():
+        if kind == "cgroup":
+            held = tuple(sorted(missing & set(options)))
+            inner = own.get(held[0] if held else "", "/")
+        else:
+            inner = own.get("", "/")
+            held = _unified_controllers(_below(mount_point, root, inner), missing)
+        if held:
+            found.append(Hierarchy(1 if kind == "cgroup" else 2, _below(mount_point, root, inner), held))
+            missing -= set(held)
+    if missing:
+        names = ", ".join(sorted(missing))
+        raise CgroupsUnavailable(f"no cgroup controller for {names} is mounted; mount cgroup2, or give up wall 'cgroup'")
+    return found
+
+
+def _own_paths() -> Iterator[tuple[str, str]]:
+    with open("/proc/self/cgroup") as file:
+        for line in file:
+            _, controllers, path = line.rstrip("\n").split(":", 2)
+            for controller in controllers.split(","):
+                yield controller, path
+
+
+def _cgroup_mounts() -> Iterator[tuple[str, str, str, list[str]]]:
+    with open("/proc/self/mountinfo") as file:
+        for line in file:
+            before, _, after = line.partition(" - ")
+            fields, (kind, _, options) = before.split(), after.split()[:3]
+            if kind in ("cgroup", "cgroup2"):
+                yield kind, fields[3], fields[4], options.split(",")
+
+
+def _below(mount_point: str, root: str, path: str) -> str:
+    inner = os.path.relpath(path, root) if path.startswith(root) else "."
+    return os.path.normpath(os.path.join(mount_point, inner))
+
+
+def _unified_controllers(path: str, wanted: set[str]) -> tuple[str, ...]:
+    try:
+        with open(f"{path}/cgroup.controllers") as file:
+            offered = set(file.read().split())
+    except OSError:
+        return ()
+    return tuple(sorted(name for name in wanted if ("cpu" if name == "cpuacct" else name) in offered))
+
+
+class Cgroups:
+    """Our directory in each hierarchy, and the cells in it."""
+
+    def __init__(self, hierarchies: list[Hierarchy], name: str) -> None:
+        self.hierarchies = hierarchies
+        self.directories = [(each, f"{each.path}/{name}") for each in hierarchies]
+
+    def open(self) -> None:
+        """Make our directories.
+
+        Raises:
+            CgroupsUnavailable: this user may not, or the controllers cannot be handed down.
+        """
+        for hierarchy, directory in self.directories:
+            try:
+                if hierarchy.version == 2:
+                    _hand_down(hierarchy)
+                for path in (os.path.dirname(directory), directory):
+                    os.makedirs(path, exist_ok=True)
+                    if hierarchy.version == 2:
+                        _write(f"{path}/cgroup.subtree_control", _enable(hierarchy))
+            except OSError as error:
+                raise CgroupsUnavailable(
+                    f"cannot make a cgroup in {hierarchy.path}: {error.strerror}; run as root or with a delegated "
+                    "cgroup (systemd: Delegate=yes), or give up wall 'cgroup'"
+                ) from error
+
+    def cell(self, number: int) -> CellCgroup:
+        """The cgroup of one cell, made now."""
+        return CellCgroup([(each, f"{directory}/cell-{number}") for each, directory in self.directories])
+
+    def close(self, deadline_seconds: float = 5.0) -> None:
+        """Remove our directories; what was in them is dead."""
+        remove_trees([directory for _, directory in self.directories], deadline_seconds)
+        for _, directory in self.directories:
+            with contextlib.suppress(OSError):
+                os.rmdir(os.path.dirname(directory))  # another instance may still be in it
+
+
+def remove_trees(directories: list[str], deadline_seconds: float) -> None:
+    """Kill whatever is left in these cgroups, of this or of an earlier instance, and remove them."""
+    deadline = time.monotonic() + deadline_seconds
+    for directory in directories:
+        for path, _, _ in os.walk(directory, topdown=False):
+            while not _remove(path) and time.monotonic() < deadline:
+                time.sleep(0.005)
+
+
+def _remove(path: str) -> bool:
+    try:
+        os.rmdir(path)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        with contextlib.suppress(OSError), open(f"{path}/cgroup.procs") as file:
+            for line in file:
+                with contextlib.suppress(OSError):
+                    os.kill(int(line), 9)
+        return False
+    return True
+
+
+def _enable(hierarchy: Hierarchy) -> str:
+    return " ".join("+" + ("cpu" if name == "cpuacct" else name) for name in hierarchy.controllers)
+
+
+def _hand_down(hierarchy: Hierarchy) -> None:
+    """Version 2 allows processes only in leaves: step into one of our own before handing controllers down."""
+    try:
+        _write(f"{hierarchy.path}/cgroup.subtree_control", _enable(hierarchy))
+    except OSError:
+        leaf = f"{hierarchy.path}/belljar-host"
+        os.makedirs(leaf, exist_ok=True)
+        with open(f"{hierarchy.path}/cgroup.procs") as file:
+            for line in file.read().split():
+                _write(f"{leaf}/cgroup.procs", line)
+        _write(f"{hierarchy.path}/cgroup.subtree_control", _enable(hierarchy))
+
+
+class CellCgroup:
+    """The cgroup of one cell: joined by a guest, watched and limited by the host."""
+
+    def __init__(self, directories: list[tuple[Hierarchy, str]]) -> None:
+        self.join_files: list[int] = []  # each guest writes itself into these
+        self.kill_file: Optional[int] = None
+        self.oom_event: Optional[int] = None  # readable when version 1 has killed one process of several
+        self._limits: tuple[int, int] = (0, 0)
+        self._before = (0, 0)
+        for hierarchy, path in directories:
+            os.makedirs(path, exist_ok=True)
+            self.join_files.append(_open(f"{path}/cgroup.procs", os.O_WRONLY))
+            if hierarchy.version == 2 and self.kill_file is None and os.path.exists(f"{path}/cgroup.kill"):
+                self.kill_file = _open(f"{path}/cgroup.kill", os.O_WRONLY)
+            for controller in hierarchy.controllers:
+                getattr(self, f"_open_{controller}")(hierarchy.version, path)
+
+    def _open_memory(self, version: int, path: str) -> None:
+        self._memory_version = version
+        if version == 1:
+            self._memory_max = [_open(f"{path}/memory.limit_in_bytes")]
+            with contextlib.suppress(OSError):
+                self._memory_max.append(_open(f"{path}/memory.memsw.limit_in_bytes"))
+            self._memory_peak = _open(f"{path}/memory.max_usage_in_bytes")
+            self._oom = _open(f"{path}/memory.oom_control")
+            self.oom_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            _write(f"{path}/cgroup.event_control", f"{self.oom_event} {self._oom}")
+        else:
+            _write(f"{path}/memory.oom.group", "1")
+            with contextlib.suppress(OSError):
+                _write(f"{path}/memory.swap.max", "0")
+            self._memory_max = [_open(f"{path}/memory.max")]
+            self._memory_peak = _open(f"{path}/memory.peak")
+            self._oom = _open(f"{path}/memory.events", os.O_RDONLY)
+
+    def _open_pids(self, version: int, path: str) -> None:
+        self._pids_max = _open(f"{path}/pids.max")
+        self._pids_current = _open(f"{path}/pids.current", os.O_RDONLY)
+
+    def _open_cpuacct(self, version: int, path: str) -> None:
+        self._cpu_version = version
+        self._cpu = _open(f"{path}/cpuacct.usage" if version == 1 else f"{path}/cpu.stat", os.O_RDONLY)
+
+    def limit(self, memory_bytes: int, processes: int) -> None:
+        """Set what the next guest may use. Version 1 wants the two memory limits changed in the right order."""
+        if self._limits == (memory_bytes, processes):
+            return
+        files = self._memory_max if memory_bytes < self._limits[0] else self._memory_max[::-1]
+        first_time = self._limits[0] == 0
+        for file in self._memory_max if first_time else files:
+            os.pwrite(file, str(memory_bytes).encode(), 0)
+        os.pwrite(self._pids_max, str(processes).encode(), 0)
+        self._limits = (memory_bytes, processes)
+
+    def begin(self) -> None:
+        """Start counting for a new guest."""
+        with contextlib.suppress(OSError):  # version 2 before Linux 6.12 cannot start the peak anew
+            os.pwrite(self._memory_peak, b"0", 0)
+        self._before = (self._cpu_nanoseconds(), self._oom_kills())
+
+    def cpu_seconds(self) -> float:
+        """CPU used since `begin`."""
+        return (self._cpu_nanoseconds() - self._before[0]) / 1e9
+
+    def memory_peak_bytes(self) -> int:
+        """Most memory held at once since `begin`."""
+        return int(os.pread(self._memory_peak, 32, 0))
+
+    def oom_kills(self) -> int:
+        """How many processes the kernel has killed for memory since `begin`."""
+        return self._oom_kills() - self._before[1]
+
+    def is_empty(self) -> bool:
+        """Whether no process, not even a zombie's thread, is left."""
+        return int(os.pread(self._pids_current, 16, 0)) == 0
+
+    def _cpu_nanoseconds(self) -> int:
+        text = os.pread(self._cpu, 64, 0)
+        return int(text) if self._cpu_version == 1 else int(text.split(None, 2)[1]) * 1000
+
+    def _oom_kills(self) -> int:
+        words = os.pread(self._oom, 512, 0).split()
+        return int(words[words.index(b"oom_kill") + 1])
+
+    def close(self) -> None:
+        """Close our files; the directories go with `Cgroups.close`."""
+        files = [*self.join_files, *self._memory_max, self._memory_peak, self._oom, self._pids_max]
+        files += [self._pids_current, self._cpu]
+        files += [each for each in (self.kill_file, self.oom_event) if each is not None]
+        for file in files:
+            os.close(file)
+
+
+def _open(path: str, flags: int = os.O_RDWR) -> int:
+    return os.open(path, flags | os.O_CLOEXEC)
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)

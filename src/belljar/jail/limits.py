@@ -1,0 +1,47 @@
+"""Resource limits that the kernel keeps per process; the cgroup keeps those for all of a guest's processes together."""
+
+from __future__ import annotations
+
+import resource
+
+from belljar.jail import policy
+
+UNLIMITED = resource.RLIM_INFINITY
+
+
+def set_common() -> None:
+    """Limits that are the same for every guest; set once in the warm process and inherited."""
+    _lower(resource.RLIMIT_CORE, 0, 0)
+    _lower(resource.RLIMIT_NOFILE, policy.OPEN_FILES_MAX, policy.OPEN_FILES_MAX)
+    _lower(resource.RLIMIT_MEMLOCK, 65536, 65536)
+    _lower(resource.RLIMIT_MSGQUEUE, 819200, 819200)
+    _lower(resource.RLIMIT_RTPRIO, 0, 0)
+    _lower(resource.RLIMIT_NICE, 0, 0)
+    _lower(resource.RLIMIT_SIGPENDING, 1024, 1024)
+    _lower(resource.RLIMIT_STACK, 8 << 20, 64 << 20)
+
+
+def set_for_guest(cpu_seconds: int, file_bytes: int, processes: int, address_bytes: int) -> None:
+    """Limits of one guest; 0 leaves a limit as it is. The caller is about to lose the right to raise them."""
+    if cpu_seconds:
+        _lower(resource.RLIMIT_CPU, cpu_seconds, cpu_seconds + 1)
+    if file_bytes:
+        _lower(resource.RLIMIT_FSIZE, file_bytes, file_bytes)
+    if processes:
+        _lower(resource.RLIMIT_NPROC, processes, processes)
+    if address_bytes:
+        size = address_space_bytes() + address_bytes
+        _lower(resource.RLIMIT_AS, size, size)
+
+
+def address_space_bytes() -> int:
+    """What this process has mapped already: a memory limit counts on top of it."""
+    with open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
+
+
+def _lower(which: int, soft: int, hard: int) -> None:
+    _, ceiling = resource.getrlimit(which)
+    if ceiling != UNLIMITED:
+        hard = min(hard, ceiling)
+    resource.setrlimit(which, (min(soft, hard), hard))

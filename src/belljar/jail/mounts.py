@@ -1,0 +1,114 @@
+"""The minimal read-only root that guests live in, and the fresh directories each of them gets.
+
+The root is built once per environment, from an allow-list, and pivoted into before any warm process starts: the
+warm process itself never sees the host's files. A guest then only copies the mount table (one call) and covers four
+places with file systems of its own.
+
+Everything bound is cloned as a detached tree first and made read-only there, so there is no moment in which a
+writable bind is visible.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from belljar.jail import policy, syscalls
+from belljar.jail.syscalls import MS_NODEV, MS_NOEXEC, MS_NOSUID
+
+_READ_ONLY = syscalls.MOUNT_ATTR_RDONLY | syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV
+_DEVICE = syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NOEXEC
+_STAGE = "/tmp"  # any directory: in this mount namespace nobody else looks at it
+
+
+def build_root(bound: dict[str, str], guest_uids: Sequence[int], code: dict[str, bytes]) -> None:
+    """Build the guests' root and pivot into it; the caller is alone in its mount and pid namespaces.
+
+    `bound` maps places in the jail to what of the host is seen there, read-only.
+
+    Raises:
+        OSError: a step failed; the message names the call and the path.
+    """
+    syscalls.mount("none", "/", "", syscalls.MS_REC | syscalls.MS_PRIVATE)
+    shown = {path: path for path in (*policy.SYSTEM_TREES, *policy.CONFIGURATION_TREES) if _is_real_dir(path)}
+    trees = [(place, syscalls.clone_tree(path)) for place, path in {**shown, **bound}.items()]
+    devices = [(f"/dev/{name}", syscalls.clone_tree(f"/dev/{name}", recursive=False)) for name in policy.DEVICES]
+    files = {path: _read(path) for path in policy.CONFIGURATION_FILES if os.path.exists(path)}
+    links = {path: os.readlink(path) for path in policy.SYSTEM_TREES if os.path.islink(path)}
+    files.update(_written_configuration(guest_uids))
+    files.update({f"{policy.CODE_DIR}/{name}": content for name, content in code.items()})
+
+    syscalls.mount("belljar", _STAGE, "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755,size=64m")
+    for path in ("/proc", *policy.WRITABLE_DIRS):
+        os.makedirs(_STAGE + path, 0o755)
+    for path, target in links.items():
+        os.symlink(target, _STAGE + path)
+    for path, content in files.items():
+        _write(_STAGE + path, content)
+    for path, tree in trees:
+        os.makedirs(_STAGE + path, 0o755, exist_ok=True)
+        _attach(tree, _STAGE + path, _READ_ONLY)
+    for path, tree in devices:
+        _write(_STAGE + path, b"")
+        _attach(tree, _STAGE + path, _DEVICE)
+    for name, target in (("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
+        os.symlink(f"/proc/self/{target}", f"{_STAGE}/dev/{name}")
+    syscalls.mount("proc", f"{_STAGE}/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    _pivot(_STAGE)
+
+
+def _is_real_dir(path: str) -> bool:
+    return os.path.isdir(path) and not os.path.islink(path)
+
+
+def _attach(tree: int, target: str, attributes: int) -> None:
+    syscalls.set_mount_attributes(tree, attributes)
+    syscalls.attach_tree(tree, target)
+    os.close(tree)
+
+
+def _pivot(new_root: str) -> None:
+    os.chdir(new_root)
+    syscalls.pivot_root(".", ".")  # stacks the old root on the new one, so no directory for it is needed
+    syscalls.unmount(".")
+    os.chdir("/")
+    flags = syscalls.MS_REMOUNT | syscalls.MS_BIND | syscalls.MS_RDONLY | MS_NOSUID | MS_NODEV
+    syscalls.mount("none", "/", "", flags)
+
+
+def _written_configuration(guest_uids: Sequence[int]) -> dict[str, bytes]:
+    users = [f"sandbox:x:{uid}:{uid}:sandbox:{policy.WORK_DIR}:/bin/sh" for uid in guest_uids]
+    groups = [f"sandbox:x:{uid}:" for uid in guest_uids]
+    lines = {
+        "/etc/passwd": ["root:x:0:0:root:/:/bin/sh", *users, "nobody:x:65534:65534:nobody:/:/bin/sh"],
+        "/etc/group": ["root:x:0:", *groups, "nogroup:x:65534:"],
+        "/etc/hosts": ["127.0.0.1 localhost", "::1 localhost", f"127.0.1.1 {policy.HOSTNAME}"],
+        "/etc/hostname": [policy.HOSTNAME],
+        "/etc/nsswitch.conf": ["passwd: files", "group: files", "hosts: files", "services: files", "protocols: files"],
+        "/etc/resolv.conf": ["# no network"],
+    }
+    return {path: ("\n".join(each) + "\n").encode() for path, each in lines.items()}
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def _write(path: str, content: bytes) -> None:
+    os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
+    with open(path, "wb") as file:
+        file.write(content)
+
+
+def mount_fresh_dirs(uid: int, disk_bytes: int) -> None:
+    """Give this guest its own /proc, work directory, /tmp and /dev/shm, limited in bytes and in files.
+
+    The caller has just left the shared mount namespace and still has the right to mount.
+    """
+    flags = MS_NOSUID | MS_NODEV
+    syscalls.mount("proc", "/proc", "proc", flags | MS_NOEXEC, "hidepid=invisible,subset=pid")
+    inodes = max(64, disk_bytes // policy.BYTES_PER_INODE)
+    options = f"size={disk_bytes},nr_inodes={inodes},mode=0755,uid={uid},gid={uid}"
+    for path in policy.WRITABLE_DIRS:
+        syscalls.mount("tmpfs", path, "tmpfs", flags, options)

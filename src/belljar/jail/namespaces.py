@@ -1,0 +1,73 @@
+"""User namespaces and their maps, the loopback of a network namespace, and giving up every capability."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import struct
+
+from belljar.jail import syscalls
+
+LAST_CAPABILITY = 63
+_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 0x1
+
+
+def map_range(pid: int, first_host_uid: int, count: int) -> None:
+    """Map ids 0…count of the user namespace of `pid` to a range of host ids. Needs root outside of it."""
+    for kind in ("gid", "uid"):
+        _write(f"/proc/{pid}/{kind}_map", f"0 {first_host_uid} {count}")
+
+
+def become_mapped_root() -> None:
+    """Take id 0 of the user namespace just mapped: a host id that is nobody's."""
+    os.setgroups([])
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
+
+
+def enter_as_plain_user(inner_id: int) -> None:
+    """A user namespace in which the calling user has one id and every capability, kept over exec.
+
+    Without root only one's own id can be mapped, so guests share the host uid of whoever started us: that is the
+    missing wall 'uid'.
+    """
+    uid, gid = os.geteuid(), os.getegid()
+    syscalls.unshare(syscalls.CLONE_NEWUSER)
+    _write("/proc/self/setgroups", "deny")
+    _write("/proc/self/uid_map", f"{inner_id} {uid} 1")
+    _write("/proc/self/gid_map", f"{inner_id} {gid} 1")
+    held = syscalls.permitted_capabilities()
+    syscalls.set_capabilities(held, inheritable=held)
+    for capability in range(LAST_CAPABILITY + 1):
+        if held >> capability & 1:
+            syscalls.prctl(syscalls.PR_CAP_AMBIENT, syscalls.PR_CAP_AMBIENT_RAISE, capability)
+
+
+def drop_bounding_set() -> None:
+    """No exec from here on can gain a capability. What the caller holds now it keeps."""
+    for capability in range(LAST_CAPABILITY + 1):
+        try:
+            syscalls.prctl(syscalls.PR_CAPBSET_DROP, capability)
+        except OSError:
+            return  # past the last capability this kernel knows
+
+
+def drop_capabilities() -> None:
+    """Give up every capability this thread holds, in every set."""
+    syscalls.prctl(syscalls.PR_CAP_AMBIENT, syscalls.PR_CAP_AMBIENT_CLEAR_ALL)
+    syscalls.set_capabilities(0, inheritable=0)
+
+
+def raise_loopback() -> None:
+    """Bring up `lo` of the current network namespace."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        name = b"lo".ljust(16, b"\0")
+        answer = fcntl.ioctl(any_socket, _SIOCGIFFLAGS, name + bytes(24))
+        (flags,) = struct.unpack_from("=H", answer, 16)
+        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, name + struct.pack("=H", flags | _IFF_UP) + bytes(22))
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)

@@ -1,0 +1,27 @@
+"""What every jail looks like from inside: names, places and numbers that several walls share."""
+
+from __future__ import annotations
+
+WORK_DIR = "/work"
+PROGRAM_NAME = "main.py"
+ENVIRONMENT_DIR = "/env"  # the guest environment, wherever the host keeps it
+WRITABLE_DIRS = (WORK_DIR, "/tmp", "/dev/shm")
+DEVICES = ("null", "zero", "full", "random", "urandom")
+HOSTNAME = "belljar"
+
+#: Our own code, for the warm process only. It lies where every guest mounts its own /tmp, so no guest sees it.
+CODE_DIR = "/tmp/.belljar"
+
+#: As root, guest uids are this plus the number of the cell; 65,536 host uids are set aside for one instance.
+GUEST_UID_FIRST = 1000
+UIDS_PER_INSTANCE = 65536
+
+#: Read-only places of the host that every guest sees. A missing one is left out, a link is copied as a link.
+SYSTEM_TREES = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+CONFIGURATION_TREES = ("/etc/alternatives", "/etc/ssl/certs", "/etc/fonts")
+CONFIGURATION_FILES = ("/etc/ld.so.cache", "/etc/localtime", "/etc/mime.types", "/etc/protocols", "/etc/services")
+
+#: One inode for this many bytes of a writable directory, so that empty files are limited too.
+BYTES_PER_INODE = 8192
+
+OPEN_FILES_MAX = 1024

@@ -1,0 +1,512 @@
+"""Which system calls a jailed program may make, compiled to a seccomp filter.
+
+An allow-list, because a deny-list is out of date with every kernel release. The
+tables of ideas are the policy; the last third of the file turns them into classic
+BPF. Other walls take away rights; this one hides kernel code that programs have no
+use for, and what namespaces do not separate: keyrings, vsock, io_uring, inodes
+shared between jails, foreign ABIs.
+
+A refused call fails, it does not kill: real programs probe and fall back. The errno
+is the one a smaller kernel or filesystem would give, so that they fall back to the
+right thing, and EPERM where there is no such answer. Only a foreign ABI (i386, x32)
+kills: nothing we start uses one, and its numbers mean other calls than ours.
+
+Seccomp sees registers, never memory. What hides behind a pointer is decided as a
+whole: clone3 goes, since nobody can read its flags. A C `int` fills the low half of
+its register and the kernel ignores the rest, so we compare the low half, too: were
+the high half compared, garbage there would let filter and kernel disagree.
+
+A call is found by binary search, in about eight comparisons. Since Linux 5.11 the
+kernel remembers which numbers are allowed whatever their arguments, and skips the
+program for them. So a rule on arguments has a price, and must name its reason.
+
+This module runs inside the warm guest process: it must stay small, import next to
+nothing and work on Python 3.9.
+"""
+
+from __future__ import annotations
+
+import struct
+
+# Verdicts are return values of the filter, seccomp(2). Written out, not taken from
+# the errno module: the filter must not depend on the system that compiles it.
+KILL_PROCESS = 0x80000000
+ALLOW = 0x7FFF0000
+_ERRNO = 0x00050000
+
+PRETEND = _ERRNO | 0  # answer "done" and do nothing
+EPERM = _ERRNO | 1
+ENOMEM = _ERRNO | 12
+EINVAL = _ERRNO | 22
+ENOTTY = _ERRNO | 25
+ENOSYS = _ERRNO | 38
+ENOPROTOOPT = _ERRNO | 92
+EPROTONOSUPPORT = _ERRNO | 93
+EOPNOTSUPP = _ERRNO | 95
+EAFNOSUPPORT = _ERRNO | 97
+
+AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+INSTRUCTIONS_MAX = 4096
+
+_WORD = 0xFFFFFFFF
+_X32_BIT = 0x40000000
+
+# --- The policy: calls whose arguments do not matter -------------------------------
+#
+# A known call that no table names gets EPERM; a number we do not know gets ENOSYS.
+# A name that one machine lacks is skipped there.
+
+VERDICTS: dict[int, dict[str, str]] = {
+    ALLOW: {
+        "use what is open: rights were checked when it was opened": """
+            read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 lseek close close_range
+            dup dup2 dup3 pipe pipe2 sendfile splice tee copy_file_range fadvise64 readahead fallocate
+            ftruncate fsync fdatasync sync_file_range
+        """,
+        "files by name: the mount tree and landlock decide which": """
+            open openat openat2 creat truncate access faccessat faccessat2 stat lstat fstat newfstatat statx
+            statfs fstatfs getdents getdents64 getcwd chdir fchdir readlink readlinkat mkdir mkdirat rmdir
+            unlink unlinkat rename renameat renameat2 link linkat symlink symlinkat umask utime utimes
+            utimensat futimesat
+        """,
+        "modes and owners: one's own files only, on nosuid mounts": """
+            chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat
+        """,
+        "reading extended attributes: copying tools ask for them": """
+            getxattr lgetxattr fgetxattr getxattrat listxattr llistxattr flistxattr listxattrat
+        """,
+        "whole-file locks: compilers and package tools need them; on files shared between jails"
+        " they are a slow channel, which we accept": """
+            flock
+        """,
+        "memory of one's own; the cgroup pays": """
+            brk munmap mremap mprotect msync mincore mlock mlock2 munlock mlockall munlockall
+            pkey_alloc pkey_free pkey_mprotect mseal membarrier get_mempolicy
+        """,
+        "processes and threads; new namespaces are refused in clone": """
+            fork vfork execve execveat exit exit_group wait4 waitid set_tid_address set_robust_list rseq
+            restart_syscall getpid getppid gettid getpgid getpgrp setpgid getsid setsid
+            pidfd_open pidfd_send_signal
+        """,
+        "waiting for each other": """
+            futex futex_waitv futex_wait futex_wake futex_requeue sched_yield
+        """,
+        "signals: the pid namespace bounds whom they reach": """
+            kill tkill tgkill rt_sigaction rt_sigprocmask rt_sigpending rt_sigsuspend rt_sigtimedwait
+            rt_sigqueueinfo rt_tgsigqueueinfo rt_sigreturn sigaltstack pause signalfd signalfd4
+        """,
+        "reading clocks, sleeping, timers; setting a clock is not here": """
+            time gettimeofday clock_gettime clock_getres nanosleep clock_nanosleep times alarm getitimer
+            setitimer timer_create timer_settime timer_gettime timer_getoverrun timer_delete
+            timerfd_create timerfd_settime timerfd_gettime
+        """,
+        "waiting for descriptors": """
+            select pselect6 poll ppoll epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait
+            epoll_pwait2 eventfd eventfd2 inotify_init inotify_init1 inotify_rm_watch
+        """,
+        "sockets, once socket() let one exist": """
+            connect accept accept4 bind listen shutdown getsockname getpeername getsockopt
+            sendto recvfrom sendmsg recvmsg sendmmsg recvmmsg
+        """,
+        "System V and POSIX queues, in an ipc namespace of one's own": """
+            shmat shmdt shmctl semget semop semtimedop semctl msgget msgsnd msgrcv msgctl
+            mq_open mq_unlink mq_timedsend mq_timedreceive mq_notify mq_getsetattr
+        """,
+        "who am I; without capabilities the setters only reach ids one already has, and"
+        " refusing them would fail the many programs that set what is already so": """
+            getuid geteuid getgid getegid getresuid getresgid getgroups capget capset
+            setuid setgid setreuid setregid setresuid setresgid setfsuid setfsgid
+        """,
+        "limits and niceness: may be read and made tighter, the kernel refuses the rest": """
+            getrlimit setrlimit getrusage getpriority setpriority ioprio_get sched_getparam sched_setparam
+            sched_getscheduler sched_getattr sched_get_priority_max sched_get_priority_min
+            sched_rr_get_interval sched_getaffinity sched_setaffinity
+        """,
+        "the machine at large, read only": """
+            uname sysinfo getcpu getrandom
+        """,
+    },
+    ENOSYS: {
+        "threads: libc falls back to clone, whose flags we can read": "clone3",
+        "Linux AIO: fs.aio-max-nr is one budget for the whole host": """
+            io_setup io_destroy io_submit io_cancel io_getevents io_pgetevents
+        """,
+        "self-confinement: tools go on without it, and it is code to attack": """
+            landlock_create_ruleset landlock_add_rule landlock_restrict_self
+            lsm_get_self_attr lsm_set_self_attr lsm_list_modules
+        """,
+        "newcomers that have an older way, still open": """
+            statmount listmount file_getattr file_setattr map_shadow_stack
+        """,
+        "page cache residency tells what other jails have read": "cachestat",
+    },
+    EOPNOTSUPP: {
+        "changing extended attributes: the answer of a filesystem without them, which copying tools take calmly": """
+            setxattr lsetxattr fsetxattr setxattrat removexattr lremovexattr fremovexattr removexattrat
+        """,
+    },
+    PRETEND: {
+        "flushing a whole filesystem stalls every neighbour, and what a jail writes never outlives it": """
+            sync syncfs
+        """,
+    },
+}
+
+# Refused on purpose, though common elsewhere (containers often allow them):
+#   vmsplice    lends pages to a pipe; a child once could watch its parent's memory that
+#               way (CVE-2020-29374), and our guests are children of the zygote
+#   seccomp     a second filter can only narrow, but brings its whole compiler
+#   ioprio_set  may raise disk priority within its class, over the neighbours
+#   sched_setattr  hides its policy behind a pointer
+#   process_madvise, process_mrelease, get_robust_list  reach into other processes
+#   mbind, set_mempolicy  place memory on other nodes; runtimes do without
+
+
+# --- The policy: calls whose arguments matter --------------------------------------
+
+
+class Look:
+    """One look at a word of struct seccomp_data, and what follows from each of its values.
+
+    Invariant: `steps` holds (first value, decision) in rising order and starts at 0; a
+    decision holds up to the next first value. It is a verdict, or the next look.
+    """
+
+    def __init__(self, offset: int, mask: int, steps: list[tuple[int, int | Look]]) -> None:
+        self.offset = offset
+        self.mask = mask
+        self.steps = steps
+
+
+def _steps(cases: dict[int, int | Look], otherwise: int | Look) -> list[tuple[int, int | Look]]:
+    """Spread single values over the whole range, neighbours of equal fate merged."""
+    boundaries = {0, *cases, *(value + 1 for value in cases if value < _WORD)}
+    steps: list[tuple[int, int | Look]] = []
+    for first in sorted(boundaries):
+        decision = cases.get(first, otherwise)
+        if not steps or steps[-1][1] != decision:
+            steps.append((first, decision))
+    return steps
+
+
+def _argument(
+    index: int, cases: dict[int, int | Look], otherwise: int | Look, *, mask: int = _WORD, high_half: bool = False
+) -> Look:
+    """Look at the masked low half of an argument, counted from 0, or at its high half."""
+    offset = 16 + 8 * index + (4 if high_half else 0)  # both our machines are little-endian
+    return Look(offset, mask, _steps(cases, otherwise))
+
+
+def _each(verdict: int, *values: int) -> dict[int, int | Look]:
+    return dict.fromkeys(values, verdict)
+
+
+def _without_bits(index: int, bits: int, refusal: int) -> Look:
+    return _argument(index, {0: ALLOW}, refusal, mask=bits)
+
+
+def _values(groups: dict[str, str]) -> list[int]:
+    return [int(word.partition("=")[2], 0) for names in groups.values() for word in names.split()]
+
+
+IOCTLS = {
+    "any descriptor": """
+        FIONCLEX=0x5450 FIOCLEX=0x5451 FIONBIO=0x5421 FIOASYNC=0x5452 FIONREAD=0x541B FIOQSIZE=0x5460 FIGETBSZ=2
+    """,
+    "is it a terminal, and how wide; set its modes": """
+        TCGETS=0x5401 TCSETS=0x5402 TCSETSW=0x5403 TCSETSF=0x5404
+        TCGETS2=0x802C542A TCSETS2=0x402C542B TCSETSW2=0x402C542C TCSETSF2=0x402C542D
+        TCGETA=0x5405 TCSETA=0x5406 TCSETAW=0x5407 TCSETAF=0x5408 TCSBRK=0x5409 TCXONC=0x540A TCFLSH=0x540B
+        TIOCGWINSZ=0x5413 TIOCSWINSZ=0x5414 TIOCOUTQ=0x5411 TIOCEXCL=0x540C TIOCNXCL=0x540D
+    """,
+    "job control on a pseudo-terminal of one's own; opening one after setsid() takes it as"
+    " controlling terminal anyway, so refusing TIOCSCTTY would only break pty.fork()": """
+        TIOCSCTTY=0x540E TIOCNOTTY=0x5422 TIOCGPGRP=0x540F TIOCSPGRP=0x5410 TIOCGSID=0x5429
+        TIOCGPTN=0x80045430 TIOCSPTLCK=0x40045431 TIOCGPTLCK=0x80045439 TIOCGPTPEER=0x5441
+        TIOCPKT=0x5420 TIOCGPKT=0x80045438 TIOCGDEV=0x80045432
+    """,
+    "read the interfaces of one's own network namespace, without netlink": """
+        SIOCGIFNAME=0x8910 SIOCGIFCONF=0x8912 SIOCGIFFLAGS=0x8913 SIOCGIFADDR=0x8915 SIOCGIFDSTADDR=0x8917
+        SIOCGIFBRDADDR=0x8919 SIOCGIFNETMASK=0x891B SIOCGIFMETRIC=0x891D SIOCGIFMTU=0x8921 SIOCGIFHWADDR=0x8927
+        SIOCGIFINDEX=0x8933 SIOCGIFTXQLEN=0x8942 SIOCATMARK=0x8905
+    """,
+}
+_IOCTLS_FORBIDDEN = {"type into a terminal, for others to read": "TIOCSTI=0x5412 TIOCLINUX=0x541C"}
+
+PRCTLS = {
+    "names and labels": "PR_SET_NAME=15 PR_GET_NAME=16 PR_SET_VMA=0x53564D41 PR_GET_AUXV=0x41555856",
+    "parents and children": """
+        PR_SET_PDEATHSIG=1 PR_GET_PDEATHSIG=2 PR_SET_CHILD_SUBREAPER=36 PR_GET_CHILD_SUBREAPER=37
+        PR_GET_TID_ADDRESS=40
+    """,
+    "habits that cost only oneself": "PR_SET_NO_NEW_PRIVS=38 PR_SET_THP_DISABLE=41 PR_SET_TIMERSLACK=29",
+    "hide or show one's own /proc entries, to peers that share everything else": "PR_SET_DUMPABLE=4",
+    "ask": """
+        PR_GET_DUMPABLE=3 PR_GET_KEEPCAPS=7 PR_GET_TIMING=13 PR_GET_SECCOMP=21 PR_CAPBSET_READ=23 PR_GET_TSC=25
+        PR_GET_SECUREBITS=27 PR_GET_TIMERSLACK=30 PR_GET_NO_NEW_PRIVS=39 PR_GET_THP_DISABLE=42
+        PR_GET_SPECULATION_CTRL=52 PR_GET_MDWE=66
+    """,
+    "vector length, pointer tags and keys of aarch64": """
+        PR_SVE_SET_VL=50 PR_SVE_GET_VL=51 PR_SME_GET_VL=64 PR_SET_TAGGED_ADDR_CTRL=55 PR_GET_TAGGED_ADDR_CTRL=56
+        PR_PAC_RESET_KEYS=54 PR_PAC_GET_ENABLED_KEYS=61
+    """,
+}
+
+ARCH_PRCTLS = {
+    "segment bases, for threads": "ARCH_SET_GS=0x1001 ARCH_SET_FS=0x1002 ARCH_GET_FS=0x1003 ARCH_GET_GS=0x1004",
+    "ask for vector tiles (AMX)": """
+        ARCH_GET_CPUID=0x1011 ARCH_GET_XCOMP_SUPP=0x1021 ARCH_GET_XCOMP_PERM=0x1022 ARCH_REQ_XCOMP_PERM=0x1023
+    """,
+}
+
+# Stream and datagram sockets over plain TCP or UDP. MPTCP, SCTP and the rest are large
+# and useless on an empty network; Go tries MPTCP first and wants just this errno.
+_PROTOCOL = _argument(2, _each(ALLOW, 0, 6, 17), EPROTONOSUPPORT)
+_SOCKET_FLAGS = 0x80000 | 0x800  # SOCK_CLOEXEC, SOCK_NONBLOCK
+_INTERNET_TYPE = _argument(1, {1: _PROTOCOL, 2: _PROTOCOL}, EPERM, mask=_WORD & ~_SOCKET_FLAGS)
+_UNIX_TYPE = _argument(1, _each(ALLOW, 1, 2, 5), EPERM, mask=_WORD & ~_SOCKET_FLAGS)
+# EAFNOSUPPORT: getaddrinfo() and its kin then go on without netlink.
+_SOCKET = _argument(0, {1: _UNIX_TYPE, 2: _INTERNET_TYPE, 10: _INTERNET_TYPE}, EAFNOSUPPORT)
+
+# Options of a socket that lead to a compiler (socket filters), to kernel TLS (TCP_ULP)
+# and to tunnels (UDP_ENCAP). Levels other than IP, SOCKET, TCP, UDP, IPV6 belong to
+# protocols that _SOCKET keeps out.
+_SOCKET_OPTION = _argument(
+    1,
+    {
+        0: ALLOW,
+        1: _argument(2, _each(EPERM, 26, 50, 51, 52), ALLOW),
+        6: _argument(2, {31: ENOPROTOOPT}, ALLOW),
+        17: _argument(2, {100: ENOPROTOOPT}, ALLOW),
+        41: ALLOW,
+    },
+    ENOPROTOOPT,
+)
+
+# Any CLONE_NEW*; the namespaces are ours to make. CLONE_PARENT would hand a child to
+# the process that waits for the guest, which did not ask for it.
+_CLONE_NAMESPACES = 0x7E020000 | 0x80
+_CLONE_PARENT = 0x8000
+
+# Huge pages come from one pool of the host, and no memory limit counts them.
+_MAP_HUGETLB, _MFD_HUGETLB, _SHM_HUGETLB = 0x40000, 0x4, 0x800
+
+# Jails share the inodes of /usr: who may watch *reading* (inotify or dnotify) sees which
+# files the neighbours open. Watching for changes stays: those files never change.
+_WATCH_READING = 0x1 | 0x10 | 0x20  # IN_ACCESS, IN_CLOSE_NOWRITE, IN_OPEN
+_F_NOTIFY = 1026
+
+# KSM would merge equal pages across jails, and a slow write tells that it did.
+_MADV_MERGEABLE = 12
+
+_FILE_TYPE = 0xF000
+_HARMLESS_FILE_TYPES = (0, 0x1000, 0x8000, 0xC000)  # regular by default, FIFO, regular, socket
+
+ARGUMENT_RULES: dict[str, Look] = {
+    "socket": _SOCKET,
+    "socketpair": _SOCKET,
+    "setsockopt": _SOCKET_OPTION,
+    "clone": _without_bits(0, _CLONE_NAMESPACES | _CLONE_PARENT, EPERM),
+    "mmap": _without_bits(3, _MAP_HUGETLB, ENOMEM),
+    "memfd_create": _without_bits(1, _MFD_HUGETLB, ENOMEM),
+    "shmget": _without_bits(2, _SHM_HUGETLB, ENOMEM),
+    "madvise": _argument(2, {_MADV_MERGEABLE: EINVAL}, ALLOW),
+    "inotify_add_watch": _without_bits(2, _WATCH_READING, EPERM),
+    "fcntl": _argument(1, {_F_NOTIFY: EINVAL}, ALLOW),
+    "mknod": _argument(1, _each(ALLOW, *_HARMLESS_FILE_TYPES), EPERM, mask=_FILE_TYPE),
+    "mknodat": _argument(2, _each(ALLOW, *_HARMLESS_FILE_TYPES), EPERM, mask=_FILE_TYPE),
+    # ENOTTY: what a device says that does not know the request.
+    "ioctl": _argument(1, {**_each(ALLOW, *_values(IOCTLS)), **_each(EPERM, *_values(_IOCTLS_FORBIDDEN))}, ENOTTY),
+    "prctl": _argument(0, _each(ALLOW, *_values(PRCTLS)), EPERM),
+    "arch_prctl": _argument(0, _each(ALLOW, *_values(ARCH_PRCTLS)), EINVAL),
+    # Back to normal, or just asking. Not even ADDR_NO_RANDOMIZE: only debuggers and some
+    # sanitizers want it, and the flags next to it undo protections.
+    "personality": _argument(0, _each(ALLOW, 0, 0xFFFFFFFF), EPERM),
+    # SCHED_OTHER, SCHED_BATCH, SCHED_IDLE, each with or without SCHED_RESET_ON_FORK.
+    "sched_setscheduler": _argument(1, _each(ALLOW, 0, 3, 5), EPERM, mask=_WORD & ~0x40000000),
+    # Set limits for oneself (pid 0), read anyone's (no new limit): the kernel compares
+    # only uids, so a guest could else cripple the init of its jail.
+    "prlimit64": _argument(0, {0: ALLOW}, _argument(2, {0: _argument(2, {0: ALLOW}, EPERM, high_half=True)}, EPERM)),
+}
+
+# --- Numbers of the machines: each line starts with the number of its first name -----
+
+
+def _numbered(table: str) -> dict[str, int]:
+    numbers: dict[str, int] = {}
+    for line in table.split("\n"):
+        first, _, names = line.strip().partition(" ")
+        numbers.update((name, int(first) + position) for position, name in enumerate(names.split()))
+    return numbers
+
+
+# Since Linux 5.1 new calls get one number everywhere. Newest here: Linux 6.18.
+_COMMON = _numbered(
+    """424 pidfd_send_signal io_uring_setup io_uring_enter io_uring_register open_tree move_mount
+    430 fsopen fsconfig fsmount fspick pidfd_open clone3 close_range openat2 pidfd_getfd faccessat2
+    440 process_madvise epoll_pwait2 mount_setattr quotactl_fd landlock_create_ruleset landlock_add_rule
+    446 landlock_restrict_self memfd_secret process_mrelease futex_waitv
+    450 set_mempolicy_home_node cachestat fchmodat2 map_shadow_stack futex_wake futex_wait futex_requeue
+    457 statmount listmount lsm_get_self_attr lsm_set_self_attr lsm_list_modules mseal
+    463 setxattrat getxattrat listxattrat removexattrat open_tree_attr file_getattr file_setattr"""
+)
+
+_X86_64 = _numbered(
+    """0 read write open close stat fstat lstat poll lseek mmap
+    10 mprotect munmap brk rt_sigaction rt_sigprocmask rt_sigreturn ioctl pread64 pwrite64 readv
+    20 writev access pipe select sched_yield mremap msync mincore madvise shmget
+    30 shmat shmctl dup dup2 pause nanosleep getitimer alarm setitimer getpid
+    40 sendfile socket connect accept sendto recvfrom sendmsg recvmsg shutdown bind
+    50 listen getsockname getpeername socketpair setsockopt getsockopt clone fork vfork execve
+    60 exit wait4 kill uname semget semop semctl shmdt msgget msgsnd
+    70 msgrcv msgctl fcntl flock fsync fdatasync truncate ftruncate getdents getcwd
+    80 chdir fchdir rename mkdir rmdir creat link unlink symlink readlink
+    90 chmod fchmod chown fchown lchown umask gettimeofday getrlimit getrusage sysinfo
+    100 times ptrace getuid syslog getgid setuid setgid geteuid getegid setpgid
+    110 getppid getpgrp setsid setreuid setregid getgroups setgroups setresuid getresuid setresgid
+    120 getresgid getpgid setfsuid setfsgid getsid capget capset rt_sigpending rt_sigtimedwait rt_sigqueueinfo
+    130 rt_sigsuspend sigaltstack utime mknod uselib personality ustat statfs fstatfs sysfs
+    140 getpriority setpriority sched_setparam sched_getparam sched_setscheduler sched_getscheduler
+    146 sched_get_priority_max sched_get_priority_min sched_rr_get_interval mlock
+    150 munlock mlockall munlockall vhangup modify_ldt pivot_root _sysctl prctl arch_prctl adjtimex
+    160 setrlimit chroot sync acct settimeofday mount umount2 swapon swapoff reboot
+    170 sethostname setdomainname iopl ioperm create_module init_module delete_module get_kernel_syms
+    178 query_module quotactl
+    180 nfsservctl getpmsg putpmsg afs_syscall tuxcall security gettid readahead setxattr lsetxattr
+    190 fsetxattr getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr removexattr lremovexattr fremovexattr
+    200 tkill time futex sched_setaffinity sched_getaffinity set_thread_area io_setup io_destroy io_getevents io_submit
+    210 io_cancel get_thread_area lookup_dcookie epoll_create epoll_ctl_old epoll_wait_old remap_file_pages getdents64
+    218 set_tid_address restart_syscall
+    220 semtimedop fadvise64 timer_create timer_settime timer_gettime timer_getoverrun timer_delete
+    227 clock_settime clock_gettime clock_getres
+    230 clock_nanosleep exit_group epoll_wait epoll_ctl tgkill utimes vserver mbind set_mempolicy get_mempolicy
+    240 mq_open mq_unlink mq_timedsend mq_timedreceive mq_notify mq_getsetattr kexec_load waitid add_key request_key
+    250 keyctl ioprio_set ioprio_get inotify_init inotify_add_watch inotify_rm_watch migrate_pages openat mkdirat
+    259 mknodat
+    260 fchownat futimesat newfstatat unlinkat renameat linkat symlinkat readlinkat fchmodat faccessat
+    270 pselect6 ppoll unshare set_robust_list get_robust_list splice tee sync_file_range vmsplice move_pages
+    280 utimensat epoll_pwait signalfd timerfd_create eventfd fallocate timerfd_settime timerfd_gettime accept4
+    289 signalfd4
+    290 eventfd2 epoll_create1 dup3 pipe2 inotify_init1 preadv pwritev rt_tgsigqueueinfo perf_event_open recvmmsg
+    300 fanotify_init fanotify_mark prlimit64 name_to_handle_at open_by_handle_at clock_adjtime syncfs sendmmsg
+    308 setns getcpu
+    310 process_vm_readv process_vm_writev kcmp finit_module sched_setattr sched_getattr renameat2 seccomp getrandom
+    319 memfd_create
+    320 kexec_file_load bpf execveat userfaultfd membarrier mlock2 copy_file_range preadv2 pwritev2 pkey_mprotect
+    330 pkey_alloc pkey_free statx io_pgetevents rseq uretprobe uprobe"""
+)
+
+_AARCH64 = _numbered(
+    """0 io_setup io_destroy io_submit io_cancel io_getevents setxattr lsetxattr fsetxattr getxattr lgetxattr
+    10 fgetxattr listxattr llistxattr flistxattr removexattr lremovexattr fremovexattr getcwd lookup_dcookie eventfd2
+    20 epoll_create1 epoll_ctl epoll_pwait dup dup3 fcntl inotify_init1 inotify_add_watch inotify_rm_watch ioctl
+    30 ioprio_set ioprio_get flock mknodat mkdirat unlinkat symlinkat linkat renameat umount2
+    40 mount pivot_root nfsservctl statfs fstatfs truncate ftruncate fallocate faccessat chdir
+    50 fchdir chroot fchmod fchmodat fchownat fchown openat close vhangup pipe2
+    60 quotactl getdents64 lseek read write readv writev pread64 pwrite64 preadv
+    70 pwritev sendfile pselect6 ppoll signalfd4 vmsplice splice tee readlinkat newfstatat
+    80 fstat sync fsync fdatasync sync_file_range timerfd_create timerfd_settime timerfd_gettime utimensat acct
+    90 capget capset personality exit exit_group waitid set_tid_address unshare futex set_robust_list
+    100 get_robust_list nanosleep getitimer setitimer kexec_load init_module delete_module timer_create timer_gettime
+    109 timer_getoverrun
+    110 timer_settime timer_delete clock_settime clock_gettime clock_getres clock_nanosleep syslog ptrace sched_setparam
+    119 sched_setscheduler
+    120 sched_getscheduler sched_getparam sched_setaffinity sched_getaffinity sched_yield sched_get_priority_max
+    126 sched_get_priority_min sched_rr_get_interval restart_syscall kill
+    130 tkill tgkill sigaltstack rt_sigsuspend rt_sigaction rt_sigprocmask rt_sigpending rt_sigtimedwait rt_sigqueueinfo
+    139 rt_sigreturn
+    140 setpriority getpriority reboot setregid setgid setreuid setuid setresuid getresuid setresgid
+    150 getresgid setfsuid setfsgid times setpgid getpgid getsid setsid getgroups setgroups
+    160 uname sethostname setdomainname getrlimit setrlimit getrusage umask prctl getcpu gettimeofday
+    170 settimeofday adjtimex getpid getppid getuid geteuid getgid getegid gettid sysinfo
+    180 mq_open mq_unlink mq_timedsend mq_timedreceive mq_notify mq_getsetattr msgget msgctl msgrcv msgsnd
+    190 semget semctl semtimedop semop shmget shmctl shmat shmdt socket socketpair
+    200 bind listen accept connect getsockname getpeername sendto recvfrom setsockopt getsockopt
+    210 shutdown sendmsg recvmsg readahead brk munmap mremap add_key request_key keyctl
+    220 clone execve mmap fadvise64 swapon swapoff mprotect msync mlock munlock
+    230 mlockall munlockall mincore madvise remap_file_pages mbind get_mempolicy set_mempolicy migrate_pages move_pages
+    240 rt_tgsigqueueinfo perf_event_open accept4 recvmmsg
+    260 wait4 prlimit64 fanotify_init fanotify_mark name_to_handle_at open_by_handle_at clock_adjtime syncfs
+    268 setns sendmmsg
+    270 process_vm_readv process_vm_writev kcmp finit_module sched_setattr sched_getattr renameat2 seccomp getrandom
+    279 memfd_create
+    280 bpf execveat userfaultfd membarrier mlock2 copy_file_range preadv2 pwritev2 pkey_mprotect pkey_alloc
+    290 pkey_free statx io_pgetevents rseq kexec_file_load"""
+)
+
+SYSCALLS = {"x86_64": {**_X86_64, **_COMMON}, "aarch64": {**_AARCH64, **_COMMON}}
+
+# --- The compiler --------------------------------------------------------------------
+
+_LOAD_WORD = 0x20  # BPF_LD | BPF_W | BPF_ABS
+_AND = 0x54  # BPF_ALU | BPF_AND | BPF_K
+_JUMP = 0x05  # BPF_JMP | BPF_JA
+_JUMP_IF_EQUAL = 0x15  # BPF_JMP | BPF_JEQ | BPF_K
+_JUMP_IF_AT_LEAST = 0x35  # BPF_JMP | BPF_JGE | BPF_K
+_RETURN = 0x06  # BPF_RET | BPF_K
+_SHORT_JUMP_MAX = 255
+
+_OFFSET_OF_NUMBER = 0
+_OFFSET_OF_ARCHITECTURE = 4
+
+
+def compile_filter(machine: str) -> bytes:
+    """Compile the policy for "x86_64" or "aarch64": an array of struct sock_filter for seccomp(2).
+
+    Raises:
+        ValueError: we have no numbers for this machine.
+    """
+    if machine not in AUDIT_ARCH:
+        raise ValueError(f"no seccomp policy for machine {machine!r}")
+    # The architecture comes first: until it is known, the number means nothing.
+    whole = Look(_OFFSET_OF_ARCHITECTURE, _WORD, _steps({AUDIT_ARCH[machine]: _by_number(machine)}, KILL_PROCESS))
+    program = _decide(whole)
+    if len(program) > INSTRUCTIONS_MAX:
+        raise OverflowError(f"{len(program)} instructions, the kernel takes {INSTRUCTIONS_MAX}")
+    return b"".join(struct.pack("<HBBI", *instruction) for instruction in program)
+
+
+def _by_number(machine: str) -> Look:
+    numbers = SYSCALLS[machine]
+    cases: dict[int, int | Look] = _each(EPERM, *numbers.values())
+    for verdict, ideas in VERDICTS.items():
+        names = " ".join(ideas.values()).split()
+        cases.update(_each(verdict, *(numbers[name] for name in names if name in numbers)))
+    cases.update((numbers[name], rule) for name, rule in ARGUMENT_RULES.items() if name in numbers)
+    steps = _steps(cases, ENOSYS)
+    if machine == "x86_64":
+        # -1 has the x32 bit, yet is no x32 call but "no call"; the kernel says ENOSYS.
+        steps += [(_X32_BIT, KILL_PROCESS), (_WORD, ENOSYS)]
+    return Look(_OFFSET_OF_NUMBER, _WORD, steps)
+
+
+def _decide(decision: int | Look) -> list[tuple[int, int, int, int]]:
+    if isinstance(decision, int):
+        return [(_RETURN, 0, 0, decision)]
+    load = [(_LOAD_WORD, 0, 0, decision.offset)]
+    if decision.mask != _WORD:
+        load.append((_AND, 0, 0, decision.mask))
+    return load + _search(decision.steps)
+
+
+def _search(steps: list[tuple[int, int | Look]]) -> list[tuple[int, int, int, int]]:
+    """Find the step that holds the loaded word; every path ends in a verdict."""
+    if len(steps) == 1:
+        return _decide(steps[0][1])
+    if _is_lone_value(steps):
+        return _branch(_JUMP_IF_EQUAL, steps[1][0], _decide(steps[1][1]), _decide(steps[0][1]))
+    middle = len(steps) // 2
+    return _branch(_JUMP_IF_AT_LEAST, steps[middle][0], _search(steps[middle:]), _search(steps[:middle]))
+
+
+def _is_lone_value(steps: list[tuple[int, int | Look]]) -> bool:
+    return len(steps) == 3 and steps[0][1] == steps[2][1] and steps[2][0] == steps[1][0] + 1
+
+
+def _branch(
+    test: int, operand: int, if_true: list[tuple[int, int, int, int]], if_false: list[tuple[int, int, int, int]]
+) -> list[tuple[int, int, int, int]]:
+    distance = len(if_false)
+    if distance <= _SHORT_JUMP_MAX:
+        return [(test, distance, 0, operand), *if_false, *if_true]
+    return [(test, 0, 1, operand), (_JUMP, 0, 0, distance), *if_false, *if_true]

@@ -1,0 +1,206 @@
+"""The only door to the kernel that `os` does not have: one ctypes function per system call we need.
+
+Numbers above 423 are the same on every architecture; the others go through libc's own wrappers. Every function
+raises OSError with the call's name, so that a failed wall says which call refused.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_syscall = _libc.syscall
+_syscall.restype = ctypes.c_long
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWCGROUP = 0x02000000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+
+MS_RDONLY = 0x1
+MS_NOSUID = 0x2
+MS_NODEV = 0x4
+MS_NOEXEC = 0x8
+MS_REMOUNT = 0x20
+MS_BIND = 0x1000
+MS_REC = 0x4000
+MS_PRIVATE = 0x40000
+MNT_DETACH = 0x2
+
+OPEN_TREE_CLONE = 0x1
+AT_RECURSIVE = 0x8000
+AT_EMPTY_PATH = 0x1000
+MOVE_MOUNT_F_EMPTY_PATH = 0x4
+MOUNT_ATTR_RDONLY = 0x1
+MOUNT_ATTR_NOSUID = 0x2
+MOUNT_ATTR_NODEV = 0x4
+MOUNT_ATTR_NOEXEC = 0x8
+
+PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
+PR_SET_SECCOMP = 22
+PR_CAPBSET_DROP = 24
+PR_SET_NO_NEW_PRIVS = 38
+PR_CAP_AMBIENT = 47
+PR_CAP_AMBIENT_RAISE = 2
+PR_CAP_AMBIENT_CLEAR_ALL = 4
+
+RESOLVE_NO_XDEV = 0x01
+RESOLVE_NO_MAGICLINKS = 0x02
+RESOLVE_NO_SYMLINKS = 0x04
+RESOLVE_BENEATH = 0x08
+
+_OPEN_TREE = 428
+_MOVE_MOUNT = 429
+_OPENAT2 = 437
+_MOUNT_SETATTR = 442
+_LANDLOCK_CREATE_RULESET = 444
+_LANDLOCK_ADD_RULE = 445
+_LANDLOCK_RESTRICT_SELF = 446
+_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+_LANDLOCK_CREATE_RULESET_VERSION = 1
+_LANDLOCK_RULE_PATH_BENEATH = 1
+_CAPABILITY_VERSION_3 = 0x20080522
+
+
+def _checked(name: str, result: int) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+    return result
+
+
+def unshare(flags: int) -> None:
+    """Leave the namespaces named by `flags` for new ones."""
+    _checked("unshare", _libc.unshare(flags))
+
+
+def setns(descriptor: int, flags: int) -> None:
+    """Join namespaces of the process behind a pidfd, or the one behind a namespace file."""
+    _checked("setns", _libc.setns(descriptor, flags))
+
+
+def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
+    """mount(2)."""
+    result = _libc.mount(
+        source.encode(), os.fsencode(target), kind.encode(), ctypes.c_ulong(flags), options.encode() or None
+    )
+    if result < 0:
+        _checked(f"mount {kind or 'flags'} on {target}", result)
+
+
+def unmount(target: str) -> None:
+    """Detach a mount at once; it goes when its last user does."""
+    _checked(f"umount {target}", _libc.umount2(os.fsencode(target), MNT_DETACH))
+
+
+def pivot_root(new_root: str, put_old: str) -> None:
+    """Make `new_root` the root of this mount namespace."""
+    number = _PIVOT_ROOT[os.uname().machine]
+    _checked("pivot_root", _syscall(number, os.fsencode(new_root), os.fsencode(put_old)))
+
+
+def clone_tree(path: str, recursive: bool = True) -> int:
+    """A detached copy of the mounts at `path`, as a descriptor the caller owns."""
+    flags = OPEN_TREE_CLONE | os.O_CLOEXEC | (AT_RECURSIVE if recursive else 0)
+    return _checked(f"open_tree {path}", _syscall(_OPEN_TREE, -100, os.fsencode(path), flags))
+
+
+def attach_tree(tree: int, target: str) -> None:
+    """Attach a detached tree over `target`."""
+    result = _syscall(_MOVE_MOUNT, tree, b"", -100, os.fsencode(target), MOVE_MOUNT_F_EMPTY_PATH)
+    _checked(f"move_mount {target}", result)
+
+
+class _MountAttributes(ctypes.Structure):
+    _fields_ = (
+        ("attr_set", ctypes.c_uint64),
+        ("attr_clr", ctypes.c_uint64),
+        ("propagation", ctypes.c_uint64),
+        ("userns_fd", ctypes.c_uint64),
+    )
+
+
+def set_mount_attributes(tree: int, attributes: int) -> None:
+    """Add mount attributes to a whole detached tree."""
+    wanted = _MountAttributes(attributes, 0, MS_PRIVATE, 0)
+    size = ctypes.c_size_t(ctypes.sizeof(wanted))
+    flags = AT_EMPTY_PATH | AT_RECURSIVE
+    _checked("mount_setattr", _syscall(_MOUNT_SETATTR, tree, b"", flags, ctypes.byref(wanted), size))
+
+
+def prctl(option: int, *arguments: int) -> int:
+    """prctl(2), all arguments as unsigned longs."""
+    padded = [ctypes.c_ulong(each) for each in (*arguments, 0, 0, 0, 0)[:4]]
+    return _checked(f"prctl {option}", _libc.prctl(option, *padded))
+
+
+class _FilterProgram(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
+
+
+def install_seccomp(program: bytes) -> None:
+    """Put the calling thread behind a classic-BPF filter; needs no_new_privs."""
+    holder = _FilterProgram(len(program) // 8, program)
+    _checked("seccomp", _libc.prctl(PR_SET_SECCOMP, ctypes.c_ulong(2), ctypes.byref(holder), 0, 0))
+
+
+class _CapabilityHeader(ctypes.Structure):
+    _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
+
+
+_CapabilitySets = ctypes.c_uint32 * 6
+
+
+def set_capabilities(permitted: int, inheritable: int) -> None:
+    """Set the effective and permitted sets, and the inheritable one, of this thread."""
+    low, high = permitted & 0xFFFFFFFF, permitted >> 32
+    sets = _CapabilitySets(low, low, inheritable & 0xFFFFFFFF, high, high, inheritable >> 32)
+    header = _CapabilityHeader(_CAPABILITY_VERSION_3, 0)
+    _checked("capset", _libc.capset(ctypes.byref(header), ctypes.byref(sets)))
+
+
+def permitted_capabilities() -> int:
+    """The permitted set of this thread as a bit mask."""
+    sets = _CapabilitySets()
+    header = _CapabilityHeader(_CAPABILITY_VERSION_3, 0)
+    _checked("capget", _libc.capget(ctypes.byref(header), ctypes.byref(sets)))
+    return int(sets[1]) | int(sets[4]) << 32
+
+
+def landlock_version() -> int:
+    """The kernel's landlock ABI, or 0 when it has none."""
+    result = _syscall(_LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), _LANDLOCK_CREATE_RULESET_VERSION)
+    return max(int(result), 0)
+
+
+def landlock_create_ruleset(attributes: bytes) -> int:
+    """A new ruleset as a descriptor the caller owns."""
+    size = ctypes.c_size_t(len(attributes))
+    return _checked("landlock_create_ruleset", _syscall(_LANDLOCK_CREATE_RULESET, attributes, size, 0))
+
+
+def landlock_allow_beneath(ruleset: int, rule: bytes) -> None:
+    """Add a path-beneath rule."""
+    _checked("landlock_add_rule", _syscall(_LANDLOCK_ADD_RULE, ruleset, _LANDLOCK_RULE_PATH_BENEATH, rule, 0))
+
+
+def landlock_restrict_self(ruleset: int) -> None:
+    """Put the calling thread behind the ruleset; needs no_new_privs."""
+    _checked("landlock_restrict_self", _syscall(_LANDLOCK_RESTRICT_SELF, ruleset, 0))
+
+
+class _OpenHow(ctypes.Structure):
+    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
+
+
+def open_beneath(directory: int, path: str, flags: int, mode: int = 0) -> int:
+    """Open `path` under `directory` without following any link or leaving its file system."""
+    resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_XDEV
+    how = _OpenHow(flags | os.O_CLOEXEC, mode, resolve)
+    size = ctypes.c_size_t(ctypes.sizeof(how))
+    return _checked("openat2", _syscall(_OPENAT2, directory, os.fsencode(path), ctypes.byref(how), size))

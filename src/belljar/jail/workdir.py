@@ -1,0 +1,90 @@
+"""Reading what a program has left in its work directory, without trusting anything in it.
+
+Called only when every process of the program is dead. Every open goes through openat2 beneath the directory's own
+descriptor and follows no link; only regular files are read, never blocking, and names, counts, depth and bytes are
+bounded. Nothing here changes the tree: clean-up is the last reference to its mount going away.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+
+from belljar.jail import syscalls
+
+DEPTH_MAX = 32
+ENTRIES_MAX = 50_000
+
+
+class TooMuch(Exception):
+    """The files asked for are more than may be taken out; the message says which bound."""
+
+
+def collect(root: int, wanted: Callable[[str], bool], count_max: int, bytes_max: int) -> list[tuple[str, bytes]]:
+    """The regular files under `root` that `wanted` accepts, as (relative path, content), sorted by path.
+
+    Raises:
+        TooMuch: they are more in number or bytes than allowed.
+    """
+    paths = sorted(path for path in _walk(root) if wanted(path))
+    if len(paths) > count_max:
+        raise TooMuch(f"{len(paths)} files match, at most {count_max} can be returned")
+    found: list[tuple[str, bytes]] = []
+    left = bytes_max
+    for path in paths:
+        content = _read_regular(root, path, left)
+        if content is not None:
+            left -= len(content)
+            found.append((path, content))
+    return found
+
+
+def _walk(root: int) -> Iterator[str]:
+    """Relative paths of everything that is not a directory; names that are not UTF-8 cannot be asked for."""
+    pending = [""]
+    seen = 0
+    while pending:
+        directory = pending.pop()
+        try:
+            descriptor = syscalls.open_beneath(root, directory or ".", os.O_RDONLY | os.O_DIRECTORY)
+        except OSError:
+            continue  # removed, unreadable to us, or swapped for a link: not ours to judge
+        try:
+            with os.scandir(descriptor) as entries:
+                for entry in entries:
+                    seen += 1
+                    if seen > ENTRIES_MAX:
+                        raise TooMuch(f"the work directory holds more than {ENTRIES_MAX} entries")
+                    path = f"{directory}/{entry.name}" if directory else entry.name
+                    if not _is_text(path):
+                        continue
+                    if entry.is_dir(follow_symlinks=False):
+                        if path.count("/") < DEPTH_MAX:
+                            pending.append(path)
+                    elif entry.is_file(follow_symlinks=False):
+                        yield path
+        finally:
+            os.close(descriptor)
+
+
+def _is_text(path: str) -> bool:
+    try:
+        path.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _read_regular(root: int, path: str, bytes_max: int) -> bytes | None:
+    try:
+        descriptor = syscalls.open_beneath(root, path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    with open(descriptor, "rb", buffering=0) as file:
+        facts = os.fstat(descriptor)
+        if not stat.S_ISREG(facts.st_mode):
+            return None
+        if facts.st_size > bytes_max:
+            raise TooMuch(f"{path} has {facts.st_size} bytes, {bytes_max} are left of what can be returned")
+        return file.read()

@@ -1,0 +1,238 @@
+"""Everything an operator can choose, in one frozen tree, read once.
+
+Later sources win: the defaults below, a TOML file, `BELLJAR_…` variables, flags. `provenance` remembers which one
+gave each value. Nothing else in Belljar reads the environment or a configuration file.
+
+A value's name is its path: `pool.max_running` is `[pool] max_running = 8` in the file and
+`BELLJAR_POOL_MAX_RUNNING=8` in the environment.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from belljar.contract.errors import InvalidSettings
+from belljar.contract.execution import MIB, Limits
+
+GIB = 1024 * MIB
+_CORES = len(os.sched_getaffinity(0))
+
+#: Every wall an operator may waive by name, with what is lost. `jail/probe.py` tells which can be had.
+WALL_NAMES = ("cgroup", "landlock", "uid")
+
+DEFAULT_PACKAGES = ("ipython", "numpy", "pandas", "matplotlib", "pillow", "scipy", "sympy", "requests")
+DEFAULT_WARM_IMPORTS = ("numpy", "pandas", "matplotlib.pyplot", "PIL.Image")
+
+
+def _state_dir() -> Path:
+    if os.geteuid() == 0:
+        return Path("/var/lib/belljar")
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share") / "belljar"
+
+
+def _runtime_dir() -> Path:
+    if os.geteuid() == 0:
+        return Path("/run/belljar")
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(base) / "belljar" if base else _state_dir() / "run"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JailSettings:
+    """The walls."""
+
+    without_walls: tuple[str, ...] = ()  # walls the operator gives up knowingly
+    uid_base: int = 1_900_000_000  # first host uid of the 65,536 each instance gives its guests (as root)
+    cgroup_parent: str = "belljar"  # name of our directory in each cgroup hierarchy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSettings:
+    """How much is kept warm and how much runs at once."""
+
+    max_running: int = max(8, 4 * _CORES)  # programs running at the same time
+    max_queued: int = 4096  # executions waiting for their turn; one more is refused
+    ready_guests: int = 2 * _CORES  # jailed forks waiting for a program, per weight in use
+    zygote_forks: int = 20_000  # a zygote is replaced after this many forks
+    zygote_seconds: float = 3600.0  # … or after this long
+    idle_seconds: float = 600.0  # a heavy zygote unused for this long is let go
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestSettings:
+    """What one request may carry in and out."""
+
+    code_bytes: int = 4 * MIB  # source text
+    file_count: int = 1000  # files in, and artifacts out
+    files_bytes: int = 64 * MIB  # all files in, and all artifacts out
+    stdin_bytes: int = 64 * MIB
+    env_bytes: int = 128 * 1024  # arguments and environment together
+    display_count: int = 64
+    display_bytes: int = 16 * MIB  # all pictures of one execution
+    flood_bytes: int = 128 * MIB  # output past this ends the program
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentSettings:
+    """How a named guest environment is built and warmed."""
+
+    packages: tuple[str, ...] = DEFAULT_PACKAGES
+    python: str = ""  # interpreter to build from; empty: the one Belljar runs on
+    warm_imports: tuple[str, ...] = DEFAULT_WARM_IMPORTS  # done ahead in the heavy zygote
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The whole tree."""
+
+    state_dir: Path = field(default_factory=_state_dir)  # guest environments live here
+    runtime_dir: Path = field(default_factory=_runtime_dir)  # locks of running instances
+    jail: JailSettings = field(default_factory=JailSettings)
+    pool: PoolSettings = field(default_factory=PoolSettings)
+    request: RequestSettings = field(default_factory=RequestSettings)
+    default_limits: Limits = field(default_factory=Limits)
+    ceiling_limits: Limits = field(
+        default_factory=lambda: Limits(
+            wall_seconds=300.0,
+            cpu_seconds=300.0,
+            memory_bytes=4 * GIB,
+            output_bytes=16 * MIB,
+            disk_bytes=2 * GIB,
+            processes=512,
+        )
+    )
+    environments: Mapping[str, EnvironmentSettings] = field(default_factory=lambda: {"default": EnvironmentSettings()})
+    provenance: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+
+def load(
+    path: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    flags: Mapping[str, Any] | None = None,
+) -> Settings:
+    """Read the settings; `flags` maps dotted names to values given on the command line.
+
+    Raises:
+        InvalidSettings: a name is unknown, or a value has the wrong type or makes no sense.
+    """
+    provenance: dict[str, str] = {}
+    settings = Settings()
+    for source, values in (
+        (f"file {path}", _read_file(path) if path else {}),
+        ("environment", _from_environ(os.environ if environ is None else environ)),
+        ("flag", dict(flags or {})),
+    ):
+        for name, value in values.items():
+            settings = _replace(settings, name, value)
+            provenance[name] = source
+    _check(settings)
+    return dataclasses.replace(settings, provenance=provenance)
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        tree = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise InvalidSettings(f"cannot read the settings file {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidSettings(f"the settings file {path} is not valid TOML: {error}") from error
+    flat: dict[str, Any] = {}
+
+    def walk(prefix: str, node: Mapping[str, Any]) -> None:
+        for key, value in node.items():
+            if isinstance(value, dict):
+                walk(f"{prefix}{key}.", value)
+            else:
+                flat[f"{prefix}{key}"] = value
+
+    walk("", tree)
+    return flat
+
+
+def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
+    by_variable = {"BELLJAR_" + name.upper().replace(".", "_"): name for name in names()}
+    return {by_variable[key]: value for key, value in environ.items() if key in by_variable}
+
+
+def names() -> list[str]:
+    """Dotted names of every setting that is not part of a named environment."""
+    found = []
+    for outer in dataclasses.fields(Settings):
+        if outer.name in ("environments", "provenance"):
+            continue
+        default = getattr(Settings(), outer.name)
+        if dataclasses.is_dataclass(default):
+            found += [f"{outer.name}.{inner.name}" for inner in dataclasses.fields(default)]
+        else:
+            found.append(outer.name)
+    return found
+
+
+def _replace(settings: Settings, name: str, value: Any) -> Settings:
+    parts = name.split(".")
+    if parts[0] == "environments" and len(parts) == 3:
+        environments = dict(settings.environments)
+        before = environments.get(parts[1], EnvironmentSettings())
+        environments[parts[1]] = dataclasses.replace(before, **{parts[2]: _convert(name, before, parts[2], value)})
+        return dataclasses.replace(settings, environments=environments)
+    if name not in names():
+        raise InvalidSettings(f"unknown setting {name!r}; known are: {', '.join(names())}", setting=name)
+    if len(parts) == 1:
+        return dataclasses.replace(settings, **{name: _convert(name, settings, name, value)})
+    section = getattr(settings, parts[0])
+    section = dataclasses.replace(section, **{parts[1]: _convert(name, section, parts[1], value)})
+    return dataclasses.replace(settings, **{parts[0]: section})
+
+
+def _convert(name: str, owner: Any, attribute: str, value: Any) -> Any:
+    """Give `value` the type that the default of this setting has."""
+    if attribute not in {each.name for each in dataclasses.fields(owner)}:
+        raise InvalidSettings(f"unknown setting {name!r}", setting=name)
+    current = getattr(owner, attribute)
+    try:
+        if isinstance(current, tuple):
+            parts = value.split(",") if isinstance(value, str) else value
+            return tuple(str(part).strip() for part in parts if str(part).strip())
+        if isinstance(current, Path):
+            return Path(value).expanduser().absolute()
+        if isinstance(current, float):
+            return float(value)
+        if isinstance(current, int):
+            return int(value)
+        return str(value)
+    except (TypeError, ValueError):
+        wanted = type(current).__name__
+        raise InvalidSettings(f"setting {name!r} must be a {wanted}, not {value!r}", setting=name) from None
+
+
+def _check(settings: Settings) -> None:
+    for wall in settings.jail.without_walls:
+        if wall not in WALL_NAMES:
+            raise InvalidSettings(
+                f"there is no wall {wall!r} that can be given up; these can: {', '.join(WALL_NAMES)}", wall=wall
+            )
+    for each in dataclasses.fields(Limits):
+        default, ceiling = getattr(settings.default_limits, each.name), getattr(settings.ceiling_limits, each.name)
+        if not (math.isfinite(default) and math.isfinite(ceiling) and 0 < default <= ceiling):
+            raise InvalidSettings(
+                f"default_limits.{each.name} ({default}) must be above 0 and at most ceiling_limits.{each.name} ({ceiling})"
+            )
+    for name in ("max_running", "zygote_forks"):
+        if getattr(settings.pool, name) < 1:
+            raise InvalidSettings(f"pool.{name} must be at least 1")
+    for name in settings.environments:
+        check_environment_name(name)
+
+
+def check_environment_name(name: str) -> None:
+    """Raise InvalidSettings unless `name` is safe as a directory name."""
+    if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,63}", name):
+        raise InvalidSettings(f"environment name {name!r} must be 1 to 64 of a-z 0-9 . _ - and start with a letter or digit")

@@ -1,0 +1,330 @@
+"""The host's ends of the sockets to wardens and zygotes: requests go out, births and deaths come back.
+
+Everything here runs on the event loop's thread and never blocks. Only pids, wait statuses and descriptors are taken
+from the other side; none of them was ever in a program's hands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from belljar import channel
+from belljar.jail import policy
+
+_log = logging.getLogger("belljar.zygote")
+_START = "import sys; sys.path.insert(0, sys.argv[2]); from belljar.zygote.warden import main; main(int(sys.argv[1]))"
+_LOG_BYTES_KEPT = 8192
+
+Reaped = Callable[[int, float], None]  # wait status, CPU seconds
+
+
+class StartFailed(Exception):
+    """A warden or zygote did not come up; the message carries what it said."""
+
+
+class LogPipe:
+    """What a warden and its zygotes print: logged, and its tail kept for error messages."""
+
+    def __init__(self) -> None:
+        self.tail = b""
+        self._loop = asyncio.get_running_loop()
+        self._read, self.write = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._read, False)
+        self._loop.add_reader(self._read, self._on_readable)
+
+    def _on_readable(self) -> None:
+        try:
+            chunk = os.read(self._read, 65536)
+        except BlockingIOError:
+            return
+        if not chunk:
+            self._loop.remove_reader(self._read)
+            return
+        self.tail = (self.tail + chunk)[-_LOG_BYTES_KEPT:]
+        for line in chunk.decode("utf-8", "replace").splitlines():
+            _log.warning("%s", line)
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._loop.remove_reader(self._read)
+        os.close(self._read)
+        os.close(self.write)
+
+
+class WardenHandle:
+    """A running warden: ask it for zygotes and cells, hear which of its children ended."""
+
+    def __init__(self, on_lost: Callable[[], None]) -> None:
+        self.log = LogPipe()
+        self.is_lost = False
+        self._on_lost = on_lost
+        self._loop = asyncio.get_running_loop()
+        self._asked: dict[int, asyncio.Future[tuple[int, int]]] = {}
+        self._next_ask = 0
+        self._watched: dict[int, Reaped] = {}
+        self._early: dict[int, tuple[int, float]] = {}  # ended before we knew who they were
+        self._ready: asyncio.Future[None] = self._loop.create_future()
+
+    async def start(self, *, as_root: bool, bound: Mapping[str, str], guest_uids: Sequence[int], uid_base: int) -> None:
+        """Exec the warden with a clean environment and wait until its world is built.
+
+        Raises:
+            StartFailed: it could not be; the message says at which call.
+        """
+        self._socket, theirs = channel.pair()
+        sources = str(Path(__file__).resolve().parents[2])
+        command = [sys.executable, "-I", "-S", "-c", _START, str(theirs.fileno()), sources]
+        with theirs:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=self.log.write,
+                stderr=self.log.write,
+                env={"LANG": "C.UTF-8"},
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                cwd="/",
+            )
+        self._socket.setblocking(False)
+        self._loop.add_reader(self._socket, self._on_readable)
+        orders = {
+            "as_root": as_root,
+            "bound": dict(bound),
+            "guest_uids": list(guest_uids),
+            "uid_base": uid_base,
+        }
+        channel.send(self._socket, orders)
+        await self._ready
+
+    async def start_zygote(self, python: str, environ: Mapping[str, str], control: int) -> int:
+        """A new zygote with `control` as its socket; returns its pidfd, which the caller owns."""
+        message = {"python": python, "environ": dict(environ)}
+        _, pidfd = await self._ask(message, [control, self.log.write])
+        return pidfd
+
+    async def make_cell(self) -> tuple[int, int]:
+        """A new empty cell: the pid, and a pidfd that the caller owns, of the process that holds it."""
+        return await self._ask({}, [])
+
+    def watch(self, pid: int, ended: Reaped) -> None:
+        """Call `ended` once the warden has reaped `pid`, be it already so."""
+        early = self._early.pop(pid, None)
+        if early is not None:
+            ended(*early)
+        else:
+            self._watched[pid] = ended
+
+    def unwatch(self, pid: int) -> None:
+        """Nobody cares any more."""
+        self._watched.pop(pid, None)
+        self._early.pop(pid, None)
+
+    def _ask(self, message: dict[str, Any], descriptors: Sequence[int]) -> asyncio.Future[tuple[int, int]]:
+        answer: asyncio.Future[tuple[int, int]] = self._loop.create_future()
+        if self.is_lost:
+            answer.set_exception(StartFailed("the warden has ended"))
+            return answer
+        self._next_ask += 1
+        self._asked[self._next_ask] = answer
+        try:
+            channel.send(self._socket, {**message, "ask": self._next_ask}, descriptors=descriptors)
+        except (channel.ChannelClosed, BlockingIOError) as error:
+            del self._asked[self._next_ask]
+            answer.set_exception(StartFailed(f"the warden does not listen: {error}"))
+        return answer
+
+    def _on_readable(self) -> None:
+        while True:
+            try:
+                message, _, descriptors = channel.receive(self._socket, descriptors_max=1)
+            except BlockingIOError:
+                return
+            except channel.ChannelClosed:
+                self._lose()
+                return
+            self._hear(message, descriptors)
+
+    def _hear(self, message: dict[str, Any], descriptors: list[int]) -> None:
+        if "reaped" in message:
+            seen = message["status"], message["cpu_seconds"]
+            ended = self._watched.pop(message["reaped"], None)
+            if ended is not None:
+                ended(*seen)
+            else:
+                self._early[message["reaped"]] = seen
+        elif "ask" in message:
+            answer = self._asked.pop(message["ask"])
+            if answer.cancelled():
+                for descriptor in descriptors:
+                    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+                    os.close(descriptor)
+            elif "failed" in message:
+                answer.set_exception(StartFailed(message["failed"]))
+            else:
+                answer.set_result((message["pid"], descriptors[0]))
+        elif not self._ready.done():
+            if "failed" in message:
+                self._ready.set_exception(StartFailed(message["failed"]))
+            else:
+                self._ready.set_result(None)
+
+    def _lose(self) -> None:
+        self.is_lost = True
+        self._loop.remove_reader(self._socket)
+        lost = StartFailed(f"the warden has ended: {self.log.tail.decode('utf-8', 'replace').strip()}")
+        for answer in (self._ready, *self._asked.values()):
+            if not answer.done():
+                answer.set_exception(lost)
+        self._asked.clear()
+        self._on_lost()
+
+    async def close(self) -> None:
+        """End the warden, and with it everything in its pid namespace; wait until it is gone."""
+        if not hasattr(self, "process"):
+            self.log.close()
+            return
+        self._loop.remove_reader(self._socket)
+        self._socket.close()  # the warden leaves on its own: the keeper's exit then proves the world is gone
+        try:
+            await asyncio.to_thread(self.process.wait, 5.0)
+        except subprocess.TimeoutExpired:
+            self.process.kill()  # its keeper's death takes the warden along
+            await asyncio.to_thread(self.process.wait)
+        self.log.close()
+        if not self._ready.done():
+            self._ready.cancel()
+
+
+class ZygoteHandle:
+    """A running zygote: tell it to fork, hear who was born and who ended."""
+
+    def __init__(self, weight: str, listener: ZygoteListener) -> None:
+        self.weight = weight
+        self.is_lost = False
+        self.forks = 0
+        self._listener = listener
+        self._loop = asyncio.get_running_loop()
+        self._pidfd = -1
+        self._cells: set[int] = set()
+        self._warm: asyncio.Future[str] = self._loop.create_future()
+        self.started_at = self._loop.time()
+
+    async def start(self, warden: WardenHandle, python: str, greeting: Mapping[str, Any], warm_seconds: float) -> None:
+        """Start it in the warden's world and wait until its imports are done.
+
+        Raises:
+            StartFailed: it did not come up in time or an import failed; the message carries what it printed.
+        """
+        self._socket, theirs = channel.pair()
+        self._socket.setblocking(False)
+        self._loop.add_reader(self._socket, self._on_readable)
+        environ = {**greeting["environ"], "PYTHONPATH": policy.CODE_DIR, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        try:
+            with theirs:
+                self._pidfd = await warden.start_zygote(python, environ, theirs.fileno())
+            channel.send(self._socket, dict(greeting))
+            self.python_version = await asyncio.wait_for(self._warm, warm_seconds)
+        except (TimeoutError, channel.ChannelClosed) as error:
+            self.close()
+            raise StartFailed(f"the zygote did not become warm: {self._said(warden)}") from error
+        except BaseException:
+            self.close()
+            raise
+
+    @staticmethod
+    def _said(warden: WardenHandle) -> str:
+        return warden.log.tail.decode("utf-8", "replace").strip() or "it said nothing"
+
+    def fork(self, message: Mapping[str, Any], cell: int, cell_descriptors: Sequence[int], descriptors: Sequence[int]) -> None:
+        """Fork a guest into `cell`; the caller keeps its copies of all descriptors.
+
+        Raises:
+            channel.ChannelClosed: the zygote is gone.
+        """
+        if cell not in self._cells:
+            self._cells.add(cell)
+            channel.send(self._socket, {"cell": cell}, descriptors=cell_descriptors)
+        self.forks += 1
+        channel.send(self._socket, {**message, "cell": cell}, descriptors=descriptors)
+
+    def forget_cell(self, cell: int) -> None:
+        """The cell is gone; drop what the zygote holds of it."""
+        if cell in self._cells:
+            self._cells.discard(cell)
+            with contextlib.suppress(channel.ChannelClosed, BlockingIOError):
+                channel.send(self._socket, {"forget": cell})
+
+    def _on_readable(self) -> None:
+        while True:
+            try:
+                message, _, _ = channel.receive(self._socket)
+            except BlockingIOError:
+                return
+            except channel.ChannelClosed:
+                self._lose()
+                return
+            if "ended" in message:
+                self._listener.guest_ended(message["ended"], message["status"], message["cpu_seconds"])
+            elif "born" in message:
+                self._listener.guest_born(message["born"], message["pid"])
+            elif "unborn" in message:
+                self._listener.guest_unborn(message["unborn"], message["reason"])
+            elif not self._warm.done():
+                self._warm.set_result(message["warm"])
+
+    def _lose(self) -> None:
+        if not self.is_lost:
+            self.is_lost = True
+            self._loop.remove_reader(self._socket)
+            if not self._warm.done():
+                self._warm.set_exception(channel.ChannelClosed("the zygote has ended"))
+            else:
+                self._listener.zygote_lost(self)
+
+    def retire(self) -> None:
+        """Ask it to leave; what it still has to say is heard. Its guests live on under the warden."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """End the zygote now; guests it has forked live on under the warden."""
+        self._loop.remove_reader(self._socket)
+        self.is_lost = True
+        self._socket.close()
+        if not self._warm.done():
+            self._warm.cancel()
+        if self._pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+
+class ZygoteListener:
+    """Who wants to hear what becomes of guests."""
+
+    def guest_born(self, guest: int, pid: int) -> None:
+        """The fork worked; `pid` is the guest's in the warden's pid namespace."""
+        raise NotImplementedError
+
+    def guest_unborn(self, guest: int, reason: str) -> None:
+        """The fork failed."""
+        raise NotImplementedError
+
+    def guest_ended(self, guest: int, status: int, cpu_seconds: float) -> None:
+        """The guest's own process has ended; others it started may live."""
+        raise NotImplementedError
+
+    def zygote_lost(self, zygote: ZygoteHandle) -> None:
+        """The zygote has died on its own."""
+        raise NotImplementedError

@@ -1,0 +1,163 @@
+"""The warm process: imports done, it waits, and forks a guest into an empty cell whenever it is told to.
+
+It never reads a byte of any program. It is single-threaded, holds no secret, lives in the guests' own root as a host
+uid that is nobody's, and talks to the host over one socket. Only the exit status it collects is believed.
+"""
+
+from __future__ import annotations
+
+import ctypes  # noqa: F401  (loaded before the first fork: guests need it)
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+from typing import Any
+
+from belljar import channel
+from belljar.guest import displays, script
+from belljar.jail import limits, namespaces, policy, seccomp, syscalls
+from belljar.jail.enter import CHANNEL, Place, StepFailed, Walls, enter
+
+_CONTROL = 3
+
+
+def serve() -> None:
+    """Serve until the host leaves. Returns only in a guest that has its program; never in the zygote."""
+    try:
+        control = socket.socket(fileno=_CONTROL)
+        zygote = Zygote(control)
+        if zygote.serve():
+            return
+    except BaseException:
+        traceback.print_exc()
+        os._exit(70)
+    os._exit(0)
+
+
+class Zygote:
+    """One warm process: its cells by number, its guests by pid."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self.control = control
+        greeting, _, _ = channel.receive(control)
+        self.walls = Walls(
+            greeting["landlock_version"], seccomp.compile_filter(os.uname().machine), greeting["changes_uid"]
+        )
+        self.cells: dict[int, tuple[int, list[int]]] = {}
+        self.guests: dict[int, int] = {}
+        namespaces.drop_bounding_set()
+        syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
+        limits.set_common()
+        _warm_up(greeting["imports"], greeting["environ"])
+        self.woken, alarm = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(alarm, warn_on_full_buffer=False)
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        channel.send(control, {"warm": sys.version.split()[0]})
+
+    def serve(self) -> bool:
+        """True in a guest that has its program; False in the zygote once the host has left."""
+        waiting = select.poll()
+        waiting.register(self.control, select.POLLIN)
+        waiting.register(self.woken, select.POLLIN)
+        while True:
+            for descriptor, _ in waiting.poll():
+                if descriptor == self.woken:
+                    os.read(self.woken, 4096)
+                    self.reap()
+                    continue
+                try:
+                    message, _, descriptors = channel.receive(self.control, channel.DESCRIPTORS_MAX)
+                except channel.ChannelClosed:
+                    return False
+                if self.obey(message, descriptors):
+                    return True
+
+    def obey(self, message: dict[str, Any], descriptors: list[int]) -> bool:
+        """Do as the host says; True in a new guest that has its program."""
+        if "cell" in message and "guest" in message:
+            return self.fork(message, *descriptors)
+        if "cell" in message:
+            self.cells[message["cell"]] = descriptors[0], descriptors[1:]
+        else:
+            sleeper, cgroups = self.cells.pop(message["forget"])
+            for descriptor in (sleeper, *cgroups):
+                os.close(descriptor)
+        return False
+
+    def fork(self, message: dict[str, Any], peer: int, stdout: int, stderr: int) -> bool:
+        """One fork into a waiting pid namespace. The fork handlers must run, so never by raw clone."""
+        sleeper, cgroups = self.cells[message["cell"]]
+        try:
+            syscalls.setns(sleeper, syscalls.CLONE_NEWPID)
+            pid = os.fork()
+        except OSError as error:
+            channel.send(self.control, {"unborn": message["guest"], "reason": str(error)})
+            pid = -1
+        if pid == 0:
+            place = Place(sleeper, cgroups, message["uid"], message)
+            return self.become_guest(place, peer, stdout, stderr)
+        for descriptor in (peer, stdout, stderr):
+            os.close(descriptor)
+        if pid > 0:
+            self.guests[pid] = message["guest"]
+            channel.send(self.control, {"born": message["guest"], "pid": pid})
+        return False
+
+    def become_guest(self, place: Place, peer: int, stdout: int, stderr: int) -> bool:
+        """Enter the jail, then wait for the program. Ends the process when either fails."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        control_copy = self.control.detach()
+        assert control_copy == _CONTROL == CHANNEL  # `enter` puts the guest's own socket over it
+        try:
+            enter(self.walls, place, peer, stdout, stderr)
+        except StepFailed as failure:
+            with socket.socket(fileno=os.dup(_surviving(peer))) as host:
+                channel.send(host, {"failed": failure.step, "reason": failure.reason})
+            os._exit(71)
+        if script.receive(socket.socket(fileno=CHANNEL)):
+            return True
+        os._exit(0)
+
+    def reap(self) -> None:
+        """Report everyone who has ended."""
+        while self.guests:
+            pid, status, usage = os.wait4(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            guest = self.guests.pop(pid)
+            cpu_seconds = usage.ru_utime + usage.ru_stime
+            channel.send(self.control, {"ended": guest, "status": status, "cpu_seconds": cpu_seconds})
+
+
+def _surviving(peer: int) -> int:
+    """The guest's socket, wherever the failed entry has left it."""
+    try:
+        os.fstat(peer)
+        return peer
+    except OSError:
+        return CHANNEL
+
+
+def _warm_up(imports: list[str], environ: dict[str, str]) -> None:
+    """Do the imports, then leave the interpreter as a program expects to find it."""
+    for name in imports:
+        importlib.import_module(name)
+    if len(os.listdir("/proc/self/task")) > 1:
+        raise RuntimeError("a warm import started a thread; a process with threads cannot be forked safely")
+    os.environ.clear()
+    os.environ.update(environ)
+    sys.path[:] = [path for path in sys.path if path != policy.CODE_DIR]
+    for path in [path for path in sys.path_importer_cache if path.startswith(policy.CODE_DIR)]:
+        del sys.path_importer_cache[path]
+    displays.register()
+    script.prepare()
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]

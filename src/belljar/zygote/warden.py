@@ -1,0 +1,225 @@
+"""The warden: first process of the guests' world. It builds their root, holds their user namespace, and reaps.
+
+It is exec'd, never forked from the process that holds keys. When it dies, the kernel ends everything in its pid
+namespace: zygotes, cells, guests. When a zygote dies, its guests live on as the warden's children and their exit
+status is reported from here, so no run is lost.
+
+As root it starts in three steps, because each needs a right the next gives up: read the host's files (root), then
+own a user namespace whose ids are nobody's (mapped by the process it left outside), then serve. A plain user starts
+inside a user namespace of its own and can map only one id.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+from typing import Any
+
+from belljar import channel
+from belljar.jail import mounts, namespaces, policy, syscalls
+
+_OWN_WORLD = syscalls.CLONE_NEWNS | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS | syscalls.CLONE_NEWNET
+_SLEEP = "/usr/bin/sleep"
+
+
+def main(control_descriptor: int) -> None:
+    """Start, then serve until the host leaves. Never returns."""
+    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+    control = socket.socket(fileno=control_descriptor)
+    try:
+        orders, _, _ = channel.receive(control)
+        _start(control, orders)
+    except channel.ChannelClosed:
+        os._exit(0)
+    except BaseException as error:
+        traceback.print_exc()
+        try:
+            channel.send(control, {"failed": str(error)})
+        finally:
+            os._exit(70)
+
+
+def _start(control: socket.socket, orders: dict[str, Any]) -> None:
+    """Fork the warden proper into its own pid namespace; this process stays outside, as its keeper."""
+    if not orders["as_root"]:
+        namespaces.enter_as_plain_user(policy.GUEST_UID_FIRST)
+    syscalls.unshare(syscalls.CLONE_NEWPID)
+    keeper_end, warden_end = channel.pair()
+    pid = os.fork()
+    if pid:
+        warden_end.close()
+        control.close()
+        _keep(pid, keeper_end, orders)
+    keeper_end.close()
+    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+    if orders["as_root"]:
+        syscalls.unshare(syscalls.CLONE_NEWNS)
+        mounts.build_root(orders["bound"], orders["guest_uids"], _own_code())
+        syscalls.unshare(syscalls.CLONE_NEWUSER | _OWN_WORLD)
+        channel.send(warden_end, {"map": True})
+        channel.receive(warden_end)
+        namespaces.become_mapped_root()
+    else:
+        syscalls.unshare(_OWN_WORLD)
+        mounts.build_root(orders["bound"], orders["guest_uids"], _own_code())
+    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of uid forgets it
+    channel.send(warden_end, {"settled": True})
+    channel.receive(warden_end)
+    warden_end.close()
+    socket.sethostname(policy.HOSTNAME)
+    Warden(control).serve()
+
+
+def _keep(pid: int, warden: socket.socket, orders: dict[str, Any]) -> None:
+    """Map the warden's ids, drop every right, and live exactly as long as it does. Never returns."""
+    try:
+        while "settled" not in channel.receive(warden)[0]:
+            namespaces.map_range(pid, orders["uid_base"], policy.UIDS_PER_INSTANCE)
+            channel.send(warden, {})
+        if orders["as_root"]:
+            os.setgroups([])
+            os.setresgid(orders["uid_base"], orders["uid_base"], orders["uid_base"])
+            os.setresuid(orders["uid_base"], orders["uid_base"], orders["uid_base"])
+            syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+        else:
+            namespaces.drop_capabilities()
+        channel.send(warden, {})
+    except channel.ChannelClosed:
+        pass  # the warden has said why to the host itself
+    os.waitpid(pid, 0)
+    os._exit(0)
+
+
+def _own_code() -> dict[str, bytes]:
+    """The sources a zygote needs, read before the host's files are out of reach."""
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    names = ["__init__.py", "channel.py", "zygote/__init__.py", "zygote/server.py"]
+    for folder in ("jail", "guest"):
+        names += [f"{folder}/{name}" for name in sorted(os.listdir(f"{package}/{folder}")) if name.endswith(".py")]
+    code = {}
+    for name in names:
+        with open(f"{package}/{name}", "rb") as file:
+            code[f"belljar/{name}"] = file.read()
+    with open(f"{package}/zygote/sitecustomize.py", "rb") as file:
+        code["sitecustomize.py"] = file.read()
+    return code
+
+
+class Warden:
+    """Starts zygotes, makes cells, and reports every child that ends."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self.control = control
+        self.woken, alarm = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the host's to answer
+        signal.set_wakeup_fd(alarm, warn_on_full_buffer=False)
+        gc.freeze()
+        channel.send(control, {"ready": True})
+
+    def serve(self) -> None:
+        """Until the host leaves; the kernel then ends everything in this pid namespace."""
+        waiting = select.poll()
+        waiting.register(self.control, select.POLLIN)
+        waiting.register(self.woken, select.POLLIN)
+        while True:
+            for descriptor, _ in waiting.poll():
+                if descriptor == self.woken:
+                    os.read(self.woken, 4096)
+                    self.reap()
+                else:
+                    self.obey()
+
+    def obey(self) -> None:
+        """Answer one request with the new process and a pidfd of it."""
+        try:
+            message, _, descriptors = channel.receive(self.control, descriptors_max=2)
+        except channel.ChannelClosed:
+            os._exit(0)
+        try:
+            pid = self.start_zygote(message, *descriptors) if "python" in message else self.make_cell()
+            pidfd = os.pidfd_open(pid)
+        except (OSError, RuntimeError) as error:
+            channel.send(self.control, {"ask": message["ask"], "failed": str(error)})
+        else:
+            channel.send(self.control, {"ask": message["ask"], "pid": pid}, descriptors=[pidfd])
+            os.close(pidfd)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def start_zygote(self, message: dict[str, Any], control: int, log: int) -> int:
+        """Exec the environment's interpreter; it finds our code by PYTHONPATH and serves from its start-up."""
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.setsid()
+                null = os.open("/dev/null", os.O_RDWR)
+                for source, target in ((null, 0), (log, 1), (log, 2), (control, 3)):
+                    os.dup2(source, target)
+                os.closerange(4, 1 << 20)
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
+                os.execve(message["python"], ["python", f"{policy.WORK_DIR}/{policy.PROGRAM_NAME}"], message["environ"])
+            finally:
+                os._exit(127)
+        return pid
+
+    def make_cell(self) -> int:
+        """A pid namespace and a network namespace with its own loopback, held by a process that does nothing."""
+        answer, report = os.pipe2(os.O_CLOEXEC)
+        helper = os.fork()
+        if helper == 0:
+            try:
+                syscalls.unshare(syscalls.CLONE_NEWPID | syscalls.CLONE_NEWNET)
+                namespaces.raise_loopback()
+                sleeper = os.fork()
+                if sleeper == 0:
+                    _sleep_for_ever(report)
+                os.write(report, str(sleeper).encode())
+            except OSError as error:
+                os.write(report, str(error).encode())
+            finally:
+                os._exit(0)
+        os.close(report)
+        with open(answer, "rb") as file:
+            text = file.read().decode()  # ends when the sleeper has exec'd: only then can its namespaces be joined
+        os.waitpid(helper, 0)
+        if not text.isdigit():
+            raise RuntimeError(f"a cell could not be made: {text}")
+        return int(text)
+
+    def reap(self) -> None:
+        """Report every child that has ended: sleepers, zygotes, and guests whose zygote is gone."""
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            cpu_seconds = usage.ru_utime + usage.ru_stime
+            channel.send(self.control, {"reaped": pid, "status": status, "cpu_seconds": cpu_seconds})
+
+
+def _sleep_for_ever(until_exec: int) -> None:
+    """Be pid 1 of a cell: children that lose their parent vanish, signals from inside do nothing."""
+    namespaces.drop_bounding_set()
+    namespaces.drop_capabilities()
+    syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    null = os.open("/dev/null", os.O_RDWR)
+    for target in (0, 1, 2):
+        os.dup2(null, target)
+    os.dup2(until_exec, 3, inheritable=False)
+    os.closerange(4, 1 << 20)
+    os.execve(_SLEEP, ["sleep", "infinity"], {})
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

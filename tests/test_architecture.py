@@ -1,0 +1,129 @@
+"""Promises about the code as a whole that no single module can keep.
+
+Which module may import which is the import-linter's business (see pyproject.toml).
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+GUEST_VERSIONS = ["3.9", "3.10", "3.11", "3.12", "3.13"]
+REQUIRED_VERSION = "3.11"
+
+
+@functools.cache
+def find_interpreter(version: str) -> str | None:
+    """A Python that really is `version`: a version manager's stand-in on PATH may exist and refuse to run."""
+    name = f"python{version}"
+    managed = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
+    candidates = [shutil.which(name), *sorted(map(str, managed.glob(f"*/bin/{name}")))]
+    if f"{sys.version_info.major}.{sys.version_info.minor}" == version:
+        candidates.insert(0, sys.executable)
+    for candidate in filter(None, candidates):
+        answer = run_python(candidate, "import sys; print('%d.%d' % sys.version_info[:2])")
+        if answer.returncode == 0 and answer.stdout.strip() == version:
+            return candidate
+    return None
+
+
+def run_python(interpreter: str, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run `code` without environment variables and without site-packages, so only the standard library is there."""
+    return subprocess.run(
+        [interpreter, "-I", "-S", "-B", "-W", "error", "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.fixture(params=GUEST_VERSIONS)
+def guest_python(request: pytest.FixtureRequest) -> str:
+    """An interpreter of each version that a guest environment may be built from."""
+    found = find_interpreter(request.param)
+    if found is None:
+        missing = f"NOT CHECKED: there is no python{request.param} on PATH or among pyenv's versions"
+        if request.param == REQUIRED_VERSION:
+            pytest.fail(missing)
+        pytest.skip(missing)
+    return found
+
+
+@pytest.fixture(scope="session")
+def jailed_files(sources: Path) -> list[Path]:
+    """Every file that is read by a guest's interpreter instead of the server's."""
+    package = sources / "belljar"
+    files = [
+        package / "__init__.py",
+        package / "channel.py",
+        package / "zygote/__init__.py",
+        package / "zygote/server.py",
+    ]
+    for folder in ("guest", "jail"):
+        found = sorted((package / folder).rglob("*.py"))
+        assert found, f"belljar/{folder} is empty; if it moved, tell this test where to"
+        files += found
+    return files
+
+
+def test_jailed_code_compiles_under_every_guest_python(guest_python: str, jailed_files: list[Path]) -> None:
+    code = """
+import sys
+for path in sys.argv[1:]:
+    with open(path, "rb") as file:
+        compile(file.read(), path, "exec")
+"""
+    answer = run_python(guest_python, code, *map(str, jailed_files))
+    assert answer.returncode == 0, answer.stderr
+
+
+def test_jailed_code_needs_nothing_but_the_standard_library(
+    guest_python: str, jailed_files: list[Path], sources: Path
+) -> None:
+    """Importing finds what compiling cannot: a class evaluated at import, or a name, newer than the interpreter."""
+    modules = [
+        ".".join(path.relative_to(sources).with_suffix("").parts).removesuffix(".__init__")
+        for path in jailed_files
+        if path.parent.name != "jail"  # the zygote pulls in those it uses; the rest runs on the host
+    ]
+    code = """
+import importlib, sys
+sys.path.insert(0, sys.argv[1])
+for name in sys.argv[2:]:
+    importlib.import_module(name)
+"""
+    answer = run_python(guest_python, code, str(sources), *modules)
+    assert answer.returncode == 0, answer.stderr
+
+
+def test_every_module_starts_with_a_docstring(sources: Path) -> None:
+    without = [
+        str(path.relative_to(sources))
+        for path in sorted((sources / "belljar").rglob("*.py"))
+        if not starts_with_docstring(path.read_text("utf-8"))
+    ]
+    assert not without, f"say the idea of the module in its first line: {without}"
+
+
+def starts_with_docstring(source: str) -> bool:
+    tree = ast.parse(source)
+    return bool(ast.get_docstring(tree)) and tree.body[0].lineno == 1
+
+
+def test_importing_belljar_loads_nothing_heavy(sources: Path) -> None:
+    """The package's own __init__ runs inside every jail and in front of every command line."""
+    code = "import json, sys; sys.path.insert(0, sys.argv[1]); import belljar; print(json.dumps(sorted(sys.modules)))"
+    answer = run_python(sys.executable, code, str(sources))
+    assert answer.returncode == 0, answer.stderr
+    loaded = set(json.loads(answer.stdout))
+    own_modules = {name for name in loaded if name.startswith("belljar.")}
+    assert not own_modules | (loaded & {"asyncio", "ctypes", "rich"})
