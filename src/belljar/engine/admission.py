@@ -19,6 +19,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from belljar.contract.artifacts import GLOB_CHARACTERS_MAX, GLOB_COUNT_MAX, GLOBS_CHARACTERS_MAX
 from belljar.contract.errors import (
     InvalidExecution,
     InvalidSettings,
@@ -29,7 +30,6 @@ from belljar.contract.errors import (
 )
 from belljar.contract.execution import MIB, Execution, Limits
 from belljar.contract.files import File, check_relative_path
-from belljar.engine.artifacts import GLOB_CHARACTERS_MAX, GLOB_COUNT_MAX, GLOBS_CHARACTERS_MAX
 from belljar.settings import Settings, check_environment_name
 
 _LANGUAGES = {"python": ("py", "python3")}  # each with its aliases

@@ -18,7 +18,7 @@ import threading
 import warnings
 import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Literal, Self, TypedDict, TypeVar, Unpack, cast, overload
@@ -33,6 +33,8 @@ from belljar.settings import Settings, load
 
 _EXIT_SECONDS = 10.0  # how long an interpreter that exits without `close` waits for programs to be gone
 _AHEAD = 16  # `run_many` holds this many times `max_in_flight` answers, so that one slow program delays no others
+
+_NO_MORE = object()
 
 _T = TypeVar("_T")
 
@@ -139,7 +141,11 @@ class AsyncSandbox(_Owned):
 
     @overload
     def run_many(
-        self, programs: Iterable[Program], *, max_in_flight: int | None = None, return_exceptions: Literal[False] = False
+        self,
+        programs: Iterable[Program],
+        *,
+        max_in_flight: int | None = None,
+        return_exceptions: Literal[False] = False,
     ) -> AsyncGenerator[Outcome, None]: ...
 
     @overload
@@ -161,31 +167,34 @@ class AsyncSandbox(_Owned):
         try:
             while True:
                 while len(tasks) < width or (len(tasks) < _AHEAD * width and not tasks[0].done()):
-                    program = next(source, None)
-                    if program is None:
+                    program = next(source, _NO_MORE)
+                    if program is _NO_MORE:
                         break
-                    tasks.append(asyncio.create_task(self._run_gated(gate, program, return_exceptions)))
+                    tasks.append(asyncio.create_task(self.run_gated(gate, program, return_exceptions)))
                 if not tasks:
                     return
-                outcome = await tasks[0]
+                yield await tasks[0]
                 tasks.popleft()
-                yield outcome
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _run_gated(
-        self, gate: asyncio.Semaphore, program: Program, return_exceptions: bool
-    ) -> Outcome | BelljarError:
+    async def run_gated(self, gate: asyncio.Semaphore, program: object, keep_error: bool) -> Outcome | BelljarError:
+        """Run one of many, once the gate lets it through."""
         async with gate:
             try:
                 code, asked = _unfold(program)
                 return await self.run(code, **asked)
             except BelljarError as error:
-                if return_exceptions:
-                    return error
-                raise
+                if not keep_error:
+                    raise
+                return error
+
+    def facts(self) -> Mapping[str, Any]:
+        """Numbers for monitoring: what runs, what waits."""
+        self._check_usable()
+        return {} if self._engine is None else self._engine.facts()
 
     async def _admit(self, code: str, asked: Asked) -> Execution:
         self._check_usable()
@@ -206,14 +215,15 @@ class AsyncSandbox(_Owned):
 
     def __del__(self) -> None:
         if self._engine is not None and not self._closed and os.getpid() == self._pid:
-            warnings.warn("an AsyncSandbox was never closed; use 'async with' or close()", ResourceWarning, stacklevel=2)
+            warnings.warn(
+                "an AsyncSandbox was never closed; use 'async with' or close()", ResourceWarning, stacklevel=2
+            )
 
 
 class Sandbox(_Owned):
     """Runs programs from ordinary code, from any number of threads. Close it, or use `with`."""
 
     _life: _Life | None = None
-    _end_life: weakref.finalize[..., Any] | None = None
 
     def __init__(
         self,
@@ -223,7 +233,7 @@ class Sandbox(_Owned):
         progress: Callable[[str], None] | None = None,
     ) -> None:
         super().__init__(settings=settings, without_walls=without_walls, progress=progress)
-        self._opening = threading.Lock()
+        self._door = threading.Lock()  # one opens or closes at a time
 
     def open(self) -> Self:
         """Start the sandbox now rather than at the first program.
@@ -238,12 +248,11 @@ class Sandbox(_Owned):
         """Let running programs finish within the grace, cancel the rest, leave nothing behind."""
         if os.getpid() != self._pid:
             return
-        with self._opening:
+        with self._door:
             self._closed = True
-            if self._life is not None and self._end_life is not None:
+            if self._life is not None:
                 self._life.stop(grace_seconds)
                 self._life.over.result()
-                self._end_life.detach()
 
     def __enter__(self) -> Self:
         return self.open()
@@ -259,35 +268,33 @@ class Sandbox(_Owned):
         Raises:
             CallerError: the request must change. Overloaded: it may work later. SandboxFault: we broke.
         """
-        self._check_usable()
-        execution = _admit(self.settings, code, asked)
         life = self._ready()
-        return life.call(life.engine.run(execution)).result()
+        return life.call(life.box.run(code, **asked)).result()
 
     def stream(self, code: str, **asked: Unpack[Asked]) -> Generator[Event, None, None]:
         """Yield what a program does while it does it; closing this early ends the program."""
-        self._check_usable()
-        execution = _admit(self.settings, code, asked)
         life = self._ready()
-        return _iterate(life, life.engine.stream(execution), self)
+        return self._iterate(life, life.box.stream(code, **asked))
 
     @overload
     def run_many(
-        self, programs: Iterable[Program], *, max_in_flight: int | None = None, return_exceptions: Literal[False] = False
-    ) -> Iterator[Outcome]: ...
+        self,
+        programs: Iterable[Program],
+        *,
+        max_in_flight: int | None = None,
+        return_exceptions: Literal[False] = False,
+    ) -> Generator[Outcome, None, None]: ...
 
     @overload
     def run_many(
         self, programs: Iterable[Program], *, max_in_flight: int | None = None, return_exceptions: Literal[True]
-    ) -> Iterator[Outcome | BelljarError]: ...
+    ) -> Generator[Outcome | BelljarError, None, None]: ...
 
     def run_many(
         self, programs: Iterable[Program], *, max_in_flight: int | None = None, return_exceptions: bool = False
-    ) -> Iterator[Outcome | BelljarError]:
-        """Run programs side by side and yield their outcomes in order; they are taken as there is room for them.
-
-        With `return_exceptions`, a program that could not be run yields its error in its place.
-        """
+    ) -> Generator[Outcome | BelljarError, None, None]:
+        """As AsyncSandbox.run_many; `programs` is read in the calling thread, so it may take its time."""
+        life = self._ready()
         width = self._width(max_in_flight)
         gate = asyncio.Semaphore(width)
         source = iter(programs)
@@ -295,17 +302,248 @@ class Sandbox(_Owned):
         try:
             while True:
                 while len(calls) < width or (len(calls) < _AHEAD * width and not calls[0].is_done):
-                    program = next(source, None)
-                    if program is None:
+                    program = next(source, _NO_MORE)
+                    if program is _NO_MORE:
                         break
-                    calls.append(self._begin(gate, program, return_exceptions))
+                    calls.append(life.call(life.box.run_gated(gate, program, return_exceptions)))
                 if not calls:
                     return
-                outcome = calls[0].result()
+                yield calls[0].result()
                 calls.popleft()
-                yield outcome
         finally:
             for call in calls:
                 call.cancel()
             for call in calls:
                 call.wait()
+
+    def facts(self) -> Mapping[str, Any]:
+        """Numbers for monitoring: what runs, what waits."""
+        life = self._ready()
+        return life.call(_facts(life.box)).result()
+
+    def _iterate(self, life: _Life, events: AsyncGenerator[Event, None]) -> Generator[Event, None, None]:
+        """A method, so that the sandbox is not collected while somebody still reads from it."""
+        try:
+            while (event := life.call(_next(events)).result()) is not None:
+                yield event
+        finally:
+            with contextlib.suppress(Overloaded):  # closed meanwhile: the program is gone already
+                life.call(_end(events)).wait()
+
+    def _ready(self) -> _Life:
+        self._check_usable()
+        if self._life is None:
+            with self._door:
+                self._check_usable()
+                if self._life is None:
+                    self._life = self._start()
+        return self._life
+
+    def _start(self) -> _Life:
+        life = _Life(AsyncSandbox(settings=self.settings, progress=self._progress))
+        weakref.finalize(self, life.abandon)  # when dropped without `close`, or at the interpreter's exit
+        try:
+            life.opened.result()
+        except BaseException:
+            life.stop(grace_seconds=0.0)
+            concurrent.futures.wait([life.over])
+            raise
+        return life
+
+
+class _Life:
+    """An event loop in a thread of its own, and the sandbox that lives on it.
+
+    Never refers to the Sandbox it serves: one that is dropped without `close` must be collected, and end this.
+    """
+
+    def __init__(self, box: AsyncSandbox) -> None:
+        self.box = box
+        self.opened: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self.over: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._pid = os.getpid()
+        self._grace_seconds = 0.0
+        self._begun = threading.Event()
+        self._counter = threading.Lock()  # no call may arrive after the last one was looked at
+        self._takes_calls = True
+        self.thread = threading.Thread(target=self._run, name="belljar", daemon=True)
+        self.thread.start()
+        self._begun.wait()
+
+    def call(self, work: Coroutine[Any, Any, _T]) -> _Call[_T]:
+        """Hand `work` to the loop's thread.
+
+        Raises:
+            Draining: the sandbox was closed meanwhile.
+        """
+        call = _Call(self, work)
+        with self._counter:
+            if not self._takes_calls:
+                work.close()
+                raise _closed_meanwhile()
+            self.loop.call_soon_threadsafe(call.start)
+        return call
+
+    def stop(self, grace_seconds: float) -> None:
+        """Begin to close; `over` tells when that is done. A second call cuts the grace of the first."""
+        self._grace_seconds = grace_seconds
+        with contextlib.suppress(RuntimeError):  # the loop is closed: over already
+            self.loop.call_soon_threadsafe(self._task.cancel)
+
+    def abandon(self) -> None:
+        """End all this for want of an owner. Never waits on its own thread, where the collector may call it."""
+        if os.getpid() == self._pid:
+            self.stop(grace_seconds=0.0)
+            if threading.current_thread() is not self.thread:
+                self.thread.join(_EXIT_SECONDS)
+
+    def _run(self) -> None:
+        error: BaseException | None = None
+        try:
+            asyncio.run(self._live())
+        except asyncio.CancelledError:
+            pass
+        except BaseException as caught:  # noqa: BLE001  the end of this thread: whoever waits for it must hear it
+            error = caught
+        for future in (self.opened, self.over):
+            if not future.done():
+                future.set_exception(error) if error else future.set_result(None)
+
+    async def _live(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self.loop, self._task = asyncio.get_running_loop(), task
+        self._begun.set()
+        try:
+            await self.box.open()
+            self.opened.set_result(None)
+            await asyncio.Event().wait()  # until `stop` cancels
+        except asyncio.CancelledError:
+            pass
+        finally:
+            await self.box.close(self._grace_seconds)
+            with self._counter:
+                self._takes_calls = False
+            await asyncio.sleep(0)  # calls that made it start, and are cancelled with the loop
+
+
+class _Call(Generic[_T]):
+    """A coroutine at work on the loop's thread, seen from another."""
+
+    def __init__(self, life: _Life, work: Coroutine[Any, Any, _T]) -> None:
+        self._life = life
+        self._work = work
+        self._task: asyncio.Task[_T] | None = None
+        self._answer: concurrent.futures.Future[_T] = concurrent.futures.Future()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether `result` would return at once."""
+        return self._answer.done()
+
+    def start(self) -> None:
+        """On the loop's thread only."""
+        self._task = self._life.loop.create_task(self._work)
+        self._task.add_done_callback(self._pass_on)
+
+    def result(self) -> _T:
+        """Wait for the answer; an interrupt of this thread first ends the work."""
+        try:
+            return self._answer.result()
+        except BaseException:
+            if not self._answer.done():
+                self.cancel()
+                self.wait()
+            raise
+
+    def cancel(self) -> None:
+        """End the work soon."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and the work with it
+            self._life.loop.call_soon_threadsafe(self._cancel_task)
+
+    def wait(self) -> None:
+        """Wait for the end of the work, whatever it is; not on the loop's own thread, where it would never come."""
+        if threading.current_thread() is not self._life.thread:
+            concurrent.futures.wait([self._answer])
+
+    def _cancel_task(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def _pass_on(self, task: asyncio.Task[_T]) -> None:
+        error = _closed_meanwhile() if task.cancelled() else task.exception()
+        if error is not None:
+            self._answer.set_exception(error)
+        else:
+            self._answer.set_result(task.result())
+
+
+def _closed_meanwhile() -> Draining:
+    return Draining("the sandbox was closed while this ran or waited")
+
+
+async def _facts(box: AsyncSandbox) -> Mapping[str, Any]:
+    return box.facts()
+
+
+async def _next(events: AsyncGenerator[Event, None]) -> Event | None:
+    return await anext(events, None)
+
+
+async def _end(events: AsyncGenerator[Event, None]) -> None:
+    await events.aclose()
+
+
+def _give_up_walls(settings: Settings, walls: tuple[str, ...]) -> Settings:
+    if not walls:
+        return settings
+    checked = load(environ={}, flags={"jail.without_walls": walls}).jail.without_walls
+    jail = dataclasses.replace(settings.jail, without_walls=(*settings.jail.without_walls, *checked))
+    return dataclasses.replace(settings, jail=jail)
+
+
+def _unfold(program: object) -> tuple[str, Asked]:
+    """Take apart one of the programs of `run_many`."""
+    if isinstance(program, str):
+        return program, {}
+    if not isinstance(program, Mapping) or "code" not in program:
+        raise InvalidExecution("each program must be a string, or a mapping with 'code' in it", field="programs")
+    unknown = program.keys() - Asked.__annotations__.keys() - {"code"}
+    if unknown:
+        raise InvalidExecution(
+            f"a program has no {min(map(repr, unknown))}; known are: code, {', '.join(Asked.__annotations__)}",
+            field="programs",
+        )
+    asked = {name: value for name, value in program.items() if name != "code"}
+    return program["code"], cast(Asked, asked)
+
+
+def _admit(settings: Settings, code: str, asked: Asked) -> Execution:
+    rest: dict[str, Any] = dict(asked)
+    if rest.get("files"):
+        rest["files"] = _read_paths(rest["files"], settings.request.files_bytes)
+    return admit(settings, code, **rest)
+
+
+def _contents(files: object) -> Iterable[object]:
+    if isinstance(files, Mapping):
+        return files.values()
+    return files if isinstance(files, Sequence) else ()
+
+
+def _read_paths(files: object, bytes_max: int) -> object:
+    """Replace each Path by what it holds; what is no Path is left for admission to judge."""
+    if isinstance(files, Mapping):
+        return {name: _read(each, bytes_max) if isinstance(each, Path) else each for name, each in files.items()}
+    if isinstance(files, (str, bytes)) or not isinstance(files, Iterable):
+        return files
+    return [File(path=each.name, content=_read(each, bytes_max)) if isinstance(each, Path) else each for each in files]
+
+
+def _read(path: Path, bytes_max: int) -> bytes:
+    """At most one byte more than is taken: enough for admission to refuse it."""
+    try:
+        with path.open("rb") as file:
+            return file.read(bytes_max + 1)
+    except OSError as error:
+        raise InvalidExecution(f"files: cannot read {path}: {error.strerror}", field="files") from error

@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 from belljar import channel
 from belljar.guest import displays
 
+_WORK_DIR = "/work"
 _PROGRAM = "main.py"
 _requested_exit: list[Any] = []  # what `raise SystemExit(...)` asked for, once the interpreter acts on it
 _modules_before: frozenset[str] = frozenset()
@@ -31,6 +32,8 @@ def prepare() -> None:
     global _modules_before
     _watch_system_exit()
     atexit.register(leave)  # first in, so it runs after every exit function of the program
+    # What the interpreter finds out first: that the program is no zip archive. It asks Python code, at some cost.
+    sys.path_importer_cache[f"{_WORK_DIR}/{_PROGRAM}"] = None
     _modules_before = frozenset(sys.modules)
 
 
@@ -43,26 +46,29 @@ def receive(peer: socket.socket) -> bool:
     if "in_memfd" in message:  # too large for a packet: the packet is a file
         message, blob = channel.parse(_read_all(descriptors.pop(0)))
     try:
-        _write_files(message["files"], blob)
+        _write_files(message["files"] if message else [(_PROGRAM, len(blob))], blob)
     except OSError as error:
         channel.send(peer, {"failed": "files", "reason": str(error)})
         return False
     if descriptors:
         os.dup2(descriptors[0], 0)
         os.close(descriptors[0])
-    _report_start(peer, message["keep_work_dir"])
-    if message["displays"]:
+    _report_start(peer, bool(message) and message["keep_work_dir"])
+    if message and message["displays"]:
         displays.open_channel(peer)
     else:
         peer.close()
-    _set_up_interpreter(message["args"], message["env"])
+    if message:
+        _give(message["args"], message["env"])
+    else:
+        _give([], {})
     return True
 
 
 def _report_start(peer: socket.socket, keep_work_dir: bool) -> None:
     """The last thing the host believes from in here; with it goes the directory it will collect files from."""
     kept = [os.open(".", os.O_PATH | os.O_DIRECTORY)] if keep_work_dir else []
-    channel.send(peer, {"started": True}, descriptors=kept)
+    channel.send(peer, {}, b"started", kept)
     for descriptor in kept:
         os.close(descriptor)
 
@@ -79,14 +85,14 @@ def _write_files(files: list[tuple[str, int]], blob: bytes) -> None:
         if "/" in path:
             os.makedirs(os.path.dirname(path), exist_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
-        with open(descriptor, "wb", buffering=0) as file:
-            view = memoryview(blob)[start : start + size]
-            while view:
-                view = view[file.write(view) :]
-        start += size
+        end = start + size
+        while start < end:
+            start += os.write(descriptor, blob[start:end])
+        os.close(descriptor)
 
 
-def _set_up_interpreter(args: list[str], env: dict[str, str]) -> None:
+def _give(args: list[str], env: dict[str, str]) -> None:
+    """Arguments, environment and randomness of this run."""
     sys.argv[:] = [_PROGRAM, *args]
     if hasattr(sys, "orig_argv"):
         sys.orig_argv[:] = [sys.executable, _PROGRAM, *args]
@@ -97,8 +103,6 @@ def _set_up_interpreter(args: list[str], env: dict[str, str]) -> None:
 
             time.tzset()
     _reseed()
-    for name in [name for name in sys.modules if name == "belljar" or name.startswith("belljar.")]:
-        del sys.modules[name]
     gc.enable()
 
 

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 from belljar.jail import landlock, limits, mounts, namespaces, policy, syscalls
 
-_FRESH = syscalls.CLONE_NEWNS | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWCGROUP
+_CELL = syscalls.CLONE_NEWNET | syscalls.CLONE_NEWNS
+_FRESH = syscalls.CLONE_NEWNS | syscalls.CLONE_NEWIPC
 CHANNEL = 3  # where a guest finds the socket to its host
 
 
@@ -28,23 +29,23 @@ class StepFailed(Exception):
 class Walls:
     """What is the same for every guest of one warm process: decided once, before the first fork."""
 
-    def __init__(self, landlock_version: int, seccomp_program: bytes, changes_uid: bool) -> None:
+    def __init__(self, landlock_version: int, seccomp_closing: bytes, changes_uid: bool) -> None:
         self.landlock_version = landlock_version  # 0: given up by the operator
-        self.seccomp_program = seccomp_program
+        self.seccomp_closing = syscalls.FilterProgram(seccomp_closing)  # the rest of the filter is inherited
         self.changes_uid = changes_uid  # False: a plain user has only one id to give
 
 
 class Place:
     """Where one guest goes: an empty cell, and how much it may use there."""
 
-    def __init__(self, sleeper: int, cgroups: Sequence[int], uid: int, allowance: dict[str, int]) -> None:
+    def __init__(
+        self, sleeper: int, cgroups: Sequence[int], uid: int, disk_bytes: int, substitutes: tuple[int, int, int]
+    ) -> None:
         self.sleeper = sleeper  # pidfd of the process that holds the cell's namespaces
         self.cgroups = cgroups  # cgroup.procs files, opened by the host
         self.uid = uid
-        self.disk_bytes = allowance["disk_bytes"]
-        self.cpu_seconds = allowance["cpu_seconds"]
-        self.processes = allowance["processes"]  # 0: the cgroup counts them
-        self.address_bytes = allowance["address_bytes"]  # 0: the cgroup counts memory
+        self.dir_options = mounts.fresh_dir_options(disk_bytes)
+        self.substitutes = substitutes  # CPU seconds, processes, address space bytes where no cgroup counts them
 
 
 def enter(walls: Walls, place: Place, channel: int, stdout: int, stderr: int) -> None:
@@ -59,33 +60,38 @@ def enter(walls: Walls, place: Place, channel: int, stdout: int, stderr: int) ->
     try:
         for procs in place.cgroups:
             os.write(procs, b"0")
-        step = "network namespace"
-        syscalls.setns(place.sleeper, syscalls.CLONE_NEWNET)
         step = "namespaces"
+        syscalls.setns(place.sleeper, _CELL)
         syscalls.unshare(_FRESH)
-        step = "rlimits"
-        limits.set_for_guest(place.cpu_seconds, place.disk_bytes, place.processes, place.address_bytes)
+        if not place.cgroups:
+            step = "rlimits"
+            limits.set_for_guest(*place.substitutes)
         step = "mounts"
-        mounts.mount_fresh_dirs(place.uid, place.disk_bytes)
+        mounts.mount_fresh_dirs(place.dir_options)
         os.chdir(policy.WORK_DIR)
         step = "descriptors"
         _keep_only(channel, stdout, stderr)
-        os.setsid()
+        os.setpgid(0, 0)  # kill(0) stays at home. A session of its own would cost half a run (autogroup scheduling)
         step = "uid"
-        if walls.changes_uid:
-            os.setresgid(place.uid, place.uid, place.uid)
-            os.setresuid(place.uid, place.uid, place.uid)
-        step = "capabilities"
-        namespaces.drop_capabilities()
-        # The uid change made this process invisible to itself under /proc; its cell holds nobody else.
-        syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)
+        _give_up_rights(walls, place)
         step = "landlock"
         if walls.landlock_version:
             landlock.restrict(walls.landlock_version, policy.WRITABLE_DIRS, "/dev")
         step = "seccomp"
-        syscalls.install_seccomp(walls.seccomp_program)
+        syscalls.install_seccomp(walls.seccomp_closing)
     except OSError as error:
         raise StepFailed(step, str(error)) from error
+
+
+def _give_up_rights(walls: Walls, place: Place) -> None:
+    """Every capability goes: with the change of uid, or one by one where there is no other uid to change to."""
+    if walls.changes_uid:
+        os.setresgid(place.uid, place.uid, place.uid)
+        os.setresuid(place.uid, place.uid, place.uid)
+        # The change has made this process invisible to itself under /proc; its cell holds nobody else.
+        syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)
+    else:
+        namespaces.drop_capabilities()
 
 
 def _keep_only(channel: int, stdout: int, stderr: int) -> None:

@@ -19,19 +19,15 @@ def set_common() -> None:
     _lower(resource.RLIMIT_NICE, 0, 0)
     _lower(resource.RLIMIT_SIGPENDING, 1024, 1024)
     _lower(resource.RLIMIT_STACK, 8 << 20, 64 << 20)
+    _lower(resource.RLIMIT_FSIZE, policy.FILE_BYTES_MAX, policy.FILE_BYTES_MAX)
 
 
-def set_for_guest(cpu_seconds: int, file_bytes: int, processes: int, address_bytes: int) -> None:
-    """Limits of one guest; 0 leaves a limit as it is. The caller is about to lose the right to raise them."""
-    if cpu_seconds:
-        _lower(resource.RLIMIT_CPU, cpu_seconds, cpu_seconds + 1)
-    if file_bytes:
-        _lower(resource.RLIMIT_FSIZE, file_bytes, file_bytes)
-    if processes:
-        _lower(resource.RLIMIT_NPROC, processes, processes)
-    if address_bytes:
-        size = address_space_bytes() + address_bytes
-        _lower(resource.RLIMIT_AS, size, size)
+def set_for_guest(cpu_seconds: int, processes: int, address_bytes: int) -> None:
+    """Stand in for a missing cgroup. The caller is about to lose the right to raise what it lowers here."""
+    _lower(resource.RLIMIT_CPU, cpu_seconds, cpu_seconds + 1)
+    _lower(resource.RLIMIT_NPROC, processes, processes)
+    size = address_space_bytes() + address_bytes
+    _lower(resource.RLIMIT_AS, size, size)
 
 
 def address_space_bytes() -> int:

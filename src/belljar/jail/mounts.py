@@ -1,8 +1,8 @@
 """The minimal read-only root that guests live in, and the fresh directories each of them gets.
 
 The root is built once per environment, from an allow-list, and pivoted into before any warm process starts: the
-warm process itself never sees the host's files. A guest then only copies the mount table (one call) and covers four
-places with file systems of its own.
+warm process itself never sees the host's files. A guest then only copies the mount table (one call) and covers three
+places with file systems of its own; /proc belongs to its cell.
 
 Everything bound is cloned as a detached tree first and made read-only there, so there is no moment in which a
 writable bind is visible.
@@ -18,6 +18,7 @@ from belljar.jail.syscalls import MS_NODEV, MS_NOEXEC, MS_NOSUID
 
 _READ_ONLY = syscalls.MOUNT_ATTR_RDONLY | syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV
 _DEVICE = syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NOEXEC
+_FRESH_DIRS = tuple(path.encode() for path in policy.WRITABLE_DIRS)
 _STAGE = "/tmp"  # any directory: in this mount namespace nobody else looks at it
 
 
@@ -29,7 +30,7 @@ def build_root(bound: dict[str, str], guest_uids: Sequence[int], code: dict[str,
     Raises:
         OSError: a step failed; the message names the call and the path.
     """
-    syscalls.mount("none", "/", "", syscalls.MS_REC | syscalls.MS_PRIVATE)
+    syscalls.mount(b"none", b"/", b"", syscalls.MS_REC | syscalls.MS_PRIVATE)
     shown = {path: path for path in (*policy.SYSTEM_TREES, *policy.CONFIGURATION_TREES) if _is_real_dir(path)}
     trees = [(place, syscalls.clone_tree(path)) for place, path in {**shown, **bound}.items()]
     devices = [(f"/dev/{name}", syscalls.clone_tree(f"/dev/{name}", recursive=False)) for name in policy.DEVICES]
@@ -38,7 +39,7 @@ def build_root(bound: dict[str, str], guest_uids: Sequence[int], code: dict[str,
     files.update(_written_configuration(guest_uids))
     files.update({f"{policy.CODE_DIR}/{name}": content for name, content in code.items()})
 
-    syscalls.mount("belljar", _STAGE, "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755,size=64m")
+    syscalls.mount(b"belljar", _STAGE.encode(), b"tmpfs", MS_NOSUID | MS_NODEV, b"mode=0755,size=64m")
     for path in ("/proc", *policy.WRITABLE_DIRS):
         os.makedirs(_STAGE + path, 0o755)
     for path, target in links.items():
@@ -53,7 +54,7 @@ def build_root(bound: dict[str, str], guest_uids: Sequence[int], code: dict[str,
         _attach(tree, _STAGE + path, _DEVICE)
     for name, target in (("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
         os.symlink(f"/proc/self/{target}", f"{_STAGE}/dev/{name}")
-    syscalls.mount("proc", f"{_STAGE}/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    syscalls.mount(b"proc", f"{_STAGE}/proc".encode(), b"proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     _pivot(_STAGE)
 
 
@@ -73,7 +74,7 @@ def _pivot(new_root: str) -> None:
     syscalls.unmount(".")
     os.chdir("/")
     flags = syscalls.MS_REMOUNT | syscalls.MS_BIND | syscalls.MS_RDONLY | MS_NOSUID | MS_NODEV
-    syscalls.mount("none", "/", "", flags)
+    syscalls.mount(b"none", b"/", b"", flags)
 
 
 def _written_configuration(guest_uids: Sequence[int]) -> dict[str, bytes]:
@@ -101,14 +102,22 @@ def _write(path: str, content: bytes) -> None:
         file.write(content)
 
 
-def mount_fresh_dirs(uid: int, disk_bytes: int) -> None:
-    """Give this guest its own /proc, work directory, /tmp and /dev/shm, limited in bytes and in files.
+def mount_proc() -> None:
+    """A /proc that shows the caller's pid namespace and, of it, only processes of the reader's own uid."""
+    flags = MS_NOSUID | MS_NODEV | MS_NOEXEC
+    syscalls.mount(b"proc", b"/proc", b"proc", flags, b"hidepid=invisible,subset=pid")
 
-    The caller has just left the shared mount namespace and still has the right to mount.
-    """
-    flags = MS_NOSUID | MS_NODEV
-    syscalls.mount("proc", "/proc", "proc", flags | MS_NOEXEC, "hidepid=invisible,subset=pid")
+
+def fresh_dir_options(disk_bytes: int) -> bytes:
+    """Limits of one writable directory, in bytes and in files."""
     inodes = max(64, disk_bytes // policy.BYTES_PER_INODE)
-    options = f"size={disk_bytes},nr_inodes={inodes},mode=0755,uid={uid},gid={uid}"
-    for path in policy.WRITABLE_DIRS:
-        syscalls.mount("tmpfs", path, "tmpfs", flags, options)
+    return f"size={disk_bytes},nr_inodes={inodes},mode=1777".encode()
+
+
+def mount_fresh_dirs(options: bytes) -> None:
+    """Give this guest its own work directory, /tmp and /dev/shm.
+
+    The caller has just left the cell's mount namespace and still has the right to mount.
+    """
+    for path in _FRESH_DIRS:
+        syscalls.mount(b"tmpfs", path, b"tmpfs", MS_NOSUID | MS_NODEV, options)

@@ -25,3 +25,4 @@ CONFIGURATION_FILES = ("/etc/ld.so.cache", "/etc/localtime", "/etc/mime.types", 
 BYTES_PER_INODE = 8192
 
 OPEN_FILES_MAX = 1024
+FILE_BYTES_MAX = 4 << 30  # a sparse file may claim no more; real bytes are limited by the directories' own size

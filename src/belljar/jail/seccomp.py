@@ -259,26 +259,33 @@ ARCH_PRCTLS = {
     """,
 }
 
-# Stream and datagram sockets over plain TCP or UDP. MPTCP, SCTP and the rest are large
-# and useless on an empty network; Go tries MPTCP first and wants just this errno.
-_PROTOCOL = _argument(2, _each(ALLOW, 0, 6, 17), EPROTONOSUPPORT)
-_SOCKET_FLAGS = 0x80000 | 0x800  # SOCK_CLOEXEC, SOCK_NONBLOCK
-_INTERNET_TYPE = _argument(1, {1: _PROTOCOL, 2: _PROTOCOL}, EPERM, mask=_WORD & ~_SOCKET_FLAGS)
-_UNIX_TYPE = _argument(1, _each(ALLOW, 1, 2, 5), EPERM, mask=_WORD & ~_SOCKET_FLAGS)
-# EAFNOSUPPORT: getaddrinfo() and its kin then go on without netlink.
-_SOCKET = _argument(0, {1: _UNIX_TYPE, 2: _INTERNET_TYPE, 10: _INTERNET_TYPE}, EAFNOSUPPORT)
+_AF_UNIX, _AF_INET, _AF_INET6 = 1, 2, 10
+_SOCK_STREAM, _SOCK_DGRAM, _SOCK_SEQPACKET = 1, 2, 5
+_SOCK_FLAGS = 0x80000 | 0x800  # SOCK_CLOEXEC, SOCK_NONBLOCK
+_IPPROTO_IP, _IPPROTO_TCP, _IPPROTO_UDP, _IPPROTO_IPV6 = 0, 6, 17, 41
+_SOL_SOCKET = 1
+_SOCKET_FILTERS = (26, 50, 51, 52)  # SO_ATTACH_FILTER, _BPF, _REUSEPORT_CBPF, _REUSEPORT_EBPF
+_TCP_ULP = 31
+_UDP_ENCAP = 100
 
-# Options of a socket that lead to a compiler (socket filters), to kernel TLS (TCP_ULP)
-# and to tunnels (UDP_ENCAP). Levels other than IP, SOCKET, TCP, UDP, IPV6 belong to
-# protocols that _SOCKET keeps out.
+# MPTCP, SCTP and the rest are large and of no use on an empty network; Go tries MPTCP
+# first and wants just this errno.
+_PROTOCOL = _argument(2, _each(ALLOW, _IPPROTO_IP, _IPPROTO_TCP, _IPPROTO_UDP), EPROTONOSUPPORT)
+_INTERNET = _argument(1, {_SOCK_STREAM: _PROTOCOL, _SOCK_DGRAM: _PROTOCOL}, EPERM, mask=_WORD & ~_SOCK_FLAGS)
+_UNIX = _argument(1, _each(ALLOW, _SOCK_STREAM, _SOCK_DGRAM, _SOCK_SEQPACKET), EPERM, mask=_WORD & ~_SOCK_FLAGS)
+# EAFNOSUPPORT: getaddrinfo() and its kin then go on without netlink.
+_SOCKET = _argument(0, {_AF_UNIX: _UNIX, _AF_INET: _INTERNET, _AF_INET6: _INTERNET}, EAFNOSUPPORT)
+
+# Refused are options that lead to a compiler (socket filters), to kernel TLS and to
+# tunnels, and the levels of protocols that _SOCKET keeps out.
 _SOCKET_OPTION = _argument(
     1,
     {
-        0: ALLOW,
-        1: _argument(2, _each(EPERM, 26, 50, 51, 52), ALLOW),
-        6: _argument(2, {31: ENOPROTOOPT}, ALLOW),
-        17: _argument(2, {100: ENOPROTOOPT}, ALLOW),
-        41: ALLOW,
+        _IPPROTO_IP: ALLOW,
+        _IPPROTO_IPV6: ALLOW,
+        _SOL_SOCKET: _argument(2, _each(EPERM, *_SOCKET_FILTERS), ALLOW),
+        _IPPROTO_TCP: _argument(2, {_TCP_ULP: ENOPROTOOPT}, ALLOW),
+        _IPPROTO_UDP: _argument(2, {_UDP_ENCAP: ENOPROTOOPT}, ALLOW),
     },
     ENOPROTOOPT,
 )
@@ -456,24 +463,60 @@ def compile_filter(machine: str) -> bytes:
     Raises:
         ValueError: we have no numbers for this machine.
     """
+    return _assemble(machine, _by_number(machine))
+
+
+# A filter of this size takes longer to install than a guest takes to fork. Filters are inherited and add up,
+# so the warm process puts itself behind the policy once, with the few calls left open that put up the other walls,
+# and each guest closes just those. Tests prove that the two together decide as `compile_filter` does.
+
+_ENTRANCE = "setns unshare mount landlock_create_ruleset landlock_add_rule landlock_restrict_self"
+_ENTRANCE_PRCTLS = (22, 47)  # PR_SET_SECCOMP, PR_CAP_AMBIENT
+
+
+def compile_entrance(machine: str) -> bytes:
+    """The policy as the warm process needs it: what puts up the walls of a guest is still open."""
+    numbers = SYSCALLS[machine]
+    open_calls: dict[int, int | Look] = _each(ALLOW, *(numbers[name] for name in _ENTRANCE.split()))
+    options = _each(ALLOW, *_values(PRCTLS), *_ENTRANCE_PRCTLS)
+    open_calls[numbers["prctl"]] = _argument(0, options, EPERM)
+    return _assemble(machine, _by_number(machine, open_calls))
+
+
+def compile_closing(machine: str) -> bytes:
+    """What a guest adds last: it closes what `compile_entrance` left open, and decides nothing else."""
+    numbers = SYSCALLS[machine]
+    policy = _cases(machine)
+    closed: dict[int, int | Look] = {numbers[name]: policy[numbers[name]] for name in _ENTRANCE.split()}
+    closed[numbers["prctl"]] = _argument(0, _each(EPERM, *_ENTRANCE_PRCTLS), ALLOW)
+    return _assemble(machine, Look(_OFFSET_OF_NUMBER, _WORD, _steps(closed, ALLOW)))
+
+
+def _assemble(machine: str, by_number: Look) -> bytes:
     if machine not in AUDIT_ARCH:
         raise ValueError(f"no seccomp policy for machine {machine!r}")
     # The architecture comes first: until it is known, the number means nothing.
-    whole = Look(_OFFSET_OF_ARCHITECTURE, _WORD, _steps({AUDIT_ARCH[machine]: _by_number(machine)}, KILL_PROCESS))
+    whole = Look(_OFFSET_OF_ARCHITECTURE, _WORD, _steps({AUDIT_ARCH[machine]: by_number}, KILL_PROCESS))
     program = _decide(whole)
     if len(program) > INSTRUCTIONS_MAX:
         raise OverflowError(f"{len(program)} instructions, the kernel takes {INSTRUCTIONS_MAX}")
     return b"".join(struct.pack("<HBBI", *instruction) for instruction in program)
 
 
-def _by_number(machine: str) -> Look:
+def _cases(machine: str) -> dict[int, int | Look]:
+    if machine not in SYSCALLS:
+        raise ValueError(f"no seccomp policy for machine {machine!r}")
     numbers = SYSCALLS[machine]
     cases: dict[int, int | Look] = _each(EPERM, *numbers.values())
     for verdict, ideas in VERDICTS.items():
         names = " ".join(ideas.values()).split()
         cases.update(_each(verdict, *(numbers[name] for name in names if name in numbers)))
     cases.update((numbers[name], rule) for name, rule in ARGUMENT_RULES.items() if name in numbers)
-    steps = _steps(cases, ENOSYS)
+    return cases
+
+
+def _by_number(machine: str, changes: dict[int, int | Look] | None = None) -> Look:
+    steps = _steps({**_cases(machine), **(changes or {})}, ENOSYS)
     if machine == "x86_64":
         # -1 has the x32 bit, yet is no x32 call but "no call"; the kernel says ENOSYS.
         steps += [(_X32_BIT, KILL_PROCESS), (_WORD, ENOSYS)]

@@ -13,6 +13,16 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _syscall = _libc.syscall
 _syscall.restype = ctypes.c_long
 
+# Looked up and typed here, before any fork: a guest then touches as few pages as it can.
+_unshare = _libc.unshare
+_unshare.argtypes = (ctypes.c_int,)
+_setns = _libc.setns
+_setns.argtypes = (ctypes.c_int, ctypes.c_int)
+_mount = _libc.mount
+_mount.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p)
+_prctl = _libc.prctl
+_prctl.argtypes = (ctypes.c_int, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong)
+
 CLONE_NEWNS = 0x00020000
 CLONE_NEWCGROUP = 0x02000000
 CLONE_NEWUTS = 0x04000000
@@ -76,21 +86,18 @@ def _checked(name: str, result: int) -> int:
 
 def unshare(flags: int) -> None:
     """Leave the namespaces named by `flags` for new ones."""
-    _checked("unshare", _libc.unshare(flags))
+    _checked("unshare", _unshare(flags))
 
 
 def setns(descriptor: int, flags: int) -> None:
     """Join namespaces of the process behind a pidfd, or the one behind a namespace file."""
-    _checked("setns", _libc.setns(descriptor, flags))
+    _checked("setns", _setns(descriptor, flags))
 
 
-def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
+def mount(source: bytes, target: bytes, kind: bytes, flags: int, options: bytes | None = None) -> None:
     """mount(2)."""
-    result = _libc.mount(
-        source.encode(), os.fsencode(target), kind.encode(), ctypes.c_ulong(flags), options.encode() or None
-    )
-    if result < 0:
-        _checked(f"mount {kind or 'flags'} on {target}", result)
+    if _mount(source, target, kind, flags, options) < 0:
+        _checked(f"mount {os.fsdecode(kind) or 'flags'} on {os.fsdecode(target)}", -1)
 
 
 def unmount(target: str) -> None:
@@ -135,18 +142,23 @@ def set_mount_attributes(tree: int, attributes: int) -> None:
 
 def prctl(option: int, *arguments: int) -> int:
     """prctl(2), all arguments as unsigned longs."""
-    padded = [ctypes.c_ulong(each) for each in (*arguments, 0, 0, 0, 0)[:4]]
-    return _checked(f"prctl {option}", _libc.prctl(option, *padded))
+    result = _prctl(option, *(*arguments, 0, 0, 0, 0)[:4])
+    return int(result) if result >= 0 else _checked(f"prctl {option}", -1)
 
 
-class _FilterProgram(ctypes.Structure):
+class FilterProgram(ctypes.Structure):
+    """A classic-BPF program as the kernel wants it (struct sock_fprog); made before the fork that uses it."""
+
     _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
 
+    def __init__(self, program: bytes) -> None:
+        super().__init__(len(program) // 8, program)
+        self.address = ctypes.addressof(self)
 
-def install_seccomp(program: bytes) -> None:
-    """Put the calling thread behind a classic-BPF filter; needs no_new_privs."""
-    holder = _FilterProgram(len(program) // 8, program)
-    _checked("seccomp", _libc.prctl(PR_SET_SECCOMP, ctypes.c_ulong(2), ctypes.byref(holder), 0, 0))
+
+def install_seccomp(program: FilterProgram) -> None:
+    """Put the calling thread behind a filter; needs no_new_privs."""
+    _checked("seccomp", _prctl(PR_SET_SECCOMP, 2, program.address, 0, 0))
 
 
 class _CapabilityHeader(ctypes.Structure):

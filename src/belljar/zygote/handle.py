@@ -20,6 +20,7 @@ from typing import Any
 
 from belljar import channel
 from belljar.jail import policy
+from belljar.zygote import protocol
 
 _log = logging.getLogger("belljar.zygote")
 _START = "import sys; sys.path.insert(0, sys.argv[2]); from belljar.zygote.warden import main; main(int(sys.argv[1]))"
@@ -245,8 +246,8 @@ class ZygoteHandle:
     def _said(warden: WardenHandle) -> str:
         return warden.log.tail.decode("utf-8", "replace").strip() or "it said nothing"
 
-    def fork(self, message: Mapping[str, Any], cell: int, cell_descriptors: Sequence[int], descriptors: Sequence[int]) -> None:
-        """Fork a guest into `cell`; the caller keeps its copies of all descriptors.
+    def fork(self, order: bytes, cell: int, cell_descriptors: Sequence[int], descriptors: Sequence[int]) -> None:
+        """Fork a guest into `cell`, as `protocol.FORK` says; the caller keeps its copies of all descriptors.
 
         Raises:
             channel.ChannelClosed: the zygote is gone.
@@ -255,7 +256,7 @@ class ZygoteHandle:
             self._cells.add(cell)
             channel.send(self._socket, {"cell": cell}, descriptors=cell_descriptors)
         self.forks += 1
-        channel.send(self._socket, {**message, "cell": cell}, descriptors=descriptors)
+        channel.send(self._socket, {}, order, descriptors)
 
     def forget_cell(self, cell: int) -> None:
         """The cell is gone; drop what the zygote holds of it."""
@@ -267,20 +268,25 @@ class ZygoteHandle:
     def _on_readable(self) -> None:
         while True:
             try:
-                message, _, _ = channel.receive(self._socket)
+                message, news, _ = channel.receive(self._socket)
             except BlockingIOError:
                 return
             except channel.ChannelClosed:
                 self._lose()
                 return
-            if "ended" in message:
-                self._listener.guest_ended(message["ended"], message["status"], message["cpu_seconds"])
-            elif "born" in message:
-                self._listener.guest_born(message["born"], message["pid"])
+            if not message:
+                self._hear(news)
             elif "unborn" in message:
                 self._listener.guest_unborn(message["unborn"], message["reason"])
             elif not self._warm.done():
                 self._warm.set_result(message["warm"])
+
+    def _hear(self, news: bytes) -> None:
+        word, guest, value, cpu_microseconds = protocol.NEWS.unpack(news)
+        if word == protocol.ENDED:
+            self._listener.guest_ended(guest, value, cpu_microseconds / 1e6)
+        else:
+            self._listener.guest_born(guest, value)
 
     def _lose(self) -> None:
         if not self.is_lost:

@@ -6,23 +6,23 @@ uid that is nobody's, and talks to the host over one socket. Only the exit statu
 
 from __future__ import annotations
 
-import ctypes  # noqa: F401  (loaded before the first fork: guests need it)
+import _signal  # without the enums of `signal`: each conversion touches pages that a fork then has to copy
 import gc
 import importlib
+import operator
 import os
 import select
-import signal
 import socket
 import sys
-import traceback
 from typing import Any
 
 from belljar import channel
 from belljar.guest import displays, script
 from belljar.jail import limits, namespaces, policy, seccomp, syscalls
 from belljar.jail.enter import CHANNEL, Place, StepFailed, Walls, enter
+from belljar.zygote import protocol
 
-_CONTROL = 3
+_CONTROL = CHANNEL  # the zygote's own socket stands where a guest's will
 
 
 def serve() -> None:
@@ -33,6 +33,8 @@ def serve() -> None:
         if zygote.serve():
             return
     except BaseException:
+        import traceback
+
         traceback.print_exc()
         os._exit(70)
     os._exit(0)
@@ -44,9 +46,8 @@ class Zygote:
     def __init__(self, control: socket.socket) -> None:
         self.control = control
         greeting, _, _ = channel.receive(control)
-        self.walls = Walls(
-            greeting["landlock_version"], seccomp.compile_filter(os.uname().machine), greeting["changes_uid"]
-        )
+        machine = os.uname().machine
+        self.walls = Walls(greeting["landlock_version"], seccomp.compile_closing(machine), greeting["changes_uid"])
         self.cells: dict[int, tuple[int, list[int]]] = {}
         self.guests: dict[int, int] = {}
         namespaces.drop_bounding_set()
@@ -54,8 +55,9 @@ class Zygote:
         limits.set_common()
         _warm_up(greeting["imports"], greeting["environ"])
         self.woken, alarm = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(alarm, warn_on_full_buffer=False)
+        _signal.signal(_signal.SIGCHLD, operator.is_)  # anything that takes two arguments; the wake-up is the point
+        _signal.set_wakeup_fd(alarm, warn_on_full_buffer=False)
+        syscalls.install_seccomp(syscalls.FilterProgram(seccomp.compile_entrance(machine)))
         gc.collect()
         gc.freeze()
         gc.disable()
@@ -73,56 +75,58 @@ class Zygote:
                     self.reap()
                     continue
                 try:
-                    message, _, descriptors = channel.receive(self.control, channel.DESCRIPTORS_MAX)
+                    message, blob, descriptors = channel.receive(self.control, channel.DESCRIPTORS_MAX)
                 except channel.ChannelClosed:
                     return False
-                if self.obey(message, descriptors):
+                if message:
+                    self.learn(message, descriptors)
+                elif self.fork(blob, *descriptors):
                     return True
 
-    def obey(self, message: dict[str, Any], descriptors: list[int]) -> bool:
-        """Do as the host says; True in a new guest that has its program."""
-        if "cell" in message and "guest" in message:
-            return self.fork(message, *descriptors)
+    def learn(self, message: dict[str, Any], descriptors: list[int]) -> None:
+        """A cell has been made, or is gone."""
         if "cell" in message:
             self.cells[message["cell"]] = descriptors[0], descriptors[1:]
         else:
             sleeper, cgroups = self.cells.pop(message["forget"])
             for descriptor in (sleeper, *cgroups):
                 os.close(descriptor)
-        return False
 
-    def fork(self, message: dict[str, Any], peer: int, stdout: int, stderr: int) -> bool:
-        """One fork into a waiting pid namespace. The fork handlers must run, so never by raw clone."""
-        sleeper, cgroups = self.cells[message["cell"]]
+    def fork(self, order: bytes, peer: int, stdout: int, stderr: int) -> bool:
+        """One fork into a waiting pid namespace. The fork handlers must run, so never by raw clone.
+
+        Returns True in a new guest that has its program.
+        """
+        guest, cell, uid, disk_bytes, *substitutes = protocol.FORK.unpack(order)
+        sleeper, cgroups = self.cells[cell]
+        place = Place(sleeper, cgroups, uid, disk_bytes, tuple(substitutes))
         try:
             syscalls.setns(sleeper, syscalls.CLONE_NEWPID)
             pid = os.fork()
         except OSError as error:
-            channel.send(self.control, {"unborn": message["guest"], "reason": str(error)})
+            channel.send(self.control, {"unborn": guest, "reason": str(error)})
             pid = -1
         if pid == 0:
-            place = Place(sleeper, cgroups, message["uid"], message)
             return self.become_guest(place, peer, stdout, stderr)
         for descriptor in (peer, stdout, stderr):
             os.close(descriptor)
         if pid > 0:
-            self.guests[pid] = message["guest"]
-            channel.send(self.control, {"born": message["guest"], "pid": pid})
+            self.guests[pid] = guest
+            channel.send(self.control, {}, protocol.NEWS.pack(protocol.BORN, guest, pid, 0))
         return False
 
     def become_guest(self, place: Place, peer: int, stdout: int, stderr: int) -> bool:
         """Enter the jail, then wait for the program. Ends the process when either fails."""
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        control_copy = self.control.detach()
-        assert control_copy == _CONTROL == CHANNEL  # `enter` puts the guest's own socket over it
+        _signal.set_wakeup_fd(-1)
+        _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
         try:
             enter(self.walls, place, peer, stdout, stderr)
         except StepFailed as failure:
-            with socket.socket(fileno=os.dup(_surviving(peer))) as host:
-                channel.send(host, {"failed": failure.step, "reason": failure.reason})
+            os.dup2(_surviving(peer), CHANNEL)
+            channel.send(self.control, {"failed": failure.step, "reason": failure.reason})
             os._exit(71)
-        if script.receive(socket.socket(fileno=CHANNEL)):
+        # `enter` has put the guest's own socket where the zygote's was: this object now speaks over it.
+        if script.receive(self.control):
             return True
         os._exit(0)
 
@@ -133,8 +137,8 @@ class Zygote:
             if pid == 0:
                 return
             guest = self.guests.pop(pid)
-            cpu_seconds = usage.ru_utime + usage.ru_stime
-            channel.send(self.control, {"ended": guest, "status": status, "cpu_seconds": cpu_seconds})
+            cpu = int((usage.ru_utime + usage.ru_stime) * 1e6)
+            channel.send(self.control, {}, protocol.NEWS.pack(protocol.ENDED, guest, status, cpu))
 
 
 def _surviving(peer: int) -> int:
@@ -158,6 +162,8 @@ def _warm_up(imports: list[str], environ: dict[str, str]) -> None:
     for path in [path for path in sys.path_importer_cache if path.startswith(policy.CODE_DIR)]:
         del sys.path_importer_cache[path]
     displays.register()
+    for name in [name for name in sys.modules if name == "belljar" or name.startswith("belljar.")]:
+        del sys.modules[name]  # a program finds nothing of ours; what we have loaded we keep
     script.prepare()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]

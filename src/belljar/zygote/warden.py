@@ -23,7 +23,14 @@ from typing import Any
 from belljar import channel
 from belljar.jail import mounts, namespaces, policy, syscalls
 
-_OWN_WORLD = syscalls.CLONE_NEWNS | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS | syscalls.CLONE_NEWNET
+_OWN_WORLD = (
+    syscalls.CLONE_NEWNS
+    | syscalls.CLONE_NEWIPC
+    | syscalls.CLONE_NEWUTS
+    | syscalls.CLONE_NEWNET
+    | syscalls.CLONE_NEWCGROUP
+)
+_CELL = syscalls.CLONE_NEWPID | syscalls.CLONE_NEWNET | syscalls.CLONE_NEWNS
 _SLEEP = "/usr/bin/sleep"
 
 
@@ -98,7 +105,7 @@ def _keep(pid: int, warden: socket.socket, orders: dict[str, Any]) -> None:
 def _own_code() -> dict[str, bytes]:
     """The sources a zygote needs, read before the host's files are out of reach."""
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    names = ["__init__.py", "channel.py", "zygote/__init__.py", "zygote/server.py"]
+    names = ["__init__.py", "channel.py", "zygote/__init__.py", "zygote/protocol.py", "zygote/server.py"]
     for folder in ("jail", "guest"):
         names += [f"{folder}/{name}" for name in sorted(os.listdir(f"{package}/{folder}")) if name.endswith(".py")]
     code = {}
@@ -170,12 +177,12 @@ class Warden:
         return pid
 
     def make_cell(self) -> int:
-        """A pid namespace and a network namespace with its own loopback, held by a process that does nothing."""
+        """A pid namespace with its /proc and a network namespace with its loopback, held by a process that sleeps."""
         answer, report = os.pipe2(os.O_CLOEXEC)
         helper = os.fork()
         if helper == 0:
             try:
-                syscalls.unshare(syscalls.CLONE_NEWPID | syscalls.CLONE_NEWNET)
+                syscalls.unshare(_CELL)
                 namespaces.raise_loopback()
                 sleeper = os.fork()
                 if sleeper == 0:
@@ -208,6 +215,7 @@ class Warden:
 
 def _sleep_for_ever(until_exec: int) -> None:
     """Be pid 1 of a cell: children that lose their parent vanish, signals from inside do nothing."""
+    mounts.mount_proc()
     namespaces.drop_bounding_set()
     namespaces.drop_capabilities()
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)

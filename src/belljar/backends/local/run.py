@@ -117,15 +117,7 @@ class Run:
 
     def _send_program(self) -> None:
         execution = self._execution
-        code = execution.code.encode()
-        message: dict[str, Any] = {
-            "files": [(policy.PROGRAM_NAME, len(code)), *((file.path, len(file.content)) for file in execution.files)],
-            "args": execution.args,
-            "env": dict(execution.env),
-            "displays": self._shows,
-            "keep_work_dir": bool(execution.artifacts),
-        }
-        packet = channel.build(message, b"".join((code, *(file.content for file in execution.files))))
+        packet = program_packet(execution, self._shows)
         descriptors: list[int] = []
         try:
             if len(packet) > _INLINE_BYTES:
@@ -233,7 +225,7 @@ class Run:
             picture = self._pictures.take(message, blob)
             if picture is not None and self._watcher is not None:
                 self._watcher.displayed(picture)
-        elif "started" in message:
+        elif not message:
             self._has_started = True
             if descriptors:
                 self._work_dir = descriptors[0]
@@ -425,6 +417,21 @@ class PictureReader:
         picture = Display(mime=self._mime, content=b"".join(self._parts))
         self.complete.append(picture)
         return picture
+
+
+def program_packet(execution: Execution, shows: bool) -> bytes:
+    """The program as `guest/script.py` reads it: the bare text where nothing else is asked for."""
+    code = execution.code.encode()
+    if not (shows or execution.args or execution.env or execution.files or execution.artifacts):
+        return channel.build({}, code)
+    message = {
+        "files": [(policy.PROGRAM_NAME, len(code)), *((file.path, len(file.content)) for file in execution.files)],
+        "args": execution.args,
+        "env": dict(execution.env),
+        "displays": shows,
+        "keep_work_dir": bool(execution.artifacts),
+    }
+    return channel.build(message, b"".join((code, *(file.content for file in execution.files))))
 
 
 def _in_memfd(content: bytes) -> int:

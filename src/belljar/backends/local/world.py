@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import re
 import socket
@@ -23,6 +24,7 @@ from belljar.contract.execution import Limits
 from belljar.environments import Environment
 from belljar.jail import policy
 from belljar.settings import PoolSettings
+from belljar.zygote import protocol
 from belljar.zygote.handle import StartFailed, WardenHandle, ZygoteHandle, ZygoteListener
 
 _log = logging.getLogger("belljar.local")
@@ -194,14 +196,13 @@ class World(ZygoteListener):
 
     # ---- guests
 
-    def allowance(self, limits: Limits) -> dict[str, int]:
-        """What is fixed at the fork. Where there is a cgroup, it counts memory, processes and CPU instead."""
-        return {
-            "disk_bytes": limits.disk_bytes,
-            "cpu_seconds": 0 if self._has_cgroup else max(1, round(limits.cpu_seconds)),
-            "processes": 0 if self._has_cgroup else limits.processes + CELLS_MAX,
-            "address_bytes": 0 if self._has_cgroup else limits.memory_bytes,
-        }
+    def allowance(self, limits: Limits) -> tuple[int, ...]:
+        """What is fixed at the fork: disk, and where no cgroup counts them CPU, processes and address space."""
+        if self._has_cgroup:
+            return limits.disk_bytes, 0, 0, 0
+        # The kernel counts processes per uid, and here all guests share one.
+        processes = limits.processes + 2 * self._pool.max_running * limits.processes
+        return limits.disk_bytes, max(1, math.ceil(limits.cpu_seconds)), processes, limits.memory_bytes
 
     async def lease(self, weight: str, limits: Limits) -> Guest:
         """A guest of this weight behind these limits: a ready one when there is one, else forked now.
@@ -220,15 +221,15 @@ class World(ZygoteListener):
             if not cell.is_gone:
                 return self._fork(zygote, cell, allowance)
 
-    def _fork(self, zygote: ZygoteHandle, cell: Cell, allowance: Mapping[str, int]) -> Guest:
+    def _fork(self, zygote: ZygoteHandle, cell: Cell, allowance: tuple[int, ...]) -> Guest:
         self._next_guest += 1
         guest = Guest(self._next_guest, cell, zygote)
         cell.is_leased = True
         self._guests[guest.number] = guest
-        message = {"guest": guest.number, "uid": cell.berth.uid, **allowance}
+        order = protocol.FORK.pack(guest.number, cell.number, cell.berth.uid, *allowance)
         theirs = [guest.their_channel.fileno(), guest.their_stdout, guest.their_stderr]
         try:
-            zygote.fork(message, cell.number, cell.descriptors, theirs)
+            zygote.fork(order, cell.number, cell.descriptors, theirs)
         except (channel.ChannelClosed, BlockingIOError) as error:
             del self._guests[guest.number]
             guest.close_their_ends()
