@@ -272,16 +272,26 @@ settings = Settings(
 FOREVER = "import time\\nwhile True: time.sleep(1)"
 
 
+def read(path):
+    try:
+        return pathlib.Path(path).read_text()
+    except OSError:
+        return ""  # it has ended since
+
+
 def family(pid):
     found = []
-    for task in pathlib.Path("/proc", str(pid), "task").iterdir():
-        for child in map(int, (task / "children").read_text().split()):
+    for task in pathlib.Path("/proc", str(pid), "task").glob("*"):
+        for child in map(int, read(task / "children").split()):
             found += [child, *family(child)]
     return found
 
 
 def tell_family():
-    print(json.dumps(family(os.getpid())), flush=True)
+    pids = family(os.getpid())
+    lines = [line for pid in pids for line in read(f"/proc/{{pid}}/cgroup").splitlines()]
+    names = {{line.split(":")[2].rpartition("/")[0] for line in lines if "/instance-" in line}}
+    print(json.dumps([pids, sorted(names)]), flush=True)
 """
 
 
@@ -316,11 +326,15 @@ def is_alive(pid: int) -> bool:
         pytest.param("tell_family()", id="runs_out"),
         pytest.param("tell_family()\nsys.exit(0)", id="exits"),
         pytest.param(
-            "threading.Thread(target=box.run, args=[FOREVER], daemon=True).start()\ntime.sleep(0.3)\ntell_family()"
+            "threading.Thread(target=box.run, args=[FOREVER], daemon=True).start()\n"
+            "while not box.facts()['running']: time.sleep(0.01)\n"
+            "tell_family()",
+            id="while_a_daemon_thread_runs_one",
         ),
         pytest.param("events = box.stream(FOREVER)\nnext(events)\ntell_family()", id="amid_a_stream"),
+        pytest.param("many = box.run_many(['1'] + [FOREVER] * 9)\nnext(many)\ntell_family()", id="amid_many"),
         pytest.param(
-            "many = box.run_many([FOREVER] * 9 + ['1'])\nthreading.Timer(0, tell_family).run()", id="amid_many"
+            "box.loop = box\nbox.events = box.stream(FOREVER)\nnext(box.events)\ntell_family()", id="in_a_cycle"
         ),
     ],
 )
@@ -329,10 +343,24 @@ def test_an_interpreter_that_exits_without_closing_leaves_nothing(run_script: An
     answer = run_script(f"box = belljar.Sandbox(settings=settings)\nbox.run('print(1)')\n{ending}\n")
     assert (answer.returncode, answer.stderr) == (0, "")
     assert time.monotonic() - began < 30
-    pids = json.loads(answer.stdout)
+    pids, cgroups = json.loads(answer.stdout)
     assert pids, "the sandbox had processes"
+    assert cgroups, "and cgroups"
     until(lambda: not any(map(is_alive, pids)))
-    assert not list(Path("/sys/fs/cgroup").glob(f"*/belljar/instance-*/**/{pids[0]}"))
+    mounts = [Path("/sys/fs/cgroup"), *Path("/sys/fs/cgroup").iterdir()]
+    assert not [mount / name[1:] for mount in mounts for name in cgroups if (mount / name[1:]).exists()]
+
+
+def test_threads_that_outlive_the_main_one_can_still_use_it(run_script: Any) -> None:
+    script = """
+        box = belljar.Sandbox(settings=settings).open()
+        def work():
+            threading.main_thread().join()
+            print(box.run("print('late')").stdout)
+        threading.Thread(target=work).start()
+    """
+    answer = run_script(script)
+    assert (answer.returncode, answer.stdout.strip(), answer.stderr) == (0, "late", "")
 
 
 def test_a_killed_interpreter_leaves_nothing(run_script: Any) -> None:
@@ -343,7 +371,7 @@ def test_a_killed_interpreter_leaves_nothing(run_script: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     """
     answer = run_script(script)
-    pids = json.loads(answer.stdout)
+    pids, _ = json.loads(answer.stdout)
     assert pids
     until(lambda: not any(map(is_alive, pids)))
 

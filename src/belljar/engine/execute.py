@@ -142,8 +142,9 @@ class Engine:
                 yield output
             yield Finished(outcome=outcome)
         finally:
-            task.cancel()
-            await asyncio.wait([task])
+            if not task.done():  # else without an await: a loop that shuts down closes all generators side by side
+                task.cancel()
+                await asyncio.wait([task])
             if not task.cancelled():
                 task.exception()  # read, or asyncio complains that nobody did: whoever left early does not want it
 

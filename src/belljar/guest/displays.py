@@ -71,20 +71,21 @@ def _show_figures(pyplot: Any) -> None:
 
 
 def __getattr__(name: str) -> Any:
-    """matplotlib's back end interface, made when it first asks."""
-    if name == "FigureCanvas":
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
+    """matplotlib's back end interface, made when it first asks; it then reads the module's dictionary."""
+    if name not in ("FigureCanvas", "FigureManager"):
+        raise AttributeError(name)
+    from matplotlib.backend_bases import FigureManagerBase
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-        return FigureCanvasAgg
-    if name == "FigureManager":
-        from matplotlib.backend_bases import FigureManagerBase
+    class FigureManager(FigureManagerBase):  # type: ignore[misc]
+        @classmethod
+        def pyplot_show(cls, *, block: Any = None) -> None:
+            from matplotlib import pyplot
 
-        class FigureManager(FigureManagerBase):  # type: ignore[misc]
-            @classmethod
-            def pyplot_show(cls, *, block: Any = None) -> None:
-                from matplotlib import pyplot
+            _show_figures(pyplot)
 
-                _show_figures(pyplot)
+    class FigureCanvas(FigureCanvasAgg):  # type: ignore[misc]
+        manager_class = FigureManager
 
-        return FigureManager
-    raise AttributeError(name)
+    globals().update(FigureCanvas=FigureCanvas, FigureManager=FigureManager)
+    return globals()[name]

@@ -22,10 +22,12 @@ _FRESH_DIRS = tuple(path.encode() for path in policy.WRITABLE_DIRS)
 _STAGE = "/tmp"  # any directory: in this mount namespace nobody else looks at it
 
 
-def build_root(bound: dict[str, str], guest_uids: Sequence[int], code: dict[str, bytes]) -> None:
+def build_root(
+    bound: dict[str, str], hidden: Sequence[str], guest_uids: Sequence[int], code: dict[str, bytes]
+) -> None:
     """Build the guests' root and pivot into it; the caller is alone in its mount and pid namespaces.
 
-    `bound` maps places in the jail to what of the host is seen there, read-only.
+    `bound` maps places in the jail to what of the host is seen there, read-only; directories in `hidden` are empty.
 
     Raises:
         OSError: a step failed; the message names the call and the path.
@@ -49,6 +51,9 @@ def build_root(bound: dict[str, str], guest_uids: Sequence[int], code: dict[str,
     for path, tree in trees:
         os.makedirs(_STAGE + path, 0o755, exist_ok=True)
         _attach(tree, _STAGE + path, _READ_ONLY)
+    for path in hidden:
+        flags = MS_NOSUID | MS_NODEV | MS_NOEXEC | syscalls.MS_RDONLY
+        syscalls.mount(b"none", os.fsencode(_STAGE + path), b"tmpfs", flags, b"size=4k,nr_inodes=2")
     for path, tree in devices:
         _write(_STAGE + path, b"")
         _attach(tree, _STAGE + path, _DEVICE)
@@ -56,6 +61,12 @@ def build_root(bound: dict[str, str], guest_uids: Sequence[int], code: dict[str,
         os.symlink(f"/proc/self/{target}", f"{_STAGE}/dev/{name}")
     syscalls.mount(b"proc", f"{_STAGE}/proc".encode(), b"proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     _pivot(_STAGE)
+
+
+def lend_scratch(path: str) -> None:
+    """Let the caller, and nobody else, write to `path`: a private mount namespace with a small tmpfs there."""
+    syscalls.unshare(syscalls.CLONE_NEWNS)
+    syscalls.mount(b"scratch", path.encode(), b"tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, b"size=64m,mode=0700")
 
 
 def _is_real_dir(path: str) -> bool:

@@ -76,8 +76,8 @@ class WardenHandle:
         self._early: dict[int, tuple[int, float]] = {}  # ended before we knew who they were
         self._ready: asyncio.Future[None] = self._loop.create_future()
 
-    async def start(self, *, as_root: bool, bound: Mapping[str, str], guest_uids: Sequence[int], uid_base: int) -> None:
-        """Exec the warden with a clean environment and wait until its world is built.
+    async def start(self, orders: Mapping[str, Any]) -> None:
+        """Exec the warden with a clean environment, tell it what to build, and wait until its world is there.
 
         Raises:
             StartFailed: it could not be; the message says at which call.
@@ -98,13 +98,7 @@ class WardenHandle:
             )
         self._socket.setblocking(False)
         self._loop.add_reader(self._socket, self._on_readable)
-        orders = {
-            "as_root": as_root,
-            "bound": dict(bound),
-            "guest_uids": list(guest_uids),
-            "uid_base": uid_base,
-        }
-        channel.send(self._socket, orders)
+        channel.send(self._socket, dict(orders))
         await self._ready
 
     async def start_zygote(self, python: str, environ: Mapping[str, str], control: int) -> int:

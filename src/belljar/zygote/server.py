@@ -18,7 +18,7 @@ from typing import Any
 
 from belljar import channel
 from belljar.guest import displays, script
-from belljar.jail import limits, namespaces, policy, seccomp, syscalls
+from belljar.jail import limits, mounts, namespaces, policy, seccomp, syscalls
 from belljar.jail.enter import CHANNEL, Place, StepFailed, Walls, enter
 from belljar.zygote import protocol
 
@@ -152,6 +152,8 @@ def _surviving(peer: int) -> int:
 
 def _warm_up(imports: list[str], environ: dict[str, str]) -> None:
     """Do the imports, then leave the interpreter as a program expects to find it."""
+    if imports:
+        _lend_matplotlib_its_cache()
     for name in imports:
         importlib.import_module(name)
     if len(os.listdir("/proc/self/task")) > 1:
@@ -167,3 +169,13 @@ def _warm_up(imports: list[str], environ: dict[str, str]) -> None:
     script.prepare()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+
+
+def _lend_matplotlib_its_cache() -> None:
+    """matplotlib lists the fonts on import unless it finds its list in a directory it can write to."""
+    kept = f"{policy.ENVIRONMENT_DIR}/share/matplotlib-config"
+    if os.path.isdir(kept):
+        mounts.lend_scratch(policy.WORK_DIR)
+        for name in os.listdir(kept):
+            os.symlink(f"{kept}/{name}", f"{policy.WORK_DIR}/{name}")
+        os.environ["MPLCONFIGDIR"] = policy.WORK_DIR

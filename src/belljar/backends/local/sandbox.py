@@ -81,8 +81,7 @@ class LocalSandbox:
 
     def _open_cgroups(self) -> None:
         assert self._instance is not None
-        name = f"{self._settings.jail.cgroup_parent}/instance-{self._instance.number}"
-        cgroups = Cgroups(find_hierarchies(), name)
+        cgroups = Cgroups(find_hierarchies(), f"{self._settings.jail.cgroup_parent}/{self._instance.name}")
         self._instance.note([directory for _, directory in cgroups.directories])
         cgroups.open()
         self._cgroups = cgroups

@@ -104,14 +104,16 @@ class World(ZygoteListener):
         Raises:
             JailSetupFailed: the warden or the zygote did not come up.
         """
-        guest_uids = [policy.GUEST_UID_FIRST + number for number in range(CELLS_MAX if self._walls["changes_uid"] else 1)]
+        bound = bound_places(self.environment)
+        orders = {
+            "as_root": self._walls["as_root"],
+            "uid_base": self._walls["uid_base"],
+            "guest_uids": [policy.GUEST_UID_FIRST + n for n in range(CELLS_MAX if self._walls["changes_uid"] else 1)],
+            "bound": bound,
+            "hidden": hidden_places(bound, self.environment),
+        }
         try:
-            await self._warden.start(
-                as_root=self._walls["as_root"],
-                bound=bound_places(self.environment),
-                guest_uids=guest_uids,
-                uid_base=self._walls["uid_base"],
-            )
+            await self._warden.start(orders)
         except StartFailed as error:
             raise JailSetupFailed("world", str(error)) from error
         await self.zygote(BARE)
@@ -362,10 +364,10 @@ class World(ZygoteListener):
 
     def _lose_everything(self) -> None:
         self.is_lost = True
-        for guest in list(self._guests.values()):
-            self._end(guest, None, 0.0)
         for cell in list(self._cells.values()):
             cell.lose()
+        for guest in list(self._guests.values()):
+            self._end(guest, None, 0.0)
         for zygote in self._zygotes.values():
             if not zygote.is_lost:
                 zygote.close()
@@ -412,6 +414,15 @@ def bound_places(environment: Environment) -> dict[str, str]:
     return bound
 
 
+def hidden_places(bound: Mapping[str, str], environment: Environment) -> list[str]:
+    """Where the environment's base interpreter keeps packages of its own: the host's, not the programs'."""
+    major, minor = environment.version.split(".")[:2]
+    lib = f"lib/python{major}.{minor}"
+    kept = [f"{place}/{lib}/{name}" for place in bound for name in ("site-packages", "dist-packages")]
+    kept += [f"/usr/{lib}/dist-packages", "/usr/lib/python3/dist-packages", f"/usr/local/{lib}/dist-packages"]
+    return [place for place in kept if not place.startswith(policy.ENVIRONMENT_DIR) and os.path.isdir(place)]
+
+
 def guest_environ() -> dict[str, str]:
     """The environment variables every program starts with."""
     return {
@@ -421,7 +432,6 @@ def guest_environ() -> dict[str, str]:
         "LANG": "C.UTF-8",
         "VIRTUAL_ENV": policy.ENVIRONMENT_DIR,
         "MPLBACKEND": "module://_belljar_displays",
-        "MPLCONFIGDIR": f"{policy.ENVIRONMENT_DIR}/share/matplotlib-config",
     }
 
 
