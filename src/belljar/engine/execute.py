@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
-import secrets
+import os
 import signal
 import time
 from collections import deque
@@ -202,7 +202,7 @@ class Engine:
 
 def new_id() -> str:
     """An id nobody can guess: whoever knows one may cancel it."""
-    return "x_" + secrets.token_hex(16)
+    return "x_" + os.urandom(16).hex()
 
 
 def judge(execution_id: str, execution: Execution, seen: Evidence, queue_seconds: float) -> Outcome:
