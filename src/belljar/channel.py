@@ -30,6 +30,11 @@ _HEAD = struct.Struct(">I")
 _NO_MESSAGE = _HEAD.pack(0)
 _DESCRIPTOR_BYTES = array.array("i").itemsize
 
+# Plain numbers: the enums of `socket` make objects on every use.
+_SOL_SOCKET, _SCM_RIGHTS = int(socket.SOL_SOCKET), int(socket.SCM_RIGHTS)
+_NO_SIGNAL, _CLOSE_ON_EXEC = int(socket.MSG_NOSIGNAL), int(socket.MSG_CMSG_CLOEXEC)
+_CUT_SHORT = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
+
 
 class ChannelClosed(Exception):
     """The peer left, or sent anything but a well-formed packet."""
@@ -60,9 +65,9 @@ def build(message: dict[str, Any], blob: bytes = b"") -> bytes:
 
 def send_packet(peer: socket.socket, packet: bytes, descriptors: Sequence[int] = ()) -> None:
     """`send` for a packet that is already built."""
-    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+    ancillary = [(_SOL_SOCKET, _SCM_RIGHTS, array.array("i", descriptors))] if descriptors else ()
     try:
-        peer.sendmsg([packet], ancillary, socket.MSG_NOSIGNAL)
+        peer.sendmsg((packet,), ancillary, _NO_SIGNAL)
     except (BrokenPipeError, ConnectionError) as error:
         raise ChannelClosed("the peer has left") from error
 
@@ -78,12 +83,12 @@ def receive(peer: socket.socket, descriptors_max: int = 0) -> tuple[dict[str, An
     """
     space = socket.CMSG_SPACE(descriptors_max * _DESCRIPTOR_BYTES) if descriptors_max else 0
     try:
-        packet, ancillary, flags, _ = peer.recvmsg(PACKET_BYTES_MAX, space, socket.MSG_CMSG_CLOEXEC)
+        packet, ancillary, flags, _ = peer.recvmsg(PACKET_BYTES_MAX, space, _CLOSE_ON_EXEC)
     except ConnectionError as error:
         raise ChannelClosed("the peer has left") from error
-    descriptors = _descriptors(ancillary)
+    descriptors = _descriptors(ancillary) if ancillary else []
     try:
-        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+        if flags & _CUT_SHORT:
             raise ChannelClosed("a packet was larger than allowed")
         message, blob = parse(packet)
         return message, blob, descriptors
@@ -120,6 +125,6 @@ def parse(packet: bytes) -> tuple[dict[str, Any], bytes]:
 def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
     found = array.array("i")
     for level, kind, content in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+        if level == _SOL_SOCKET and kind == _SCM_RIGHTS:
             found.frombytes(content[: len(content) - len(content) % _DESCRIPTOR_BYTES])
     return list(found)

@@ -100,9 +100,27 @@ def test_bytes_that_are_no_text_are_replaced_and_our_own_cut_leaves_no_half_char
             assert broken.stdout == "a\ufffdb\ufffd"
             cut = await engine.run(Execution(code="print('ü' * 100)", limits=Limits(output_bytes=11)))
             assert (cut.stdout, cut.stdout_cut, cut.status) == ("ü" * 5, True, Status.OK)
-            loud = "import sys; print('x' * 2000, file=sys.stderr); 1/0"
-            hidden = await engine.run(Execution(code=loud, limits=Limits(output_bytes=100)))
-            assert (hidden.error, hidden.stderr_cut) == (None, True)
+
+    asyncio.run(scene())
+
+
+def test_an_exception_that_was_cut_off_is_not_mistaken_for_an_earlier_one(open_engine: OpenEngine) -> None:
+    async def scene() -> None:
+        code = """
+import sys, traceback
+try:
+    [][0]
+except IndexError:
+    traceback.print_exc()
+print("x" * 2000, file=sys.stderr)
+1/0
+"""
+        async with open_engine() as engine:
+            whole = await engine.run(Execution(code=code))
+            assert whole.error is not None
+            assert whole.error.type == "ZeroDivisionError"
+            cut = await engine.run(Execution(code=code, limits=Limits(output_bytes=1000)))
+            assert (cut.status, cut.error, cut.stderr_cut) == (Status.FAILED, None, True)
 
     asyncio.run(scene())
 

@@ -24,17 +24,17 @@ from belljar.guest import displays
 _WORK_DIR = "/work"
 _PROGRAM = "main.py"
 _requested_exit: list[Any] = []  # what `raise SystemExit(...)` asked for, once the interpreter acts on it
-_modules_before: frozenset[str] = frozenset()
+_last_module = ""  # the last one loaded before the fork
 
 
 def prepare() -> None:
     """In the warm process, before the first fork: everything that every guest would do anyway."""
-    global _modules_before
+    global _last_module
     _watch_system_exit()
     atexit.register(leave)  # first in, so it runs after every exit function of the program
     # What the interpreter finds out first: that the program is no zip archive. It asks Python code, at some cost.
     sys.path_importer_cache[f"{_WORK_DIR}/{_PROGRAM}"] = None
-    _modules_before = frozenset(sys.modules)
+    _last_module = next(reversed(sys.modules))
 
 
 def receive(peer: socket.socket) -> bool:
@@ -186,20 +186,31 @@ def leave() -> None:
 
 def _let_go_of_program() -> None:
     """Run the finalizers of what the program made, in the interpreter's own order: `__main__` first."""
-    ours = [name for name in sys.modules if name not in _modules_before and name != "__main__"]
-    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
-        if hasattr(sys, name):
-            setattr(sys, name, None)
-    for name in ("__main__", *ours):
-        module = sys.modules.get(name)
-        members = getattr(module, "__dict__", None)
+    if _uncaught() is not None:
+        for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+            if hasattr(sys, name):
+                setattr(sys, name, None)
+    for name in ("__main__", *_modules_of_program()):
+        members = getattr(sys.modules.get(name), "__dict__", None)
         if not isinstance(members, dict):
             continue
         for key in [key for key in members if key[:1] == "_" and key[1:2] != "_"]:
             members[key] = None
         for key in [key for key in members if key != "__builtins__"]:
             members[key] = None
-    gc.collect()
+    # A full collection also empties the interpreter's free lists, page by page; a program too short to have had a
+    # collection of its own needs none.
+    gc.collect(1 if gc.get_count()[1:] == (0, 0) else 2)
+
+
+def _modules_of_program() -> list[str]:
+    """What was imported since the fork. The dictionary keeps the order; walking all of it would touch every page."""
+    names = []
+    for name in reversed(sys.modules):
+        if name == _last_module:
+            break
+        names.append(name)
+    return names[::-1]
 
 
 def _flush() -> bool:

@@ -10,6 +10,7 @@ writable bind is visible.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence
 
@@ -119,6 +120,7 @@ def mount_proc() -> None:
     syscalls.mount(b"proc", b"/proc", b"proc", flags, b"hidepid=invisible,subset=pid")
 
 
+@functools.lru_cache(maxsize=16)
 def fresh_dir_options(disk_bytes: int) -> bytes:
     """Limits of one writable directory, in bytes and in files."""
     inodes = max(64, disk_bytes // policy.BYTES_PER_INODE)

@@ -71,7 +71,7 @@ class Zygote:
         while True:
             for descriptor, _ in waiting.poll():
                 if descriptor == self.woken:
-                    os.read(self.woken, 4096)
+                    os.read(self.woken, 64)
                     self.reap()
                     continue
                 try:

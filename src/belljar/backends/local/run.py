@@ -359,7 +359,7 @@ class Run:
 
     def _hear_the_rest(self) -> None:
         try:
-            while True:
+            while self._shows or not (self._has_started or self._failure):
                 self._hear_guest()
         except (BlockingIOError, channel.ChannelClosed):
             pass

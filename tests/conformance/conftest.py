@@ -1,0 +1,122 @@
+"""The same program twice: by the interpreter of a guest environment itself, and through Belljar."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import belljar
+from belljar.contract.execution import Outcome
+from belljar.settings import load
+
+_NATIVE_SECONDS = 60.0
+_ADDRESS = re.compile(r"\b0x[0-9a-f]{8,16}\b")
+
+
+class Seen(NamedTuple):
+    """All of a program that its caller can see."""
+
+    exit_code: int | None
+    signal: str | None
+    stdout: str
+    stderr: str
+
+
+Native = Callable[..., Seen]
+Jailed = Callable[..., Seen]
+
+
+@pytest.fixture(scope="session")
+def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[belljar.Sandbox]:
+    """A sandbox with the default environment, which is built if need be."""
+    flags = {} if "BELLJAR_RUNTIME_DIR" in os.environ else {"runtime_dir": tmp_path_factory.mktemp("run")}
+    with belljar.Sandbox(settings=load(flags=flags), progress=print) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def environment_root(box: belljar.Sandbox) -> Path:
+    """Where the default environment is on the host."""
+    return box.settings.state_dir.resolve() / "environments" / "default"
+
+
+@pytest.fixture
+def natively(tmp_path: Path, environment_root: Path) -> Native:
+    """Run a program as `python main.py` in an empty directory, outside any jail."""
+
+    def run(code: str, root: Path = environment_root, **given: object) -> Seen:
+        return run_natively(code, root, tmp_path, **given)  # type: ignore[arg-type]
+
+    return run
+
+
+@pytest.fixture
+def jailed(box: belljar.Sandbox) -> Jailed:
+    """Run a program through Belljar."""
+
+    def run(code: str, **given: object) -> Seen:
+        return what_was_seen(box.run(code, **given))  # type: ignore[arg-type]
+
+    return run
+
+
+def run_natively(
+    code: str,
+    root: Path,
+    directory: Path,
+    *,
+    stdin: str | bytes = b"",
+    args: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    files: Mapping[str, str | bytes] | None = None,
+) -> Seen:
+    """Run with the interpreter of the environment at `root`; its paths are given the names they have in a jail."""
+    for path, content in {"main.py": code, **(files or {})}.items():
+        (directory / path).parent.mkdir(parents=True, exist_ok=True)
+        (directory / path).write_bytes(_encoded(content))
+    environ = {
+        "PATH": f"{root}/bin:/usr/local/bin:/usr/bin:/bin",
+        "HOME": str(directory),
+        "USER": "sandbox",
+        "LANG": "C.UTF-8",
+        "VIRTUAL_ENV": str(root),
+    }
+    ended = subprocess.run(
+        [f"{root}/bin/python", "main.py", *args],
+        cwd=directory,
+        env={**environ, **(env or {})},
+        capture_output=True,
+        timeout=_NATIVE_SECONDS,
+        start_new_session=True,  # what it does to its process group must not reach us
+        **({"input": _encoded(stdin)} if stdin else {"stdin": subprocess.DEVNULL}),  # type: ignore[call-overload]
+    )
+    names = {str(root): "/env", str(directory): "/work"}
+    code_or_signal = ended.returncode
+    return Seen(
+        exit_code=code_or_signal if code_or_signal >= 0 else None,
+        signal=signal.Signals(-code_or_signal).name if code_or_signal < 0 else None,
+        stdout=_normalised(ended.stdout.decode("utf-8", "replace"), names),
+        stderr=_normalised(ended.stderr.decode("utf-8", "replace"), names),
+    )
+
+
+def what_was_seen(outcome: Outcome) -> Seen:
+    """The part of an outcome that a native run has as well."""
+    return Seen(outcome.exit_code, outcome.signal, _normalised(outcome.stdout, {}), _normalised(outcome.stderr, {}))
+
+
+def _encoded(content: str | bytes) -> bytes:
+    return content.encode() if isinstance(content, str) else content
+
+
+def _normalised(text: str, names: Mapping[str, str]) -> str:
+    for theirs, ours in names.items():
+        text = text.replace(theirs, ours)
+    return _ADDRESS.sub("0x…", text)

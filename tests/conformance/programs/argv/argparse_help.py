@@ -1,0 +1,2 @@
+import argparse
+argparse.ArgumentParser(description="what it does").parse_args(["--help"])

@@ -1,0 +1,4 @@
+async def work():
+    pass
+work()
+print("done")

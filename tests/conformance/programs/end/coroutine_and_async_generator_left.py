@@ -1,0 +1,4 @@
+async def coroutine():
+    pass
+left = coroutine()
+print("end of main")

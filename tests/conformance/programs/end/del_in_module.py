@@ -1,0 +1,2 @@
+import holds_loud
+print("end of main")

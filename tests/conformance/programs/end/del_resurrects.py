@@ -1,0 +1,6 @@
+kept = []
+class Phoenix:
+    def __del__(self):
+        print("del")
+        kept.append(self)
+bird = Phoenix()

@@ -1,0 +1,3 @@
+import os, tempfile
+directory = tempfile.TemporaryDirectory()
+print(os.path.isdir(directory.name))

@@ -1,0 +1,3 @@
+import json
+json.file = open(1, "w", closefd=False)
+json.file.write("left in a buffer\n")

@@ -1,0 +1,2 @@
+file = open(1, "w", closefd=False)
+file.write("left in a buffer\n")

@@ -1,0 +1,3 @@
+import os
+print(os.environ["GIVEN"], os.getenv("ABSENT"), os.environ["ÜMLAUT"])
+print(os.environb[b"GIVEN"])

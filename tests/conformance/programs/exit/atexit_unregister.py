@@ -1,0 +1,5 @@
+import atexit
+atexit.register(print, "stays")
+atexit.register(len)
+atexit.unregister(len)
+print(atexit._ncallbacks() >= 1)

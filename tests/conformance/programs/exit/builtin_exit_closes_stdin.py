@@ -1,0 +1,5 @@
+import sys
+try:
+    exit()
+except SystemExit as error:
+    print(error.code, sys.stdin.closed)

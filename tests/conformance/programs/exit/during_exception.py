@@ -1,0 +1,5 @@
+import sys
+try:
+    raise ValueError("lost")
+except ValueError:
+    sys.exit(15)

@@ -1,0 +1,7 @@
+def numbers():
+    try:
+        yield 1
+    finally:
+        print("generator closed")
+left = numbers()
+print(next(left))

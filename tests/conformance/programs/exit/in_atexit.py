@@ -1,0 +1,4 @@
+import atexit, sys
+atexit.register(lambda: print("last"))
+atexit.register(lambda: sys.exit(18))
+atexit.register(lambda: print("first"))

@@ -1,0 +1,4 @@
+import enum, sys
+class Code(enum.IntEnum):
+    BAD = 4
+sys.exit(Code.BAD)

@@ -1,0 +1,3 @@
+import signal
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+raise KeyboardInterrupt

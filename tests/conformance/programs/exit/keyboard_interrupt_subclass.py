@@ -1,0 +1,3 @@
+class Stop(KeyboardInterrupt):
+    pass
+raise Stop()

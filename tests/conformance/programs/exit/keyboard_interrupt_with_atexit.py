@@ -1,0 +1,3 @@
+import atexit
+atexit.register(print, "exit function")
+raise KeyboardInterrupt

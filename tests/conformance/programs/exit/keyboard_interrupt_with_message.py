@@ -1,0 +1,3 @@
+def work():
+    raise KeyboardInterrupt("stop", 1)
+work()

@@ -1,0 +1,3 @@
+import os, sys
+print("flushed", flush=True)
+os._exit(11)

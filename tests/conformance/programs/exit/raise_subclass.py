@@ -1,0 +1,3 @@
+class Done(SystemExit):
+    pass
+raise Done(6)

@@ -1,0 +1,2 @@
+import circle_a
+print(circle_a.value)

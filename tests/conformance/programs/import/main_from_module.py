@@ -1,0 +1,3 @@
+import uses_main
+x = 1
+print(uses_main.look())

@@ -1,0 +1,2 @@
+from package import sibling_user
+print(sibling_user.value)

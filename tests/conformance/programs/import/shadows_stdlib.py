@@ -1,0 +1,2 @@
+import colorsys
+print(colorsys.__file__, colorsys.mine)

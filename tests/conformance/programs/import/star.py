@@ -1,0 +1,2 @@
+from helper import *
+print(greet("star"), "_private" in globals())

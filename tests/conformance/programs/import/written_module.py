@@ -1,0 +1,4 @@
+import importlib
+open("fresh.py", "w").write("print('fresh module runs')\n")
+importlib.invalidate_caches()
+import fresh

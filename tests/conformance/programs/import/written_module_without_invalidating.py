@@ -1,0 +1,2 @@
+open("fresh.py", "w").write("print('fresh module runs')\n")
+import fresh

@@ -1,0 +1,3 @@
+print("before")
+breakpoint()
+print("after")

@@ -1,0 +1,2 @@
+import sys
+print(sorted(name for name in sys.modules if not name.startswith("_")))

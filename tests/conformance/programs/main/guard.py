@@ -1,0 +1,4 @@
+def main():
+    print("main runs")
+if __name__ == "__main__":
+    main()

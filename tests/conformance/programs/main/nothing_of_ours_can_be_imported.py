@@ -1,0 +1,6 @@
+for name in ("belljar", "belljar.guest", "belljar.channel", "sitecustomize", "rich"):
+    try:
+        __import__(name)
+        print(name, "was imported")
+    except ImportError as error:
+        print(type(error).__name__, error)

@@ -1,0 +1,10 @@
+import sys
+print(sys.version)
+print(sys.implementation.name, sys.implementation.cache_tag, sys.hexversion, sys.api_version, sys.platform, sys.byteorder)
+print(sys.executable, sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix, sys.platlibdir)
+print(sys.getrecursionlimit(), sys.getswitchinterval(), sys.getdefaultencoding(), sys.getfilesystemencoding(), sys.getfilesystemencodeerrors())
+print(sys.dont_write_bytecode, sys.pycache_prefix, sys._xoptions, sys.warnoptions, sys.maxsize, sys.maxunicode)
+print(sys.gettrace(), sys.getprofile(), sys.get_asyncgen_hooks(), sys.get_coroutine_origin_tracking_depth(), sys.is_finalizing())
+print(sys.get_int_max_str_digits(), sys.exc_info(), hasattr(sys, "last_value"), hasattr(sys, "ps1"), sys.flags.safe_path)
+print(sys.displayhook is sys.__displayhook__, sys.excepthook is sys.__excepthook__, sys.unraisablehook is sys.__unraisablehook__)
+print(sys.breakpointhook is sys.__breakpointhook__, sys.stdout is sys.__stdout__, sys.stderr is sys.__stderr__)

@@ -1,0 +1,3 @@
+import sys
+for path in sys.path:
+    print(path)

@@ -1,0 +1,12 @@
+import os, pathlib, shutil
+pathlib.Path("a/b").mkdir(parents=True)
+pathlib.Path("a/b/file").write_text("text")
+os.link("a/b/file", "hard")
+os.symlink("a/b/file", "soft")
+os.rename("hard", "renamed")
+shutil.copytree("a", "copy")
+os.chmod("renamed", 0o600)
+os.utime("renamed", (1, 2))
+print(sorted(str(path) for path in pathlib.Path(".").rglob("*")), os.readlink("soft"), os.stat("renamed").st_mtime)
+shutil.rmtree("a")
+print(os.path.lexists("soft"), os.path.exists("soft"), shutil.disk_usage(".").total > 0)

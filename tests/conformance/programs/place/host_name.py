@@ -1,0 +1,3 @@
+import platform, socket
+print(socket.gethostname())
+print(platform.node() == socket.gethostname())

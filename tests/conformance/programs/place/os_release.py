@@ -1,0 +1,2 @@
+import platform
+print(platform.freedesktop_os_release()["ID"])

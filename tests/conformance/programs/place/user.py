@@ -1,0 +1,2 @@
+import getpass
+print(getpass.getuser())

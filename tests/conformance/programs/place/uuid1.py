@@ -1,0 +1,2 @@
+import uuid
+print(uuid.uuid1().version, uuid.getnode() > 0)

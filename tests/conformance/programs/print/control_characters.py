@@ -1,0 +1,1 @@
+print("a\rb\tc\x00d\x07e\x1b[31mred\x1b[0m\x0c\x0b")

@@ -1,0 +1,2 @@
+print("before")
+print("lone \udc80 surrogate")

@@ -1,0 +1,7 @@
+import multiprocessing, time
+def work():
+    time.sleep(30)
+    print("never")
+if __name__ == "__main__":
+    multiprocessing.Process(target=work, daemon=True).start()
+    print("main done")

@@ -1,0 +1,3 @@
+import logging, multiprocessing
+logger = multiprocessing.log_to_stderr(logging.INFO)
+logger.info("told")

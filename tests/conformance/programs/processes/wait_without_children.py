@@ -1,0 +1,5 @@
+import os
+try:
+    os.wait()
+except ChildProcessError as error:
+    print(error)

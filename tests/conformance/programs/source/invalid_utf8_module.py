@@ -1,0 +1,1 @@
+import invalid_utf8

@@ -1,0 +1,2 @@
+import latin1_module
+print(latin1_module.word)

@@ -1,0 +1,3 @@
+import sys
+content = sys.stdin.buffer.read()
+print(len(content), content[:10], sum(content))

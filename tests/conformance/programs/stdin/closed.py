@@ -1,0 +1,7 @@
+import sys
+sys.stdin.close()
+print(sys.stdin.closed)
+try:
+    input()
+except ValueError as error:
+    print(error)

@@ -1,0 +1,3 @@
+import fileinput
+for line in fileinput.input():
+    print(fileinput.lineno(), line.rstrip())

@@ -1,0 +1,2 @@
+import getpass
+print(repr(getpass.getpass("secret: ")))

@@ -1,0 +1,2 @@
+print("asking")
+name = input("name? ")

@@ -1,0 +1,3 @@
+import sys
+for number, line in enumerate(sys.stdin):
+    print(number, repr(line))

@@ -1,0 +1,3 @@
+import logging
+logging.warning("%d items", "three")
+print("goes on")

@@ -1,0 +1,2 @@
+import webbrowser
+print(webbrowser.open("http://example.com"))

@@ -1,0 +1,3 @@
+import os, sys
+print("x", end="")
+os.close(1)

@@ -1,0 +1,2 @@
+import sys
+print(sys.stdout.line_buffering, sys.stderr.line_buffering)

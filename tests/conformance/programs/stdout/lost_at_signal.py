@@ -1,0 +1,4 @@
+import os, signal
+print("a whole line")
+print("half a line", end="")
+os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,5 @@
+import io, sys
+class Broken(io.StringIO):
+    def flush(self):
+        raise OSError("cannot flush")
+sys.stdout = Broken()

@@ -1,0 +1,3 @@
+def check(x):
+    assert x == 2
+check(1)

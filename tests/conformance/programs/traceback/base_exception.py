@@ -1,0 +1,3 @@
+class Everything(BaseException):
+    pass
+raise Everything("beneath all")

@@ -1,0 +1,1 @@
+import fails_at_import

@@ -1,0 +1,2 @@
+from package.inner import deep
+deep.run()

@@ -1,0 +1,2 @@
+code = compile("1 +\\\n 'a'", "formula", "eval")
+eval(code)

@@ -1,0 +1,1 @@
+exec("def inner():\n    raise ValueError('in exec')\ninner()")

@@ -1,0 +1,7 @@
+result = max(
+    1,
+    2,
+    int(
+        "not a number"
+    ),
+)

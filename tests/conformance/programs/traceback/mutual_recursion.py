@@ -1,0 +1,5 @@
+def ping():
+    pong()
+def pong():
+    ping()
+ping()

@@ -1,0 +1,5 @@
+import os
+def f():
+    raise ValueError("the source is gone")
+os.remove("main.py")
+f()

@@ -1,0 +1,9 @@
+def divide(a, b):
+    return a / b
+
+
+def main():
+    divide(1, 0)
+
+
+main()

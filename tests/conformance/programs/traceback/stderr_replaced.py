@@ -1,0 +1,3 @@
+import io, sys
+sys.stderr = io.StringIO()
+raise ValueError("into a buffer")

@@ -1,0 +1,4 @@
+def broken():
+    raise StopIteration
+    yield
+next(broken())

@@ -1,0 +1,2 @@
+import ast
+ast.parse("(1, 2", filename="typed.py")

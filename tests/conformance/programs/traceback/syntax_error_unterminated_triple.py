@@ -1,0 +1,2 @@
+text = """never closed
+more

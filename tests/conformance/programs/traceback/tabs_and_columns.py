@@ -1,0 +1,3 @@
+def f(a):
+	return a["b"]["c"] + 1
+f({"b": None})

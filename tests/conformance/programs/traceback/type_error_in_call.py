@@ -1,0 +1,3 @@
+def greet(name, *, greeting):
+    return greeting + name
+greet("a", "b", greting="c")

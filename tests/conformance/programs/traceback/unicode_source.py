@@ -1,0 +1,2 @@
+größe = "länge"
+print(größe); raise ValueError(f"ungültig: {größe} ✗")

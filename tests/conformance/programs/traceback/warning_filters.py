@@ -1,0 +1,3 @@
+import sys, warnings
+print(warnings.filters)
+print(sys.warnoptions)

@@ -1,0 +1,2 @@
+import warned
+warned.run()

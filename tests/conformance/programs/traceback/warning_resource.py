@@ -1,0 +1,4 @@
+import warnings
+warnings.simplefilter("always")
+open("main.py")
+print("done")
