@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from belljar.contract.artifacts import compile_globs, select
@@ -133,11 +133,13 @@ GLOB_NAMES = st.one_of(st.just("**"), st.text("ab.*?", min_size=1, max_size=5)).
 )
 
 
+@settings(deadline=None)
 @given(glob=st.lists(GLOB_NAMES, min_size=1, max_size=5), path=st.lists(NAMES, min_size=1, max_size=6))
 def test_matching_agrees_with_its_definition(glob: list[str], path: list[str]) -> None:
     assert bool(select(["/".join(path)], ["/".join(glob)])) == matches_slowly(glob, path)
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the first draw builds a table of Unicode
 @given(glob=st.text(max_size=40), path=st.text(max_size=40))
 def test_any_text_is_a_glob(glob: str, path: str) -> None:
     select([path], [glob])

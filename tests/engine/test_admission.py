@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from belljar.contract.errors import (
@@ -248,6 +248,7 @@ FIELDS = [
 ]
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the first draw builds a table of Unicode
 @given(asked=st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=4))
 def test_whatever_is_asked_is_admitted_or_refused_in_words(asked: dict[str, Any]) -> None:
     try:

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from belljar.engine.tracebacks import TAIL_CHARACTERS, read_error
@@ -242,6 +242,7 @@ LINES = st.sampled_from(
 )
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the first draw builds a table of Unicode
 @given(lines=st.lists(LINES | st.text(max_size=10), max_size=30))
 def test_any_text_is_read_without_complaint(lines: list[str]) -> None:
     error = read_error("\n".join(lines))

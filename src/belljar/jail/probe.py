@@ -47,9 +47,9 @@ _SYSCTLS = (
 #: What each landlock ABI has added.
 _LANDLOCK_GIVES = {
     1: "files",
-    2: "links and renames between directories",
+    2: "renames",
     3: "truncation",
-    4: "TCP (not used: each jail has its own loopback)",
+    4: "TCP (not needed: the loopback is its own)",
     5: "device ioctls",
     6: "abstract sockets and signals",
     7: "audit records",
@@ -151,8 +151,10 @@ def _in_child(attempt: Callable[[Orders], str], orders: Orders) -> tuple[str, bo
         _die_with_parent()
         try:
             outcome = [attempt(orders), True]
-        except (OSError, Missing, ValueError, cgroups.CgroupsUnavailable) as error:
+        except (OSError, Missing, ValueError) as error:
             outcome = [str(error), False]
+        except cgroups.CgroupsUnavailable as error:
+            outcome = [str(error).partition(";")[0], False]  # what follows is advice, of which `fix` has its own
         except BaseException as error:
             outcome = [f"{type(error).__name__}: {error}", False]
         os.write(report, json.dumps(outcome).encode())
@@ -333,6 +335,8 @@ def _try_root(orders: Orders) -> str:
 
 def _try_proc(orders: Orders) -> str:
     _enter_world(orders)
+    syscalls.unshare(syscalls.CLONE_NEWPID | syscalls.CLONE_NEWNS)
+    _go_on_in_child()
     mounts.mount_proc()
     others = [name for name in os.listdir("/proc") if not name.isdigit() and name not in ("self", "thread-self")]
     if others:
@@ -460,7 +464,7 @@ def _try_landlock(orders: Orders) -> str:
     _must_fail("making a file in /tmp", errno.EACCES, os.open, "/tmp/probe", os.O_CREAT | os.O_WRONLY, 0o600)
     if version >= 6:
         _must_fail("a signal to a process outside", errno.EPERM, os.kill, os.getppid(), 0)
-    gives = "; ".join(text for since, text in _LANDLOCK_GIVES.items() if since <= version)
+    gives = ", ".join(text for since, text in _LANDLOCK_GIVES.items() if since <= version)
     return f"ABI {version}: {gives}"
 
 

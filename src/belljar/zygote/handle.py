@@ -298,6 +298,8 @@ class ZygoteHandle:
 
     def close(self) -> None:
         """End the zygote now; guests it has forked live on under the warden."""
+        if self._socket.fileno() < 0:
+            return
         self._loop.remove_reader(self._socket)
         self.is_lost = True
         self._socket.close()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import gc
 import os
+import resource  # noqa: F401  (os.wait4 imports it when first called, and by then the host's files are out of reach)
 import select
 import signal
 import socket
