@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Any
 
 from belljar.backends.local import LocalSandbox
+from belljar.contract.errors import SandboxFault
 from belljar.engine.execute import Engine
 from belljar.environments import Environments
 from belljar.settings import Settings
@@ -16,3 +18,17 @@ def build_engine(settings: Settings, progress: Callable[[str], None] | None = No
     environments = Environments(settings.state_dir, settings.environments)
     tell = progress or logging.getLogger("belljar").info
     return Engine(LocalSandbox(settings, environments, tell), settings)
+
+
+def probe_machine(settings: Settings) -> dict[str, Any]:
+    """What `jail/probe.py` finds out about the walls and the kernel here; nothing of it stays up.
+
+    Raises:
+        SandboxFault: the probe gave no answer.
+    """
+    from belljar.jail import probe  # only the doctor asks; every other start should not wait for it
+
+    try:
+        return probe.ask(settings.jail.uid_base, settings.jail.cgroup_parent)
+    except probe.ProbeFailed as error:
+        raise SandboxFault(f"the walls of this machine could not be probed: {error}") from error

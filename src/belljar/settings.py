@@ -223,7 +223,8 @@ def _check(settings: Settings) -> None:
         default, ceiling = getattr(settings.default_limits, each.name), getattr(settings.ceiling_limits, each.name)
         if not (math.isfinite(default) and math.isfinite(ceiling) and 0 < default <= ceiling):
             raise InvalidSettings(
-                f"default_limits.{each.name} ({default}) must be above 0 and at most ceiling_limits.{each.name} ({ceiling})"
+                f"default_limits.{each.name} ({default}) must be above 0 and at most the ceiling, "
+                f"ceiling_limits.{each.name} ({ceiling})"
             )
     for name in ("max_running", "zygote_forks"):
         if getattr(settings.pool, name) < 1:
@@ -235,4 +236,6 @@ def _check(settings: Settings) -> None:
 def check_environment_name(name: str) -> None:
     """Raise InvalidSettings unless `name` is safe as a directory name."""
     if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,63}", name):
-        raise InvalidSettings(f"environment name {name!r} must be 1 to 64 of a-z 0-9 . _ - and start with a letter or digit")
+        raise InvalidSettings(
+            f"environment name {name!r} must be 1 to 64 of a-z 0-9 . _ - and start with a letter or digit"
+        )

@@ -43,6 +43,7 @@ def test_code_alone_gets_the_defaults() -> None:
 
 
 def test_everything_asked_for_arrives() -> None:
+    files: dict[str, str | bytes] = {"data/./a.csv": "ä", "b": b"\0\xff"}
     execution = admit(
         SETTINGS,
         "print(1)",
@@ -50,7 +51,7 @@ def test_everything_asked_for_arrives() -> None:
         stdin="ü",
         args=["-x", ""],
         env={"LD_PRELOAD": "x", "PATH": "", "odd name": "a=b"},
-        files={"data/./a.csv": "ä", "b": b"\0\xff"},
+        files=files,
         artifacts=["*.png", "out/**"],
         limits={"cpu_seconds": 3, "output_kb": 1, "disk_mb": 1.5, "processes": 4},
         timeout=2,

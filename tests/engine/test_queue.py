@@ -63,7 +63,7 @@ def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     def run(*args: Any, **kwargs: Any) -> None:
         asyncio.run(test(*args, **kwargs))  # type: ignore[arg-type]
 
-    run.__name__, run.__doc__ = test.__name__, test.__doc__  # type: ignore[attr-defined]
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
     return run
 
 

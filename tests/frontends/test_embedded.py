@@ -57,7 +57,7 @@ def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
 
 
 def is_idle(box: belljar.Sandbox) -> bool:
-    return box.facts()["running"] == 0
+    return bool(box.facts()["running"] == 0)
 
 
 # ---- what can be asked
@@ -73,12 +73,13 @@ def test_a_program_gets_what_it_is_given(box: belljar.Sandbox, tmp_path: Path) -
         pathlib.Path("out").mkdir()
         pathlib.Path("out/result.txt").write_text("made")
     """
+    files: dict[str, str | bytes | Path] = {"a/text": "ü", "raw": b"\x01", "disk": on_disk}
     outcome = box.run(
         textwrap.dedent(code),
         stdin="in",
         args=["x", "y z"],
         env={"K": "V"},
-        files={"a/text": "ü", "raw": b"\x01", "disk": on_disk},
+        files=files,
         artifacts=["out/**"],
         timeout=20,
         memory_mb=256,
@@ -91,7 +92,7 @@ def test_a_program_gets_what_it_is_given(box: belljar.Sandbox, tmp_path: Path) -
 
 def test_files_can_be_a_list_of_paths_and_files(box: belljar.Sandbox, tmp_path: Path) -> None:
     (tmp_path / "one").write_text("1")
-    files = [tmp_path / "one", belljar.File(path="two", content=b"2")]
+    files: list[belljar.File | Path] = [tmp_path / "one", belljar.File(path="two", content=b"2")]
     assert box.run("print(open('one').read() + open('two').read())", files=files).stdout == "12\n"
 
 
@@ -431,7 +432,7 @@ def test_names_are_found_without_importing_everything() -> None:
         assert getattr(belljar, name) is not None
     assert set(belljar.__all__) <= set(dir(belljar))
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
-        _ = belljar.nonsense  # type: ignore[attr-defined]
+        _ = belljar.nonsense
 
 
 # ---- on an event loop

@@ -24,7 +24,7 @@ def register() -> None:
     if "PIL.Image" in sys.modules:
         from PIL import ImageShow
 
-        class Viewer(ImageShow.Viewer):  # type: ignore[misc]
+        class Viewer(ImageShow.Viewer):
             def show_image(self, image: Any, **options: Any) -> int:
                 buffer = io.BytesIO()
                 image.save(buffer, "PNG")
@@ -58,7 +58,7 @@ def show_open_figures() -> None:
     if _peer is not None and pyplot is not None and hasattr(pyplot, "get_fignums"):
         try:
             _show_figures(pyplot)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  (the program's own figure, whatever is wrong with it)
             print(f"an open figure could not be drawn: {error!r}", file=sys.stderr)
 
 
@@ -77,14 +77,14 @@ def __getattr__(name: str) -> Any:
     from matplotlib.backend_bases import FigureManagerBase
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    class FigureManager(FigureManagerBase):  # type: ignore[misc]
+    class FigureManager(FigureManagerBase):
         @classmethod
         def pyplot_show(cls, *, block: Any = None) -> None:
             from matplotlib import pyplot
 
             _show_figures(pyplot)
 
-    class FigureCanvas(FigureCanvasAgg):  # type: ignore[misc]
+    class FigureCanvas(FigureCanvasAgg):
         manager_class = FigureManager
 
     globals().update(FigureCanvas=FigureCanvas, FigureManager=FigureManager)

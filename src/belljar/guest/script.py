@@ -16,7 +16,7 @@ import os
 import signal
 import socket
 import sys
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from belljar import channel
 from belljar.guest import displays
@@ -220,9 +220,9 @@ def _flush() -> bool:
         try:
             if stream is not None and not stream.closed:
                 stream.flush()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  (a stream of the program's making may raise anything)
             clean = clean and stream is not sys.stdout
-            sys.unraisablehook(_Unraisable(error, stream))
+            sys.unraisablehook(cast(Any, _Unraisable(error, stream)))
     return clean
 
 

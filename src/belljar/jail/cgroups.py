@@ -14,7 +14,6 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
-from typing import Optional
 
 CONTROLLERS = ("memory", "pids", "cpuacct")  # version 2 calls the last one cpu
 
@@ -53,7 +52,9 @@ def find_hierarchies() -> list[Hierarchy]:
             missing -= set(held)
     if missing:
         names = ", ".join(sorted(missing))
-        raise CgroupsUnavailable(f"no cgroup controller for {names} is mounted; mount cgroup2, or give up wall 'cgroup'")
+        raise CgroupsUnavailable(
+            f"no cgroup controller for {names} is mounted; mount cgroup2, or give up wall 'cgroup'"
+        )
     return found
 
 
@@ -172,8 +173,8 @@ class CellCgroup:
 
     def __init__(self, directories: list[tuple[Hierarchy, str]]) -> None:
         self.join_files: list[int] = []  # each guest writes itself into these
-        self.kill_file: Optional[int] = None
-        self.oom_event: Optional[int] = None  # readable when version 1 has killed one process of several
+        self.kill_file: int | None = None
+        self.oom_event: int | None = None  # readable when version 1 has killed one process of several
         self._limits: tuple[int, int] = (0, 0)
         self._before = (0, 0)
         for hierarchy, path in directories:

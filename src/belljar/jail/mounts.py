@@ -23,9 +23,7 @@ _FRESH_DIRS = tuple(path.encode() for path in policy.WRITABLE_DIRS)
 _STAGE = "/tmp"  # any directory: in this mount namespace nobody else looks at it
 
 
-def build_root(
-    bound: dict[str, str], hidden: Sequence[str], guest_uids: Sequence[int], code: dict[str, bytes]
-) -> None:
+def build_root(bound: dict[str, str], hidden: Sequence[str], guest_uids: Sequence[int], code: dict[str, bytes]) -> None:
     """Build the guests' root and pivot into it; the caller is alone in its mount and pid namespaces.
 
     `bound` maps places in the jail to what of the host is seen there, read-only; directories in `hidden` are empty.

@@ -249,7 +249,9 @@ def _must_fail(what: str, expected: int, call: Callable[..., Any], *arguments: A
     except OSError as error:
         if error.errno == expected:
             return
-        raise Missing(f"{what} failed with {errno.errorcode.get(error.errno or 0)}, not {errno.errorcode[expected]}") from None
+        raise Missing(
+            f"{what} failed with {errno.errorcode.get(error.errno or 0)}, not {errno.errorcode[expected]}"
+        ) from None
     raise Missing(f"{what} was possible")
 
 

@@ -24,6 +24,7 @@ from belljar.zygote import protocol
 
 _log = logging.getLogger("belljar.zygote")
 _START = "import sys; sys.path.insert(0, sys.argv[2]); from belljar.zygote.warden import main; main(int(sys.argv[1]))"
+_SOURCES = str(Path(__file__).resolve().parents[2])
 _LOG_BYTES_KEPT = 8192
 
 Reaped = Callable[[int, float], None]  # wait status, CPU seconds
@@ -83,10 +84,10 @@ class WardenHandle:
             StartFailed: it could not be; the message says at which call.
         """
         self._socket, theirs = channel.pair()
-        sources = str(Path(__file__).resolve().parents[2])
-        command = [sys.executable, "-I", "-S", "-c", _START, str(theirs.fileno()), sources]
+        command = [sys.executable, "-I", "-S", "-c", _START, str(theirs.fileno()), _SOURCES]
         with theirs:
-            self.process = subprocess.Popen(
+            # From this thread, and in one go: the keeper dies with the thread that started it.
+            self.process = subprocess.Popen(  # noqa: ASYNC220
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=self.log.write,
@@ -177,7 +178,9 @@ class WardenHandle:
         self.is_lost = True
         self._loop.remove_reader(self._socket)
         lost = StartFailed(f"the warden has ended: {self.log.tail.decode('utf-8', 'replace').strip()}")
-        for answer in (self._ready, *self._asked.values()):
+        if not self._ready.done():
+            self._ready.set_exception(lost)
+        for answer in self._asked.values():
             if not answer.done():
                 answer.set_exception(lost)
         self._asked.clear()
@@ -223,7 +226,12 @@ class ZygoteHandle:
         self._socket, theirs = channel.pair()
         self._socket.setblocking(False)
         self._loop.add_reader(self._socket, self._on_readable)
-        environ = {**greeting["environ"], "PYTHONPATH": policy.CODE_DIR, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        environ = {
+            **greeting["environ"],
+            "PYTHONPATH": policy.CODE_DIR,
+            "OPENBLAS_NUM_THREADS": "1",
+            "OMP_NUM_THREADS": "1",
+        }
         try:
             with theirs:
                 self._pidfd = await warden.start_zygote(python, environ, theirs.fileno())

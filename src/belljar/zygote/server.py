@@ -6,7 +6,7 @@ uid that is nobody's, and talks to the host over one socket. Only the exit statu
 
 from __future__ import annotations
 
-import _signal  # without the enums of `signal`: each conversion touches pages that a fork then has to copy
+import _signal  # type: ignore[import-not-found]  # without the enums of `signal`: each conversion touches pages that a fork then has to copy
 import gc
 import importlib
 import operator
@@ -32,7 +32,7 @@ def serve() -> None:
         zygote = Zygote(control)
         if zygote.serve():
             return
-    except BaseException:
+    except BaseException:  # noqa: BLE001  (the end of the process: say why)
         import traceback
 
         traceback.print_exc()

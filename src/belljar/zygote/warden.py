@@ -44,7 +44,7 @@ def main(control_descriptor: int) -> None:
         _start(control, orders)
     except channel.ChannelClosed:
         os._exit(0)
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001  (the end of the process: say why)
         traceback.print_exc()
         try:
             channel.send(control, {"failed": str(error)})

@@ -12,6 +12,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 
 from belljar.jail import policy
 from belljar.jail.cgroups import CellCgroup, Cgroups
@@ -68,10 +69,13 @@ class Berths:
 class Cell:
     """A berth with live namespaces. Owns the pidfd of its sleeper and, through it, everyone inside."""
 
-    def __init__(self, berth: Berth, warden: WardenHandle, pid: int, pidfd: int, on_gone: Callable[[Cell], None]) -> None:
+    def __init__(
+        self, berth: Berth, warden: WardenHandle, pid: int, pidfd: int, on_gone: Callable[[Cell], None]
+    ) -> None:
         self.berth = berth
         self.sleeper = pidfd
         self.is_gone = False
+        self.is_condemned = False  # killed, though the news of its end may not have come yet
         self.is_leased = False  # a guest is in it, or its run is still being read
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.on_memory_event: Callable[[], None] | None = None
@@ -96,7 +100,8 @@ class Cell:
         """Whether the next guest would find nothing of the last one. Without a cgroup nobody can tell."""
         cgroup = self.berth.cgroup
         return (
-            not self.is_gone
+            not self.is_condemned
+            and not self.is_gone
             and cgroup is not None
             and cgroup.is_empty()
             and self._read_traffic() == self._traffic_before
@@ -104,6 +109,7 @@ class Cell:
 
     def kill(self) -> None:
         """End everyone inside at once; `gone` tells when it is done."""
+        self.is_condemned = True
         if not self.is_gone:
             cgroup = self.berth.cgroup
             if cgroup is not None and cgroup.kill_file is not None:
@@ -129,9 +135,10 @@ class Cell:
         self._on_gone(self)
 
     def _memory_event(self) -> None:
-        assert self.berth.cgroup is not None and self.berth.cgroup.oom_event is not None
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self.berth.cgroup.oom_event)
+        cgroup = self.berth.cgroup
+        if cgroup is not None and cgroup.oom_event is not None:
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(cgroup.oom_event)
         if self.on_memory_event is not None:
             self.on_memory_event()
 
@@ -141,6 +148,6 @@ class Cell:
 
 def _open_traffic_counters(pidfd: int) -> int:
     """The interface counters of the cell's network namespace: one read tells whether its loopback was ever used."""
-    with open(f"/proc/self/fdinfo/{pidfd}") as file:
-        pid = next(line.split()[1] for line in file if line.startswith("Pid:"))
+    facts = Path(f"/proc/self/fdinfo/{pidfd}").read_text()
+    pid = next(line.split()[1] for line in facts.splitlines() if line.startswith("Pid:"))
     return os.open(f"/proc/{pid}/net/dev", os.O_RDONLY | os.O_CLOEXEC)

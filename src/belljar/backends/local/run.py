@@ -69,7 +69,9 @@ class Stream:
 class Run:
     """A guest with its program. `finish` must be awaited to its end, or cancelled: both leave nothing running."""
 
-    def __init__(self, guest: Guest, execution: Execution, watcher: Watcher | None, bounds: RequestSettings, shows: bool) -> None:
+    def __init__(
+        self, guest: Guest, execution: Execution, watcher: Watcher | None, bounds: RequestSettings, shows: bool
+    ) -> None:
         self._guest = guest
         self._execution = execution
         self._watcher = watcher
@@ -172,7 +174,9 @@ class Run:
             self._watch(self._guest.channel.fileno(), self._on_picture)
         self._timers["wall"] = self._loop.call_later(max(0.0, limits.wall_seconds - elapsed), self._on_deadline)
         if self._guest.cell.berth.cgroup is not None:
-            self._timers["cpu"] = self._loop.call_later(max(0.0, limits.cpu_seconds / _CORES - elapsed), self._check_cpu)
+            self._timers["cpu"] = self._loop.call_later(
+                max(0.0, limits.cpu_seconds / _CORES - elapsed), self._check_cpu
+            )
 
     def _watch(self, descriptor: int, callback: Any, *args: Any) -> None:
         if descriptor not in self._watched:
@@ -343,7 +347,8 @@ class Run:
             exit_code=code if code >= 0 else None,
             signal=-code if code < 0 else None,
             deadline_passed=self._deadline_passed,
-            cpu_exhausted=self._cpu_exhausted or (code == -signal.SIGKILL and cpu_seconds > self._execution.limits.cpu_seconds),
+            cpu_exhausted=self._cpu_exhausted
+            or (code == -signal.SIGKILL and cpu_seconds > self._execution.limits.cpu_seconds),
             oom_kills=oom_kills,
             output_flooded=self._flooded,
             stdout=bytes(stdout.kept),
@@ -375,7 +380,9 @@ class Run:
         matches = compile_globs(self._execution.artifacts).fullmatch
         bounds = self._bounds
         try:
-            found = workdir.collect(self._work_dir, lambda path: matches(path) is not None, bounds.file_count, bounds.files_bytes)
+            found = workdir.collect(
+                self._work_dir, lambda path: matches(path) is not None, bounds.file_count, bounds.files_bytes
+            )
         except workdir.TooMuch as error:
             raise TooLarge(f"artifacts: {error}; ask for fewer", field="artifacts") from None
         return tuple(File(path=path, content=content) for path, content in found)

@@ -55,7 +55,9 @@ class LocalSandbox:
             if missing:
                 raise WallMissing("; ".join(missing) + ". Nothing was run.", walls=missing)
             self._berths = Berths(self._cgroups, changes_uid=os.geteuid() == 0)
-            await self._world("default" if "default" in self._settings.environments else next(iter(self._environments.known())))
+            await self._world(
+                "default" if "default" in self._settings.environments else next(iter(self._environments.known()))
+            )
         except OSError as error:
             await self.close()
             raise SandboxFault(f"cannot use {self._settings.runtime_dir}: {error}") from error
@@ -71,7 +73,9 @@ class LocalSandbox:
         if "landlock" not in given_up and not self._landlock_version:
             missing.append("wall 'landlock' is missing: use Linux 5.13 or newer with landlock enabled (lsm=landlock,…)")
         if "uid" not in given_up and os.geteuid() != 0:
-            missing.append("wall 'uid' is missing: guests would have your own uid; run as root, or accept it with --without-wall uid")
+            missing.append(
+                "wall 'uid' is missing: guests would have your own uid on the host; run as root (--without-wall uid)"
+            )
         if "cgroup" not in given_up:
             try:
                 self._open_cgroups()

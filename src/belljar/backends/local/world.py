@@ -15,6 +15,7 @@ import re
 import socket
 from collections import deque
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from belljar import channel
@@ -69,7 +70,12 @@ class World(ZygoteListener):
     """One environment, warm. All methods run on the loop's thread."""
 
     def __init__(
-        self, environment: Environment, berths: Berths, pool: PoolSettings, default_limits: Limits, walls: Mapping[str, Any]
+        self,
+        environment: Environment,
+        berths: Berths,
+        pool: PoolSettings,
+        default_limits: Limits,
+        walls: Mapping[str, Any],
     ) -> None:
         self.environment = environment
         self.is_lost = False
@@ -170,10 +176,11 @@ class World(ZygoteListener):
         return fresh
 
     def _rotate_if_old(self, zygote: ZygoteHandle) -> None:
+        weight = zygote.weight
         age = self._loop.time() - zygote.started_at
-        if (zygote.forks >= self._pool.zygote_forks or age >= self._pool.zygote_seconds) and not self._is_closing:
-            if zygote.weight not in self._starting and self._zygotes.get(zygote.weight) is zygote:
-                self._starting[zygote.weight] = self._in_background(self._start_zygote(zygote.weight))
+        is_old = zygote.forks >= self._pool.zygote_forks or age >= self._pool.zygote_seconds
+        if is_old and self._zygotes.get(weight) is zygote and weight not in self._starting and not self._is_closing:
+            self._starting[weight] = self._in_background(self._start_zygote(weight))
 
     def zygote_lost(self, zygote: ZygoteHandle) -> None:
         """Its guests live on under the warden; those it had not told us about are lost."""
@@ -420,7 +427,7 @@ def hidden_places(bound: Mapping[str, str], environment: Environment) -> list[st
     lib = f"lib/python{major}.{minor}"
     kept = [f"{place}/{lib}/{name}" for place in bound for name in ("site-packages", "dist-packages")]
     kept += [f"/usr/{lib}/dist-packages", "/usr/lib/python3/dist-packages", f"/usr/local/{lib}/dist-packages"]
-    return [place for place in kept if not place.startswith(policy.ENVIRONMENT_DIR) and os.path.isdir(place)]
+    return [place for place in kept if not place.startswith(policy.ENVIRONMENT_DIR) and Path(place).is_dir()]
 
 
 def guest_environ() -> dict[str, str]:

@@ -1,0 +1,90 @@
+"""What a person at the terminal sees beside a program's output: notes, progress, tables.
+
+`rich` is imported when a table or a live line is really drawn: it takes longer to load than a program to run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from belljar.environments import Progress
+
+_PIPED_WIDTH = 140  # columns for tables that go to a file or a pipe
+
+
+def say(note: str) -> None:
+    """One note on standard error, marked as ours. Nothing is done if nobody can hear it."""
+    with contextlib.suppress(OSError, ValueError):
+        print(f"belljar: {printable(note)}", file=sys.stderr, flush=True)
+
+
+def printable(text: str) -> str:
+    """`text` without anything a terminal would act on: names and messages may come from a program."""
+    return "".join(each if each.isprintable() or each == "\n" else repr(each)[1:-1] for each in text)
+
+
+@contextlib.contextmanager
+def progress() -> Iterator[Progress]:
+    """Something to tell about slow work: one line that changes at a terminal, plain lines elsewhere."""
+    if not sys.stderr.isatty():
+        yield say
+        return
+    live = _LiveLine()
+    try:
+        yield live.tell
+    finally:
+        live.stop()
+
+
+class _LiveLine:
+    """A spinner with the latest line; nothing is drawn before there is one."""
+
+    def __init__(self) -> None:
+        self._status: Any = None
+
+    def tell(self, line: str) -> None:
+        from rich.console import Console
+        from rich.text import Text
+
+        text = Text(printable(line), overflow="ellipsis", no_wrap=True)
+        if self._status is None:
+            self._status = Console(stderr=True).status(text)
+            self._status.start()
+        else:
+            self._status.update(text)
+
+    def stop(self) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+
+def console() -> Console:
+    """Where tables are drawn."""
+    from rich.console import Console
+
+    return Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=_PIPED_WIDTH)
+
+
+def draw_table(
+    on: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], numeric: bool = False
+) -> None:
+    """Draw rows of plain text. With `numeric`, all columns but the first are aligned to the right."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if numeric and number else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(printable(cell), style=_STYLES.get(cell, "")) for cell in row))
+    on.print(table)
+
+
+_STYLES = {"ok": "green", "missing": "bold red", "broken": "bold red", "given up": "yellow", "note": "yellow"}
