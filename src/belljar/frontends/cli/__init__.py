@@ -19,11 +19,14 @@ from typing import NoReturn
 from belljar import __version__
 from belljar.contract.errors import BelljarError, CallerError, InvalidSettings
 from belljar.frontends.cli import terminal
+from belljar.frontends.cli.options import define_common
 
 USAGE = 2
 OUR_TROUBLE = 125
 BROKEN_PIPE = 128 + signal.SIGPIPE
 INTERRUPTED = 128 + signal.SIGINT
+
+_Formatter = argparse.RawDescriptionHelpFormatter
 
 #: Each command with its module and its line in the overview.
 COMMANDS = {
@@ -70,12 +73,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(own_words: list[str], program_words: list[str]) -> int:
-    overview = _Parser(prog="belljar", formatter_class=argparse.RawDescriptionHelpFormatter, add_help=False)
+    overview = _Parser(prog="belljar", formatter_class=_Formatter, add_help=False)
     overview.description = "Runs code nobody trusts in milliseconds: a warm fork behind every wall Linux has."
     lines = (f"  {name:<8} {summary}" for name, (_, summary) in COMMANDS.items())
     overview.epilog = _OVERVIEW.format(commands="\n".join(lines))
     overview.usage = "belljar [--config FILE] [--debug] COMMAND …"
-    _define_common(overview)
+    define_common(overview)
     overview.add_argument("--version", action="version", version=f"belljar {__version__}")
     overview.add_argument("command", metavar="COMMAND", nargs="?", help=argparse.SUPPRESS)
     overview.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -90,11 +93,11 @@ def _dispatch(own_words: list[str], program_words: list[str]) -> int:
     parser = _Parser(
         prog=f"belljar {options.command}",
         description=summary[0].upper() + summary[1:] + ".",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_Formatter,
         add_help=False,
     )
     command.define(parser)
-    _define_common(parser)
+    define_common(parser)
     parser.parse_args(options.rest, namespace=options)
     options.program_words = program_words
     if program_words and options.command != "run":
@@ -110,14 +113,6 @@ class _Parser(argparse.ArgumentParser):
         if message.startswith("unrecognized arguments") and self.prog == "belljar run":
             message += "; the program's own arguments come after '--'"
         super().error(message)
-
-
-def _define_common(parser: argparse.ArgumentParser) -> None:
-    """Options that are understood before and after the command's name."""
-    common = parser.add_argument_group("common options")
-    common.add_argument("-h", "--help", action="help", help="show this and exit")
-    common.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="read settings from this TOML file")
-    common.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show logs and tracebacks")
 
 
 def _explain(error: Exception) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 from belljar.contract.errors import EnvironmentBroken
 from belljar.environments import Environments
 from belljar.frontends.cli import terminal
-from belljar.frontends.cli.options import define_json, load_settings
+from belljar.frontends.cli.options import define_common, define_json, load_settings
 from belljar.settings import EnvironmentSettings, Settings
 
 _EPILOG = """\
@@ -33,8 +33,8 @@ def define(parser: argparse.ArgumentParser) -> None:
     """Options of `belljar env`."""
     parser.epilog = _EPILOG
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    define_json(actions.add_parser("list", help="all that are built or configured"))
-    create = actions.add_parser("create", help="build one")
+    define_json(_add_action(actions, "list", "all that are built or configured"))
+    create = _add_action(actions, "create", "build one")
     create.add_argument("name", metavar="NAME")
     create.add_argument("--package", metavar="P", action="append", help="install this package (again for more)")
     create.add_argument("--python", metavar="X", help="a path, a name on the PATH, or a version such as 3.12")
@@ -42,8 +42,13 @@ def define(parser: argparse.ArgumentParser) -> None:
     already_there = create.add_mutually_exclusive_group()
     already_there.add_argument("--replace", action="store_true", help="build anew what is there")
     already_there.add_argument("--if-missing", action="store_true", help="leave what is there as it is")
-    remove = actions.add_parser("remove", help="delete some")
-    remove.add_argument("names", metavar="NAME", nargs="+")
+    _add_action(actions, "remove", "delete some").add_argument("names", metavar="NAME", nargs="+")
+
+
+def _add_action(actions: Any, name: str, summary: str) -> argparse.ArgumentParser:
+    action: argparse.ArgumentParser = actions.add_parser(name, help=summary, add_help=False)
+    define_common(action)
+    return action
 
 
 def execute(options: argparse.Namespace) -> int:

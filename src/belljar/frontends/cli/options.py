@@ -1,16 +1,30 @@
-"""Options that several commands share, and the settings they lead to."""
+"""Options that several commands share, and the settings they lead to.
+
+Imported in front of every command, `--help` and `--version` included, hence the late imports.
+"""
 
 from __future__ import annotations
 
 import argparse
-import logging
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from belljar.settings import WALL_NAMES, Settings, load
+if TYPE_CHECKING:
+    from belljar.settings import Settings
+
+
+def define_common(parser: argparse.ArgumentParser) -> None:
+    """Options that are understood before and after a command's name; the parser was made without --help."""
+    common = parser.add_argument_group("common options")
+    common.add_argument("-h", "--help", action="help", help="show this and exit")
+    common.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="read settings from this TOML file")
+    common.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show logs and tracebacks")
 
 
 def define_walls(parser: argparse._ArgumentGroup | argparse.ArgumentParser) -> None:
     """Add --without-wall."""
+    from belljar.settings import WALL_NAMES
+
     parser.add_argument(
         "--without-wall",
         metavar="NAME",
@@ -31,6 +45,8 @@ def load_settings(options: argparse.Namespace) -> Settings:
     Raises:
         InvalidSettings: a file, a variable or a flag makes no sense.
     """
+    from belljar.settings import load
+
     _set_up_logging(is_debugging="debug" in options)
     path = Path(options.config) if "config" in options else None
     settings = load(path)
@@ -43,6 +59,8 @@ def load_settings(options: argparse.Namespace) -> Settings:
 
 def _set_up_logging(is_debugging: bool) -> None:
     """What the engine logs is for those who run servers; here only trouble is worth a line."""
+    import logging
+
     logging.basicConfig(
         level=logging.DEBUG if is_debugging else logging.ERROR,
         format="belljar: %(name)s: %(message)s" if is_debugging else "belljar: %(message)s",

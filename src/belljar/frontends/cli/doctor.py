@@ -1,0 +1,301 @@
+"""`belljar doctor`: can this machine keep what Belljar promises?
+
+Nothing is inferred from version numbers. Each wall is built and pushed at (`jail/probe.py`), then a real program runs
+behind all of them and tells what it sees. Rows are `ok`, `missing`, `given up` (by the operator, by name) or `note`
+(worth knowing, nothing is promised).
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from belljar.assembly import probe_machine
+from belljar.contract.errors import BelljarError
+from belljar.contract.execution import Outcome
+from belljar.environments import Environments
+from belljar.frontends.cli import terminal
+from belljar.frontends.cli.environments import describe_all
+from belljar.frontends.cli.options import define_json, define_walls, load_settings
+from belljar.frontends.embedded import Sandbox
+from belljar.settings import EnvironmentSettings, Settings
+
+OK, MISSING, GIVEN_UP, NOTE = "ok", "missing", "given up", "note"
+_HEAVY_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One line of one of the doctor's tables."""
+
+    name: str
+    state: str
+    seen: str
+    meaning: str = ""
+    fix: str = ""
+
+
+def define(parser: argparse.ArgumentParser) -> None:
+    """Options of `belljar doctor`."""
+    define_json(parser)
+    define_walls(parser)
+    parser.epilog = "exit code: 0 if everything that is promised can be kept here, 1 otherwise"
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Examine and print; 0 when all is well."""
+    settings = load_settings(options)
+    with terminal.progress() as tell:
+        tables = _examine(settings, tell if not options.json else _say_nothing)
+    missing = [row for rows in tables.values() for row in rows if row.state == MISSING]
+    if options.json:
+        tree = {name: [dataclasses.asdict(row) for row in rows] for name, rows in tables.items()}
+        print(json.dumps({"ok": not missing, **tree}, indent=2))
+    else:
+        _print(tables, missing)
+    return 1 if missing else 0
+
+
+def _examine(settings: Settings, tell: Callable[[str], None]) -> dict[str, list[Row]]:
+    tell("trying each wall")
+    probed = probe_machine(settings)
+    walls = [_wall_row(found, settings.jail.without_walls) for found in probed["walls"]]
+    lacking = {found["waiver"] for found in probed["walls"] if found["state"] == MISSING and found["waiver"]}
+    rest = dataclasses.replace(
+        settings,
+        jail=dataclasses.replace(settings.jail, without_walls=tuple({*settings.jail.without_walls, *lacking})),
+    )
+    environments = []
+    for described in describe_all(settings):
+        tell(f"trying environment {described['name']!r}")
+        environments.append(_environment_row(rest, described))
+    tell("running a program")
+    usable = [row.name for row in environments if row.state == OK]
+    return {
+        "walls": walls,
+        "machine": list(_machine_rows(probed["facts"])),
+        "environments": environments,
+        "program": [_program_row(rest, usable, lacking - {*settings.jail.without_walls})],
+    }
+
+
+def _wall_row(found: dict[str, str], given_up: tuple[str, ...]) -> Row:
+    row = Row(**{name: found[name] for name in ("name", "state", "seen", "meaning", "fix")})
+    if found["waiver"] not in given_up or not found["waiver"]:
+        return row
+    could_be_had = "could be had here: " if row.state == OK else ""
+    return dataclasses.replace(row, state=GIVEN_UP, seen=could_be_had + row.seen, fix="")
+
+
+# ---- the machine
+
+
+def _machine_rows(facts: dict[str, Any]) -> Iterator[Row]:
+    yield Row(name="kernel", state=OK, seen=f"Linux {facts['kernel']} on {facts['machine']}")
+    yield Row(name="Python", state=OK, seen=f"{facts['python']}, as uid {facts['uid']}", meaning="what Belljar runs on")
+    yield Row(name="cores", state=OK, seen=str(facts["cores"]))
+    swap = f", {facts['swap_bytes'] / 2**30:.1f} GiB swap" if facts["swap_bytes"] else ", no swap"
+    yield Row(name="memory", state=OK, seen=f"{facts['memory_bytes'] / 2**30:.1f} GiB{swap}")
+    yield Row(name="open files", state=OK, seen=f"{facts['open_files_max']:,}", meaning="bounds how many run at once")
+    for name, value in facts["sysctls"].items():
+        meaning, judge, fix = _SYSCTLS.get(name, ("", _fine, ""))
+        is_fine = judge(value, facts["uid"])
+        yield Row(name=name, state=OK if is_fine else NOTE, seen=value, meaning=meaning, fix="" if is_fine else fix)
+
+
+def _fine(value: str, uid: int) -> bool:
+    return True
+
+
+def _is_set(value: str, uid: int) -> bool:
+    return value != "0"
+
+
+def _is_zero_or_root(value: str, uid: int) -> bool:
+    return uid == 0 or value == "0"
+
+
+def _is_set_or_root(value: str, uid: int) -> bool:
+    return uid == 0 or value != "0"
+
+
+#: What a sysctl means for us, when it is fine, and what to do when it is not.
+_SYSCTLS: dict[str, tuple[str, Callable[[str, int], bool], str]] = {
+    "user.max_user_namespaces": (
+        "how many user namespaces may exist",
+        _is_set,
+        "sysctl -w user.max_user_namespaces=15000",
+    ),
+    "kernel.unprivileged_userns_clone": (
+        "whether a plain user may make user namespaces",
+        _is_set_or_root,
+        "sysctl -w kernel.unprivileged_userns_clone=1, or run as root",
+    ),
+    "kernel.apparmor_restrict_unprivileged_userns": (
+        "whether AppArmor takes their rights away again",
+        _is_zero_or_root,
+        "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0, or run as root",
+    ),
+    "kernel.yama.ptrace_scope": ("who may trace whom; programs may trace nobody anyway", _fine, ""),
+    "kernel.io_uring_disabled": ("programs cannot reach io_uring anyway", _fine, ""),
+    "kernel.unprivileged_bpf_disabled": ("programs cannot reach bpf anyway", _fine, ""),
+    "kernel.dmesg_restrict": ("programs cannot read the kernel's log anyway", _fine, ""),
+    "kernel.core_pattern": ("programs leave no core dumps anyway", _fine, ""),
+    "kernel.pid_max": ("bounds how many processes this machine has", _fine, ""),
+    "vm.overcommit_memory": ("whether memory is promised before it is there", _fine, ""),
+    "fs.protected_symlinks": (
+        "guards this host's shared directories; programs have none of them",
+        _is_set,
+        "sysctl -w fs.protected_symlinks=1",
+    ),
+    "fs.protected_hardlinks": (
+        "guards this host's shared directories; programs have none of them",
+        _is_set,
+        "sysctl -w fs.protected_hardlinks=1",
+    ),
+}
+
+
+# ---- environments
+
+
+def _environment_row(settings: Settings, described: dict[str, Any]) -> Row:
+    name, meaning = described["name"], "a Python of its own, with the packages programs may use"
+    if described["state"] != OK:
+        is_broken = described["state"] == "broken"
+        fix = f"belljar env create {name}" + (" --replace" if is_broken else " (else it is built on first use)")
+        seen = described["detail"] if is_broken else "not built yet"
+        return Row(name=name, state=MISSING if is_broken else NOTE, seen=seen, meaning=meaning, fix=fix)
+    modules = described["warm_imports"]
+    facts = f"Python {described['python']}, {len(described['packages'])} packages"
+    try:
+        outcome = _run(settings, name, "".join(f"import {module}\n" for module in modules) + "print('done')")
+    except BelljarError as error:
+        return Row(name=name, state=MISSING, seen=f"{facts}; it does not start: {error.message}", meaning=meaning)
+    if not outcome.ok:
+        seen = f"{facts}; importing {', '.join(modules)} ended with '{outcome.status}': {outcome.stderr.strip()[-300:]}"
+        return Row(name=name, state=MISSING, seen=seen, meaning=meaning, fix=f"belljar env create {name} --replace")
+    warm = f"; imported ahead and working: {', '.join(modules)}" if modules else "; nothing imported ahead"
+    return Row(name=name, state=OK, seen=facts + warm, meaning=meaning)
+
+
+def _run(settings: Settings, environment: str, code: str) -> Outcome:
+    """One program in one environment, and no other environment opened for it."""
+    narrowed = dataclasses.replace(
+        settings,
+        environments={environment: settings.environments.get(environment, EnvironmentSettings())},
+        pool=dataclasses.replace(settings.pool, ready_guests=0),
+    )
+    seconds = min(_HEAVY_SECONDS, settings.ceiling_limits.wall_seconds)
+    with Sandbox(settings=narrowed, progress=_say_nothing) as box:
+        return box.run(code, environment=environment, timeout=seconds)
+
+
+def _say_nothing(_line: str) -> None:
+    pass
+
+
+# ---- a real program
+
+
+#: What a program sees from inside. Anything it prints is checked here, on the host, before it is believed.
+_LOOK_AROUND = """
+import errno, json, os, resource, socket
+
+def refusal(call, *arguments):
+    try:
+        call(*arguments)
+    except OSError as error:
+        return errno.errorcode.get(error.errno, str(error.errno))
+    return "done"
+
+with open("/proc/self/status") as file:
+    status = dict(line.rstrip("\\n").split(":\\t", 1) for line in file if ":\\t" in line)
+with open("/proc/self/uid_map") as file:
+    inner, outer, _ = map(int, file.read().split())
+print(json.dumps({
+    "uid": os.getuid(),
+    "host_uid": os.getuid() - inner + outer,
+    "groups": os.getgroups(),
+    "capabilities": sorted({status[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")}),
+    "no_new_privs": status["NoNewPrivs"],
+    "seccomp": status["Seccomp"],
+    "core_limit": resource.getrlimit(resource.RLIMIT_CORE),
+    "writing": {path: refusal(open, path + "/probe", "w") for path in ("/", "/etc", "/usr", "/env")},
+    "network": refusal(socket.socket(socket.AF_INET, socket.SOCK_DGRAM).connect, ("192.0.2.1", 9)),
+    "processes": sum(name.isdigit() for name in os.listdir("/proc")),
+    "host_directories": [path for path in ("/root", "/home", "/var", "/run", "/sys", "/boot") if os.path.exists(path)],
+    "hostname": socket.gethostname(),
+}))
+"""
+
+
+def _program_row(settings: Settings, usable: list[str], lacking: set[str]) -> Row:
+    meaning = "what a program sees from inside"
+    if not usable:
+        fix = "build an environment: belljar env create default"
+        return Row(name="a program", state=MISSING, seen="there is no environment to run one in", meaning=meaning, fix=fix)
+    try:
+        outcome = _run(settings, "default" if "default" in usable else usable[0], _LOOK_AROUND)
+        seen = json.loads(outcome.stdout)
+    except BelljarError as error:
+        return Row(name="a program", state=MISSING, seen=f"it cannot be run: {error.message}", meaning=meaning)
+    except ValueError:
+        said = f"it ended with '{outcome.status}': {outcome.stderr.strip()[-300:]}"
+        return Row(name="a program", state=MISSING, seen=said, meaning=meaning)
+    breaches = list(_breaches(seen))
+    if breaches:
+        return Row(name="a program", state=MISSING, seen="; ".join(breaches), meaning=meaning)
+    sight = (
+        f"uid {seen['uid']} ({seen['host_uid']} outside), no groups, no capabilities, NoNewPrivs 1, Seccomp 2, no way to "
+        f"a network, / read-only, {seen['processes']} process in sight, nothing of the host's own directories"
+    )
+    if lacking:
+        sight += f"; for this check only, it ran without: {', '.join(sorted(lacking))}"
+    return Row(name="a program", state=OK, seen=sight, meaning=meaning)
+
+
+def _breaches(seen: dict[str, Any]) -> Iterator[str]:
+    """What is not as promised."""
+    if seen["uid"] == 0 or seen["host_uid"] == 0:
+        yield f"it runs as uid {seen['uid']}, which is {seen['host_uid']} outside"
+    if seen["groups"]:
+        yield f"it is in groups {seen['groups']}"
+    if any(int(mask, 16) for mask in seen["capabilities"]):
+        yield f"it has capabilities {seen['capabilities']}"
+    if (seen["no_new_privs"], seen["seccomp"]) != ("1", "2"):
+        yield f"NoNewPrivs is {seen['no_new_privs']}, Seccomp is {seen['seccomp']}"
+    if seen["core_limit"] != [0, 0]:
+        yield f"it may leave core dumps ({seen['core_limit']})"
+    for path, answer in seen["writing"].items():
+        if answer not in ("EROFS", "EACCES"):
+            yield f"writing to {path}: {answer}"
+    if seen["network"] != "ENETUNREACH":
+        yield f"reaching a network: {seen['network']}"
+    if seen["processes"] != 1:
+        yield f"it sees {seen['processes']} processes"
+    if seen["host_directories"]:
+        yield f"it sees {', '.join(seen['host_directories'])}"
+
+
+# ---- the answer
+
+
+_TITLES = {"walls": "Walls", "machine": "Machine", "environments": "Guest environments", "program": "From inside"}
+
+
+def _print(tables: dict[str, list[Row]], missing: list[Row]) -> None:
+    console = terminal.console()
+    for name, rows in tables.items():
+        cells = [(row.name, row.state, row.seen + (f"\nfix: {row.fix}" if row.fix else ""), row.meaning) for row in rows]
+        terminal.draw_table(console, _TITLES[name], ["", "", "seen here", "what it means"], cells)
+    if missing:
+        names = ", ".join(row.name for row in missing)
+        console.print(f"Not everything that is promised can be kept here: {names}.", style="bold red", markup=False)
+        console.print("Belljar refuses to run until that is fixed, or given up by name where that can be.")
+    else:
+        console.print("Everything that is promised can be kept here.", style="bold green")
