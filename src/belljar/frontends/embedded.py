@@ -394,8 +394,6 @@ class _Life:
         """End all this for want of an owner. Never waits on its own thread, where the collector may call it."""
         if os.getpid() != self._pid:
             return
-        with contextlib.suppress(RuntimeError):  # the loop is closed: over already
-            self.loop.call_soon_threadsafe(self.loop.set_default_executor, _Inline())
         self.stop(grace_seconds=0.0)
         if threading.current_thread() is not self.thread:
             self.thread.join(_EXIT_SECONDS)
@@ -428,18 +426,6 @@ class _Life:
             with self._counter:
                 self._takes_calls = False
             await asyncio.sleep(0)  # calls that made it start, and are cancelled with the loop
-
-
-class _Inline(concurrent.futures.ThreadPoolExecutor):
-    """Does what it is given on the spot: an interpreter that exits starts no threads, and closing may need some."""
-
-    def submit(self, work: Callable[..., _T], /, *args: Any, **kwargs: Any) -> concurrent.futures.Future[_T]:
-        future: concurrent.futures.Future[_T] = concurrent.futures.Future()
-        try:
-            future.set_result(work(*args, **kwargs))
-        except BaseException as error:  # noqa: BLE001  passed on, as every executor does
-            future.set_exception(error)
-        return future
 
 
 class _Call(Generic[_T]):

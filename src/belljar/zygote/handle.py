@@ -194,13 +194,26 @@ class WardenHandle:
         self._loop.remove_reader(self._socket)
         self._socket.close()  # the warden leaves on its own: the keeper's exit then proves the world is gone
         try:
-            await asyncio.to_thread(self.process.wait, 5.0)
-        except subprocess.TimeoutExpired:
+            async with asyncio.timeout(5.0):
+                await self._keeper_gone()
+        except TimeoutError:
             self.process.kill()  # its keeper's death takes the warden along
-            await asyncio.to_thread(self.process.wait)
+            await self._keeper_gone()
+        self.process.wait()
         self.log.close()
         if not self._ready.done():
             self._ready.cancel()
+
+    async def _keeper_gone(self) -> None:
+        """Without a thread: closing must work while the interpreter exits, which starts none."""
+        gone = asyncio.Event()
+        pidfd = os.pidfd_open(self.process.pid)
+        self._loop.add_reader(pidfd, gone.set)
+        try:
+            await gone.wait()
+        finally:
+            self._loop.remove_reader(pidfd)
+            os.close(pidfd)
 
 
 class ZygoteHandle:

@@ -17,7 +17,7 @@ import signal
 from typing import Any
 
 from belljar import channel
-from belljar.backends.local.world import Guest
+from belljar.backends.local.world import INTERPRETER_BYTES, Guest
 from belljar.contract.artifacts import compile_globs
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import InvalidExecution, JailSetupFailed, TooLarge, ZygoteDied
@@ -104,8 +104,11 @@ class Run:
         guest.ended = self._on_ended
         cgroup = guest.cell.berth.cgroup
         if cgroup is not None:
-            cgroup.limit(limits.memory_bytes, limits.processes)
-            cgroup.begin()
+            try:
+                cgroup.limit(limits.memory_bytes + INTERPRETER_BYTES[guest.weight], limits.processes)
+                cgroup.begin()
+            except OSError as error:
+                raise JailSetupFailed("cgroup", str(error)) from error
             guest.cell.on_memory_event = self._on_memory_event
         self._started_at = self._loop.time()
         self._send_program()

@@ -32,6 +32,8 @@ _log = logging.getLogger("belljar.local")
 BARE, HEAVY = "bare", "heavy"
 _WARM_SECONDS = 120.0
 _USE_WHAT_IS_WARM = ("scipy", "seaborn", "sklearn", "statsmodels", "pylab")  # slow without numpy at hand
+#: A guest pays for every page of the interpreter it touches, because touching copies it. That is not the program's.
+INTERPRETER_BYTES = {BARE: 4 << 20, HEAVY: 16 << 20}
 _START_FAILURES_MAX = 3  # ready guests that die unused, in a row, before we stop making them
 
 

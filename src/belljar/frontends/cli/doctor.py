@@ -228,26 +228,34 @@ print(json.dumps({
     "writing": {path: refusal(open, path + "/probe", "w") for path in ("/", "/etc", "/usr", "/env")},
     "network": refusal(socket.socket(socket.AF_INET, socket.SOCK_DGRAM).connect, ("192.0.2.1", 9)),
     "processes": sum(name.isdigit() for name in os.listdir("/proc")),
-    "host_directories": [path for path in ("/root", "/home", "/var", "/run", "/sys", "/boot") if os.path.exists(path)],
+    "top": os.listdir("/"),
+    "private": [path for path in ("/etc/shadow", "/etc/ssh", "/root/.ssh", "/root/.profile") if os.path.exists(path)],
     "hostname": socket.gethostname(),
 }))
 """
+
+
+_TOPS = set("bin dev env etc lib lib32 lib64 libx32 proc sbin tmp usr work".split())
 
 
 def _program_row(settings: Settings, usable: list[str], lacking: set[str]) -> Row:
     meaning = "what a program sees from inside"
     if not usable:
         fix = "build an environment: belljar env create default"
-        return Row(name="a program", state=MISSING, seen="there is no environment to run one in", meaning=meaning, fix=fix)
+        return Row(
+            name="a program", state=MISSING, seen="there is no environment to run one in", meaning=meaning, fix=fix
+        )
+    name = "default" if "default" in usable else usable[0]
     try:
-        outcome = _run(settings, "default" if "default" in usable else usable[0], _LOOK_AROUND)
+        environment = Environments(settings.state_dir, settings.environments).require(name)
+        outcome = _run(settings, name, _LOOK_AROUND)
         seen = json.loads(outcome.stdout)
     except BelljarError as error:
         return Row(name="a program", state=MISSING, seen=f"it cannot be run: {error.message}", meaning=meaning)
     except ValueError:
         said = f"it ended with '{outcome.status}': {outcome.stderr.strip()[-300:]}"
         return Row(name="a program", state=MISSING, seen=said, meaning=meaning)
-    breaches = list(_breaches(seen))
+    breaches = list(_breaches(seen, {path.parts[1] for path in environment.bound_paths}))
     if breaches:
         return Row(name="a program", state=MISSING, seen="; ".join(breaches), meaning=meaning)
     sight = (
@@ -259,8 +267,8 @@ def _program_row(settings: Settings, usable: list[str], lacking: set[str]) -> Ro
     return Row(name="a program", state=OK, seen=sight, meaning=meaning)
 
 
-def _breaches(seen: dict[str, Any]) -> Iterator[str]:
-    """What is not as promised."""
+def _breaches(seen: dict[str, Any], tops_of_environment: set[str]) -> Iterator[str]:
+    """What is not as promised. Beside the system's directories only the way to the environment's Python is shown."""
     if seen["uid"] == 0 or seen["host_uid"] == 0:
         yield f"it runs as uid {seen['uid']}, which is {seen['host_uid']} outside"
     if seen["groups"]:
@@ -278,8 +286,9 @@ def _breaches(seen: dict[str, Any]) -> Iterator[str]:
         yield f"reaching a network: {seen['network']}"
     if seen["processes"] != 1:
         yield f"it sees {seen['processes']} processes"
-    if seen["host_directories"]:
-        yield f"it sees {', '.join(seen['host_directories'])}"
+    too_much = [*sorted({*seen["top"]} - _TOPS - tops_of_environment), *seen["private"]]
+    if too_much:
+        yield f"it sees the host's {', '.join(too_much)}"
 
 
 # ---- the answer
@@ -291,8 +300,10 @@ _TITLES = {"walls": "Walls", "machine": "Machine", "environments": "Guest enviro
 def _print(tables: dict[str, list[Row]], missing: list[Row]) -> None:
     console = terminal.console()
     for name, rows in tables.items():
-        cells = [(row.name, row.state, row.seen + (f"\nfix: {row.fix}" if row.fix else ""), row.meaning) for row in rows]
-        terminal.draw_table(console, _TITLES[name], ["", "", "seen here", "what it means"], cells)
+        cells = [
+            (row.name, row.state, row.seen + (f"\nfix: {row.fix}" if row.fix else ""), row.meaning) for row in rows
+        ]
+        terminal.draw_table(console, _TITLES[name], ["", "state", "seen here", "what it means"], cells)
     if missing:
         names = ", ".join(row.name for row in missing)
         console.print(f"Not everything that is promised can be kept here: {names}.", style="bold red", markup=False)

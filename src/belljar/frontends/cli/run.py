@@ -128,7 +128,9 @@ def _read_execution(settings: Settings, options: argparse.Namespace) -> Executio
         code = _decode("standard input", _read_all(0, "standard input", code_bytes_max))
     else:
         code = _decode(options.source, _read_all(options.source, options.source, code_bytes_max))
-    stdin = b"" if options.source == "-" or os.isatty(0) else _read_all(0, "standard input", settings.request.stdin_bytes)
+    stdin = (
+        b"" if options.source == "-" or os.isatty(0) else _read_all(0, "standard input", settings.request.stdin_bytes)
+    )
     limits = {
         "wall_seconds": options.timeout,
         "cpu_seconds": options.cpu,

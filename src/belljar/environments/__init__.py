@@ -1,0 +1,10 @@
+"""Guest environments: each a Python of its own, with the packages programs may use.
+
+`store` knows what is built and who may build, `build` makes one, `interpreters` finds the Python to make it from.
+"""
+
+from belljar.environments.build import Environment, Progress
+from belljar.environments.interpreters import OLDEST_PYTHON
+from belljar.environments.store import Environments
+
+__all__ = ["OLDEST_PYTHON", "Environment", "Environments", "Progress"]

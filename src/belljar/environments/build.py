@@ -1,0 +1,289 @@
+"""Making one environment: its interpreter, its packages, the proof that they work, and their bytecode.
+
+Guests see the tree read-only and as nobody. So bytecode and matplotlib's font list, which Python and matplotlib
+would otherwise write when first needed, are made here, and everything is readable by all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import stat
+import subprocess
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from belljar.contract.errors import EnvironmentBroken
+from belljar.environments.interpreters import SYSTEM_DIRECTORIES, bound_paths, choose_interpreter, find_uv, is_below
+from belljar.settings import EnvironmentSettings
+
+Progress = Callable[[str], None]  # takes one line; an exception from it abandons the build
+
+_OUTPUT_LINES_KEPT = 20
+_LINE_CHARACTERS_MAX = 2000
+
+#: Packages whose name is not that of the module they bring.
+_PACKAGE_OF_MODULE = {
+    "IPython": "ipython",
+    "PIL": "pillow",
+    "bs4": "beautifulsoup4",
+    "cv2": "opencv-python-headless",
+    "dateutil": "python-dateutil",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+}
+
+#: Parts of a Python's library directory that are large and that programs do not import, or that are not its own.
+_STDLIB_NOT_COMPILED = ("site-packages", "test", "idlelib", "lib2to3", "turtledemo")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """A finished guest environment."""
+
+    name: str
+    root: Path
+    python: Path
+    version: str
+    bound_paths: tuple[Path, ...]  # what a jail must show read-only, beside the system's own directories
+    packages: tuple[tuple[str, str], ...]
+    warm_imports: tuple[str, ...]
+    built_at: str
+
+    @property
+    def matplotlib_config(self) -> Path:
+        """Where the ready-made font list is, if matplotlib is installed.
+
+        matplotlib takes no MPLCONFIGDIR it cannot write to: it warns and lists the fonts anew. Give it a writable
+        directory that holds a symlink to each file in here.
+        """
+        return _matplotlib_config(self.root)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Build:
+    """One build, from nothing to everything but the metadata."""
+
+    name: str
+    root: Path
+    spec: EnvironmentSettings
+    progress: Progress
+    lock: int
+    environ: Mapping[str, str]
+
+    @property
+    def python(self) -> Path:
+        return self.root / "bin/python"
+
+    def run(self, environ: Mapping[str, str]) -> Environment:
+        """Do every step; `environ` is the builder's own, to look programs up in."""
+        version, base_python = choose_interpreter(self.spec.python, environ)
+        uv = find_uv(environ)
+        self.progress(f"creating the interpreter: Python {version} from {base_python}")
+        self._create_interpreter(base_python, uv)
+        if self.spec.packages:
+            self.progress(_without_passwords(f"installing {', '.join(self.spec.packages)}"))
+            self._install(uv)
+        if self.spec.warm_imports:
+            self.progress(f"trying {', '.join(self.spec.warm_imports)}")
+        proof = self._prove()
+        self.progress("compiling bytecode")
+        self._compile(proof["stdlib"])
+        _open_to_all(self.root)
+        return Environment(
+            name=self.name,
+            root=self.root,
+            python=self.python,
+            version=version,
+            bound_paths=bound_paths(self.root, proof["paths"], environ.get("HOME", "")),
+            packages=tuple((package, version) for package, version in proof["packages"]),
+            warm_imports=self.spec.warm_imports,
+            built_at=now(),
+        )
+
+    def _create_interpreter(self, base_python: str, uv: str | None) -> None:
+        if uv:
+            argv = [uv, "venv", "--quiet", "--no-project", "--python", base_python, str(self.root)]
+            remedy = "see what uv says above"
+        else:
+            argv = [base_python, "-I", "-m", "venv", str(self.root)]
+            remedy = "install Python's venv module (on Debian: apt install python3-venv), or uv"
+        self._step("its interpreter cannot be created", argv, remedy)
+
+    def _install(self, uv: str | None) -> None:
+        if uv:
+            # Copies, not links into uv's cache: what guests run must not change, nor change modes, with the cache.
+            argv = [uv, "pip", "install", "--link-mode", "copy", "--python", str(self.python)]
+        else:
+            argv = [str(self.python), "-I", "-u", "-m", "pip", "install", "--no-input", "--disable-pip-version-check"]
+            argv += ["--no-compile", "--progress-bar", "off"]
+        remedy = f"check the package names and the way to the package index, then: belljar env create {self.name}"
+        self._step("its packages cannot be installed", [*argv, *self.spec.packages], remedy)
+
+    def _prove(self) -> dict[str, Any]:
+        """Import what must be importable, and learn from inside where everything is.
+
+        Packages run their own code here, so they get what a guest would have: no HOME of ours, no index passwords.
+        """
+        scratch = self.root / ".scratch"
+        scratch.mkdir()
+        answer = scratch / "answer.json"
+        environ = {
+            "PATH": f"{self.python.parent}:{os.defpath}",
+            "LANG": self.environ["LANG"],
+            "HOME": str(scratch),
+            "TMPDIR": str(scratch),
+            "MPLBACKEND": "agg",
+            "MPLCONFIGDIR": str(_matplotlib_config(self.root)),
+        }
+        argv = [str(self.python), "-I", "-c", _PROOF, str(answer), *self.spec.warm_imports]
+        self._step("it does not start", argv, "try other versions of its packages", environ)
+        proof: dict[str, Any] = json.loads(answer.read_text("utf-8"))
+        shutil.rmtree(scratch)
+        if proof["failures"]:
+            lines = [_explain_failure(**failure) for failure in proof["failures"]]
+            raise EnvironmentBroken(
+                f"environment {self.name!r} cannot be built: {'; '.join(lines)}", environment=self.name
+            )
+        return proof
+
+    def _compile(self, stdlib: str) -> None:
+        """Compile all that can be; packages may carry files that no Python compiles.
+
+        Some distributed Pythons come without bytecode. Theirs is compiled too, where we may write, as their first
+        user's import would.
+        """
+        paths = [str(self.root / "lib")]
+        if not is_below(Path(stdlib), SYSTEM_DIRECTORIES) and os.access(stdlib, os.W_OK):
+            paths += [entry.path for entry in os.scandir(stdlib) if entry.name not in _STDLIB_NOT_COMPILED]
+        argv = [str(self.python), "-I", "-W", "ignore", "-m", "compileall", "-qq"]
+        environ = {"PATH": os.defpath, "LANG": self.environ["LANG"]}  # packages run code at every start, by .pth files
+        failed, _ = _stream([*argv, "-j", "0", *paths], environ, self.lock, _say_nothing)
+        if failed:  # a file that does not compile, or no way to start workers; the second pass does what is missing
+            _stream([*argv, *paths], environ, self.lock, _say_nothing)
+
+    def _step(self, failure: str, argv: Sequence[str], remedy: str, environ: Mapping[str, str] | None = None) -> None:
+        status, tail = _stream(argv, environ or self.environ, self.lock, self.progress)
+        if status:
+            ended = f"signal {-status}" if status < 0 else f"exit code {status}"
+            output = "\n".join(f"  {line}" for line in tail)
+            raise EnvironmentBroken(
+                f"environment {self.name!r} cannot be built: {failure} ({Path(argv[0]).name}: {ended})\n"
+                f"{output}\nwhat to do: {remedy}",
+                environment=self.name,
+                output=tail,
+            )
+
+
+#: Runs in the new environment: imports, then writes down what it found. Must stay readable to Python 3.9.
+_PROOF = """
+import importlib, importlib.metadata, importlib.util, json, os, sys, sysconfig, traceback
+
+answer, modules, failures = sys.argv[1], sys.argv[2:], []
+if importlib.util.find_spec("matplotlib"):
+    modules.append("matplotlib.font_manager")  # writes the font list
+for module in modules:
+    try:
+        importlib.import_module(module)
+    except BaseException as error:
+        found = importlib.util.find_spec(module.partition(".")[0]) is not None
+        if found:
+            traceback.print_exc()
+        failures.append({"module": module, "found": found, "error": type(error).__name__ + ": " + str(error)})
+for module in ("ctypes", "sqlite3", "ssl"):  # for the libraries they load
+    try:
+        importlib.import_module(module)
+    except ImportError:
+        pass
+with open("/proc/self/maps") as maps:
+    libraries = {line.split(None, 5)[5].strip() for line in maps if ".so" in line}
+stdlib = sysconfig.get_path("stdlib")
+paths = {sys.base_prefix, sys.base_exec_prefix, stdlib, sysconfig.get_path("platstdlib")}
+paths.update(map(os.path.dirname, [os.path.realpath(sys.executable), *libraries]))
+paths.update(filter(os.path.isdir, sys.path))
+packages = {each.metadata["Name"]: each.version for each in importlib.metadata.distributions()}
+with open(answer, "w") as file:
+    json.dump(
+        {
+            "failures": failures,
+            "stdlib": stdlib,
+            "paths": sorted(paths),
+            "packages": sorted(packages.items(), key=lambda package: package[0].lower()),
+        },
+        file,
+    )
+"""
+
+
+def _stream(argv: Sequence[str], environ: Mapping[str, str], lock: int, progress: Progress) -> tuple[int, list[str]]:
+    """Run a program to its end, passing its lines on; return its status and last lines. None of it is left behind."""
+    tail: deque[str] = deque(maxlen=_OUTPUT_LINES_KEPT)
+    started = subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        cwd="/",  # no project's or package's files there to be picked up
+        env=dict(environ),
+        start_new_session=True,
+        pass_fds=(lock,),
+        encoding="utf-8",
+        errors="replace",
+    )
+    assert started.stdout is not None
+    try:
+        for line in started.stdout:
+            shown = _without_passwords(line.rstrip()[:_LINE_CHARACTERS_MAX])
+            if shown:
+                tail.append(shown)
+                progress(shown)
+        os.waitid(os.P_PID, started.pid, os.WEXITED | os.WNOWAIT)
+    finally:
+        # Before it is reaped: until then nobody else can have its process group's number.
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(started.pid, signal.SIGKILL)
+        started.stdout.close()
+        started.wait()
+    return started.returncode, list(tail)
+
+
+def _open_to_all(root: Path) -> None:
+    """chmod -R go+rX; symlinks are left alone, they lead out of the tree."""
+    for path in (root, *root.rglob("*")):
+        mode = path.lstat().st_mode
+        wanted = mode | (0o055 if mode & 0o100 else 0o044)
+        if wanted != mode and not stat.S_ISLNK(mode):
+            path.chmod(stat.S_IMODE(wanted))
+
+
+def _explain_failure(module: str, found: bool, error: str) -> str:
+    top = module.partition(".")[0]
+    if found:
+        return f"the warm import {module!r} fails with {error}"
+    return f"the warm import {module!r} is not installed; add {_PACKAGE_OF_MODULE.get(top, top)!r} to its packages"
+
+
+def _matplotlib_config(root: Path) -> Path:
+    return root / "share/matplotlib-config"
+
+
+def _say_nothing(_line: str) -> None:
+    pass
+
+
+def _without_passwords(line: str) -> str:
+    return re.sub(r"://[^/@\s]+@", "://****@", line)
+
+
+def now() -> str:
+    """The present in the form of `built_at`; such times compare as text."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
