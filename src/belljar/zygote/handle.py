@@ -186,6 +186,10 @@ class WardenHandle:
         self._asked.clear()
         self._on_lost()
 
+    def kill(self) -> None:
+        """End the warden at once: its keeper's death takes it along. We hear of it as of any other loss."""
+        self.process.kill()
+
     async def close(self) -> None:
         """End the warden, and with it everything in its pid namespace; wait until it is gone."""
         if not hasattr(self, "process"):
@@ -197,7 +201,7 @@ class WardenHandle:
             async with asyncio.timeout(5.0):
                 await self._keeper_gone()
         except TimeoutError:
-            self.process.kill()  # its keeper's death takes the warden along
+            self.kill()
             await self._keeper_gone()
         self.process.wait()
         self.log.close()

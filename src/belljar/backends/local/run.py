@@ -14,6 +14,7 @@ import contextlib
 import os
 import re
 import signal
+from collections.abc import Callable
 from typing import Any
 
 from belljar import channel
@@ -27,6 +28,7 @@ from belljar.jail import policy, workdir
 from belljar.settings import RequestSettings
 
 _SETTLE_SECONDS = 0.02
+_SILENCE_SECONDS = 10.0  # for a guest to start, or for the news that it is dead
 _READ_BYTES = 65536
 _PIPE_BYTES = 65536
 _INLINE_BYTES = 64 * 1024  # a program larger than this travels in a memfd
@@ -70,13 +72,21 @@ class Run:
     """A guest with its program. `finish` must be awaited to its end, or cancelled: both leave nothing running."""
 
     def __init__(
-        self, guest: Guest, execution: Execution, watcher: Watcher | None, bounds: RequestSettings, shows: bool
+        self,
+        guest: Guest,
+        execution: Execution,
+        watcher: Watcher | None,
+        bounds: RequestSettings,
+        *,
+        shows: bool,
+        on_stuck: Callable[[Guest], None],
     ) -> None:
         self._guest = guest
         self._execution = execution
         self._watcher = watcher
         self._bounds = bounds
         self._shows = shows  # whether pictures may come
+        self._on_stuck = on_stuck
         self._loop = asyncio.get_running_loop()
         self._streams = (
             Stream("stdout", guest.stdout, execution.limits.output_bytes),
@@ -176,6 +186,7 @@ class Run:
         if self._shows:
             self._watch(self._guest.channel.fileno(), self._on_picture)
         self._timers["wall"] = self._loop.call_later(max(0.0, limits.wall_seconds - elapsed), self._on_deadline)
+        self._timers["start"] = self._loop.call_later(_SILENCE_SECONDS, self._check_started)
         if self._guest.cell.berth.cgroup is not None:
             self._timers["cpu"] = self._loop.call_later(
                 max(0.0, limits.cpu_seconds / _CORES - elapsed), self._check_cpu
@@ -242,6 +253,19 @@ class Run:
     def _on_deadline(self) -> None:
         self._deadline_passed = True
         self._guest.cell.kill()
+        self._timers["silence"] = self._loop.call_later(_SILENCE_SECONDS, self._on_silence)
+
+    def _check_started(self) -> None:
+        if not self._shows:  # else it is heard as it comes
+            with contextlib.suppress(BlockingIOError, channel.ChannelClosed):
+                self._hear_guest()
+        if not self._has_started:
+            self._on_silence()
+
+    def _on_silence(self) -> None:
+        """Nobody tells us what became of the guest: whoever should have is stuck. Our trouble, not the program's."""
+        self._on_stuck(self._guest)
+        self._timers["silence"] = self._loop.call_later(_SILENCE_SECONDS, self._on_silence)
 
     def _check_cpu(self) -> None:
         cgroup = self._guest.cell.berth.cgroup
@@ -290,24 +314,29 @@ class Run:
 
     async def _kill_and_wait(self) -> None:
         """Cancelled: everything must be dead before the caller hears of it."""
-        cell = self._guest.cell
-        cell.kill()
+        self._guest.cell.kill()
         self._stop_watching()
-        while not cell.is_gone:
+        while not self._guest.cell.is_gone:
             with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.shield(cell.gone)
+                await self._cell_gone()
+
+    async def _cell_gone(self) -> None:
+        """Wait until everyone in the killed cell is dead, and for no stuck process of ours."""
+        cell = self._guest.cell
+        while not cell.is_gone:
+            await asyncio.wait([cell.gone], timeout=_SILENCE_SECONDS)
+            if not cell.is_gone:
+                self._on_stuck(self._guest)
 
     async def _end_leftovers(self) -> None:
         """Children that outlive the program end with it; files are read only once they have."""
         cell = self._guest.cell
         cgroup = cell.berth.cgroup
-        if cgroup is not None and not cell.is_gone and not cgroup.is_empty():
-            cell.kill()
-        if cgroup is None or self._is_killed():
+        if cgroup is None or self._is_killed() or not cgroup.is_empty():
             cell.kill()
         if cgroup is None or not cgroup.is_empty():
             try:
-                await asyncio.shield(cell.gone)
+                await self._cell_gone()
             except asyncio.CancelledError:
                 await self._kill_and_wait()
                 raise

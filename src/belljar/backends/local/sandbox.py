@@ -111,7 +111,8 @@ class LocalSandbox:
         weight = world.weigh(execution.code)
         guest = await world.lease(weight, execution.limits)
         try:
-            run = Run(guest, execution, watcher, self._settings.request, shows=weight == HEAVY)
+            bounds = self._settings.request
+            run = Run(guest, execution, watcher, bounds, shows=weight == HEAVY, on_stuck=world.unstick)
             run.start()
             evidence = await run.finish()
             world.succeeded()

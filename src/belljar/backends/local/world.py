@@ -30,7 +30,8 @@ from belljar.zygote.handle import StartFailed, WardenHandle, ZygoteHandle, Zygot
 
 _log = logging.getLogger("belljar.local")
 BARE, HEAVY = "bare", "heavy"
-_WARM_SECONDS = 120.0
+_WARM_SECONDS = 120.0  # for imports, however slow the disk
+_CELL_SECONDS = 30.0
 _USE_WHAT_IS_WARM = ("scipy", "seaborn", "sklearn", "statsmodels", "pylab")  # slow without numpy at hand
 #: A guest pays for every page of the interpreter it touches, because touching copies it. That is not the program's.
 INTERPRETER_BYTES = {BARE: 4 << 20, HEAVY: 16 << 20}
@@ -196,6 +197,16 @@ class World(ZygoteListener):
                 guest.cell.kill()
                 self._end(guest, None, 0.0)
 
+    def unstick(self, guest: Guest) -> None:
+        """Nothing is heard of `guest`: end its zygote if that may be why, else the whole world."""
+        if not guest.has_ended and not guest.zygote.is_lost:
+            _log.error("the %s zygote of %s does not answer; ending it", guest.weight, self.environment.name)
+            guest.zygote.close()
+            self.zygote_lost(guest.zygote)
+        else:
+            _log.error("the warden of %s does not answer; ending it", self.environment.name)
+            self._warden.kill()
+
     def let_go_of_unused(self) -> None:
         """Drop the heavy zygote and its ready guests when nobody has asked for it in a while."""
         idle = self._loop.time() - self._used_at.get(HEAVY, 0.0)
@@ -312,7 +323,12 @@ class World(ZygoteListener):
             raise Overloaded(f"all {CELLS_MAX} cells are in use; try again later")
         self._cells_being_made += 1
         try:
-            pid, pidfd = await self._warden.make_cell()
+            async with asyncio.timeout(_CELL_SECONDS):
+                pid, pidfd = await self._warden.make_cell()
+        except TimeoutError as error:
+            self._berths.give_back(berth)
+            self._warden.kill()
+            raise JailSetupFailed("cell", "the warden does not answer") from error
         except StartFailed as error:
             self._berths.give_back(berth)
             raise JailSetupFailed("cell", str(error)) from error

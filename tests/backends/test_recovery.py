@@ -1,0 +1,101 @@
+"""Our own processes die or get stuck while programs run: nobody's result is lost, and nothing hangs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import belljar
+from belljar import Outcome, Sandbox, Status
+from belljar.settings import load
+
+
+@pytest.fixture
+def own_box() -> Iterator[Sandbox]:
+    """A sandbox whose processes may be hurt."""
+    with belljar.Sandbox() as box:
+        assert box.run("print(0)").ok
+        yield box
+
+
+def children(pid: int) -> list[int]:
+    return [
+        int(word) for each in Path(f"/proc/{pid}/task").iterdir() for word in (each / "children").read_text().split()
+    ]
+
+
+def arguments(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text()
+
+
+def warden_and_zygote() -> tuple[int, int]:
+    (keeper,) = [pid for pid in children(os.getpid()) if "warden" in arguments(pid) and children(pid)][-1:]
+    (warden,) = children(keeper)
+    (zygote, *_) = [pid for pid in children(warden) if "main.py" in arguments(pid)]
+    return warden, zygote
+
+
+def run_at_once(box: Sandbox, code: str, count: int) -> tuple[list[threading.Thread], list[Outcome]]:
+    outcomes: list[Outcome] = []
+    threads = [threading.Thread(target=lambda: outcomes.append(box.run(code, timeout=20))) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    return threads, outcomes
+
+
+def wait_until_running(box: Sandbox, count: int) -> None:
+    deadline = threading.Event()
+    for _ in range(1000):
+        if box.facts()["running"] >= count:
+            return
+        deadline.wait(0.01)
+    raise AssertionError("the programs did not start")
+
+
+def test_runs_survive_the_death_of_their_zygote(own_box: Sandbox) -> None:
+    threads, outcomes = run_at_once(own_box, "import time; time.sleep(1); print('alive')", 6)
+    wait_until_running(own_box, 6)
+    os.kill(warden_and_zygote()[1], signal.SIGKILL)
+    for thread in threads:
+        thread.join()
+    assert [(each.status, each.stdout) for each in outcomes] == [(Status.OK, "alive\n")] * 6
+    assert own_box.run("print(1)").stdout == "1\n"
+    assert own_box.facts()["sandbox"]["zygotes_replaced"] == 1
+
+
+def test_a_stuck_zygote_is_replaced_unseen(own_box: Sandbox) -> None:
+    os.kill(warden_and_zygote()[1], signal.SIGSTOP)
+    # More than there are ready guests, so that somebody has to ask the zygote.
+    outcomes = [own_box.run("print(1)", timeout=2) for _ in range(12)]
+    assert [(each.status, each.stdout) for each in outcomes] == [(Status.OK, "1\n")] * 12
+    assert own_box.facts()["sandbox"]["zygotes_replaced"] == 1
+
+
+def test_the_world_is_rebuilt_when_its_warden_dies(own_box: Sandbox) -> None:
+    threads, outcomes = run_at_once(own_box, "import time; time.sleep(0.5); print('again')", 3)
+    wait_until_running(own_box, 3)
+    os.kill(warden_and_zygote()[0], signal.SIGKILL)
+    for thread in threads:
+        thread.join()
+    assert [(each.status, each.stdout) for each in outcomes] == [(Status.OK, "again\n")] * 3
+
+
+def test_a_stuck_warden_does_not_hold_up_an_answer_for_ever(own_box: Sandbox) -> None:
+    os.kill(warden_and_zygote()[0], signal.SIGSTOP)
+    outcome = own_box.run("import os, time\nif os.fork() == 0: time.sleep(99)\nprint(1)", timeout=2)
+    assert (outcome.status, outcome.stdout) == (Status.OK, "1\n")
+    assert own_box.run("print(2)").stdout == "2\n"
+
+
+def test_a_zygote_is_rotated_without_losing_runs() -> None:
+    settings = load(flags={"pool.zygote_forks": 20})
+    with belljar.Sandbox(settings=settings) as box:
+        outcomes = list(box.run_many(f"print({number})" for number in range(150)))
+        assert [each.stdout for each in outcomes] == [f"{number}\n" for number in range(150)]
+        seen = {box.run("print(hash('x'))").stdout for _ in range(60)}
+    assert len(seen) > 1  # a new zygote has a new hash seed
