@@ -271,6 +271,8 @@ class ZygoteHandle:
         Raises:
             channel.ChannelClosed: the zygote is gone.
         """
+        if self.is_lost:
+            raise channel.ChannelClosed("the zygote is gone")
         if cell not in self._cells:
             self._cells.add(cell)
             channel.send(self._socket, {"cell": cell}, descriptors=cell_descriptors)

@@ -99,7 +99,7 @@ class Run:
         self._stdin = -1
         self._stdin_left = memoryview(b"")
         self._deadline_passed = self._cpu_exhausted = self._flooded = False
-        self._has_started = False
+        self._has_started = self._was_silent = False
         self._failure: tuple[str, str] | None = None  # why the guest could not start: step and reason
         self._work_dir = -1
         self._pictures = PictureReader(bounds)
@@ -264,6 +264,7 @@ class Run:
 
     def _on_silence(self) -> None:
         """Nobody tells us what became of the guest: whoever should have is stuck. Our trouble, not the program's."""
+        self._was_silent = True
         self._on_stuck(self._guest)
         self._timers["silence"] = self._loop.call_later(_SILENCE_SECONDS, self._on_silence)
 
@@ -359,6 +360,8 @@ class Run:
         self._hear_the_rest()
         if status is None:
             raise ZygoteDied("the warm process died and took this program with it")
+        if self._was_silent and self._deadline_passed:
+            raise ZygoteDied("the warm process was stuck: whether this program ended in time cannot be told")
         if not self._has_started:
             raise ZygoteDied(f"the guest ended before its program started (wait status {status})")
         for stream in self._streams:

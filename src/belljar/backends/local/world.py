@@ -91,6 +91,7 @@ class World(ZygoteListener):
         self._loop = asyncio.get_running_loop()
         self._warden = WardenHandle(self._warden_lost)
         self._zygotes: dict[str, ZygoteHandle] = {}
+        self._retired: set[ZygoteHandle] = set()  # asked to leave, not gone yet
         self._starting: dict[str, asyncio.Task[ZygoteHandle]] = {}
         self._cells: dict[int, Cell] = {}
         self._idle_cells: list[Cell] = []
@@ -133,7 +134,7 @@ class World(ZygoteListener):
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for zygote in self._zygotes.values():
+        for zygote in (*self._zygotes.values(), *self._retired):
             zygote.close()
         await self._warden.close()
         self._lose_everything()
@@ -174,9 +175,13 @@ class World(ZygoteListener):
         before = self._zygotes.get(weight)
         self._zygotes[weight] = fresh
         if before is not None and not before.is_lost:
-            before.retire()
+            self._retire(before)
         self._used_at[weight] = self._loop.time()
         return fresh
+
+    def _retire(self, zygote: ZygoteHandle) -> None:
+        self._retired.add(zygote)
+        zygote.retire()
 
     def _rotate_if_old(self, zygote: ZygoteHandle) -> None:
         weight = zygote.weight
@@ -188,6 +193,7 @@ class World(ZygoteListener):
     def zygote_lost(self, zygote: ZygoteHandle) -> None:
         """Its guests live on under the warden; those it had not told us about are lost."""
         zygote.close()
+        self._retired.discard(zygote)
         if self._zygotes.get(zygote.weight) is zygote:  # not one we retired
             _log.error("the %s zygote of %s died; replacing it", zygote.weight, self.environment.name)
             self.zygotes_replaced += 1
@@ -214,7 +220,7 @@ class World(ZygoteListener):
             for guest in list(self._ready[HEAVY]):
                 guest.cell.kill()
             self._ready[HEAVY].clear()
-            self._zygotes.pop(HEAVY).retire()
+            self._retire(self._zygotes.pop(HEAVY))
 
     # ---- guests
 
@@ -237,9 +243,13 @@ class World(ZygoteListener):
         ready = self._ready[weight]
         if ready and allowance == self._default_allowance:
             return ready.popleft()
-        zygote = await self.zygote(weight)
         while True:
             cell = self._idle_cells.pop() if self._idle_cells else await self._make_cell()
+            try:
+                zygote = await self.zygote(weight)  # asked last: it may have died while a cell was made
+            except BaseException:
+                self._idle_cells.append(cell)
+                raise
             if not cell.is_gone:
                 return self._fork(zygote, cell, allowance)
 
