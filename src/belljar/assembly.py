@@ -32,3 +32,8 @@ def probe_machine(settings: Settings) -> dict[str, Any]:
         return probe.ask(settings.jail.uid_base, settings.jail.cgroup_parent)
     except probe.ProbeFailed as error:
         raise SandboxFault(f"the walls of this machine could not be probed: {error}") from error
+
+
+def build_environments(settings: Settings) -> Environments:
+    """The guest environments of this installation."""
+    return Environments(settings.state_dir, settings.environments)

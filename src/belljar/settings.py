@@ -90,6 +90,37 @@ class EnvironmentSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """How `belljar serve` meets the network."""
+
+    host: str = "127.0.0.1"  # any address but loopback needs a key
+    port: int = 8000  # 0: any free one
+    api_key: str = ""  # one key beside those of `belljar key`; its name is "operator"
+    keys_file: str = ""  # where `belljar key` keeps its hashes; empty: keys.json in the state directory
+    allowed_hosts: tuple[str, ...] = ()  # names in the Host header beside localhost and addresses; "*" for any
+    allowed_origins: tuple[str, ...] = ()  # web pages of other origins that may call us, as https://example.org
+    body_bytes: int = 96 * MIB  # of one request
+    bodies_bytes: int = 512 * MIB  # of all requests together
+    batch_executions: int = 10_000  # in one batch
+    max_connections: int = 8192  # open at the same time
+    head_seconds: float = 20.0  # to send a request's headers, and between two pieces of its body
+    send_seconds: float = 60.0  # without a reader taking anything; then his program ends
+    keep_alive_seconds: float = 75.0  # an idle connection is kept this long
+    grace_seconds: float = 10.0  # for what runs when we are asked to stop
+    probe_seconds: float = 10.0  # an idle server proves this often that it can still run a program
+    log_format: str = "auto"  # json, text, or auto: text at a terminal
+    debug: bool = False  # log code and output too
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionSettings:
+    """Interpreters that stay."""
+
+    max_sessions: int = 64  # open at the same time
+    idle_seconds: float = 600.0  # unused for so long, one is closed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """The whole tree."""
 
@@ -98,6 +129,8 @@ class Settings:
     jail: JailSettings = field(default_factory=JailSettings)
     pool: PoolSettings = field(default_factory=PoolSettings)
     request: RequestSettings = field(default_factory=RequestSettings)
+    server: ServerSettings = field(default_factory=ServerSettings)
+    sessions: SessionSettings = field(default_factory=SessionSettings)
     default_limits: Limits = field(default_factory=Limits)
     ceiling_limits: Limits = field(
         default_factory=lambda: Limits(
@@ -113,21 +146,43 @@ class Settings:
     provenance: Mapping[str, str] = field(default_factory=dict, compare=False)
 
 
+#: Names that people have set for other code servers, with all they mean here. They count for less than ours.
+_FAMILIAR: Mapping[str, tuple[str, ...]] = {
+    "HOST": ("server.host",),
+    "PORT": ("server.port",),
+    "DEBUG": ("server.debug",),
+    "API_KEY": ("server.api_key",),
+    "MAX_KERNELS": ("sessions.max_sessions",),
+    "KERNEL_TIMEOUT": ("sessions.idle_seconds",),
+    "MAX_EXECUTION_TIME": tuple(
+        f"{kind}_limits.{unit}_seconds" for kind in ("default", "ceiling") for unit in ("wall", "cpu")
+    ),
+    "MAX_MEMORY_MB": ("default_limits.memory_bytes", "ceiling_limits.memory_bytes"),
+}
+
+
 def load(
     path: Path | None = None,
     environ: Mapping[str, str] | None = None,
     flags: Mapping[str, Any] | None = None,
+    *,
+    takes_familiar_names: bool = False,
 ) -> Settings:
     """Read the settings; `flags` maps dotted names to values given on the command line.
+
+    `takes_familiar_names` reads HOST, PORT, DEBUG, … as well. Only a server should: elsewhere these names are often
+    set for somebody else.
 
     Raises:
         InvalidSettings: a name is unknown, or a value has the wrong type or makes no sense.
     """
     provenance: dict[str, str] = {}
     settings = Settings()
+    environ = os.environ if environ is None else environ
     for source, values in (
         (f"file {path}", _read_file(path) if path else {}),
-        ("environment", _from_environ(os.environ if environ is None else environ)),
+        ("environment", _from_familiar(environ) if takes_familiar_names else {}),
+        ("environment", _from_environ(environ)),
         ("flag", dict(flags or {})),
     ):
         for name, value in values.items():
@@ -160,6 +215,16 @@ def _read_file(path: Path) -> dict[str, Any]:
 def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
     by_variable = {"BELLJAR_" + name.upper().replace(".", "_"): name for name in names()}
     return {by_variable[key]: value for key, value in environ.items() if key in by_variable}
+
+
+def _from_familiar(environ: Mapping[str, str]) -> dict[str, Any]:
+    given = {key: environ[key] for key in _FAMILIAR if environ.get(key)}
+    if "MAX_MEMORY_MB" in given:
+        try:
+            given["MAX_MEMORY_MB"] = str(int(given["MAX_MEMORY_MB"]) * MIB)
+        except ValueError:
+            raise InvalidSettings(f"MAX_MEMORY_MB must be a whole number, not {given['MAX_MEMORY_MB']!r}") from None
+    return {name: value for key, value in given.items() for name in _FAMILIAR[key]}
 
 
 def names() -> list[str]:
@@ -203,6 +268,8 @@ def _convert(name: str, owner: Any, attribute: str, value: Any) -> Any:
             return tuple(str(part).strip() for part in parts if str(part).strip())
         if isinstance(current, Path):
             return Path(value).expanduser().absolute()
+        if isinstance(current, bool):
+            return _read_bool(value)
         if isinstance(current, float):
             return float(value)
         if isinstance(current, int):
@@ -211,6 +278,15 @@ def _convert(name: str, owner: Any, attribute: str, value: Any) -> Any:
     except (TypeError, ValueError):
         wanted = type(current).__name__
         raise InvalidSettings(f"setting {name!r} must be a {wanted}, not {value!r}", setting=name) from None
+
+
+def _read_bool(value: Any) -> bool:
+    word = str(value).strip().lower()
+    if word in ("1", "true", "yes", "on"):
+        return True
+    if word in ("0", "false", "no", "off", ""):
+        return False
+    raise ValueError
 
 
 def _check(settings: Settings) -> None:
@@ -229,8 +305,24 @@ def _check(settings: Settings) -> None:
     for name in ("max_running", "zygote_forks"):
         if getattr(settings.pool, name) < 1:
             raise InvalidSettings(f"pool.{name} must be at least 1")
+    _check_server(settings.server)
     for name in settings.environments:
         check_environment_name(name)
+
+
+def _check_server(server: ServerSettings) -> None:
+    if not 0 <= server.port <= 65535:
+        raise InvalidSettings(f"server.port is {server.port} but must be 0 to 65535")
+    if server.log_format not in ("auto", "json", "text"):
+        raise InvalidSettings(f"server.log_format is {server.log_format!r} but must be auto, json or text")
+    for name in (
+        *("body_bytes", "bodies_bytes", "batch_executions", "max_connections"),
+        *("head_seconds", "send_seconds", "keep_alive_seconds", "probe_seconds"),
+    ):
+        if not getattr(server, name) > 0:
+            raise InvalidSettings(f"server.{name} must be above 0")
+    if server.body_bytes > server.bodies_bytes:
+        raise InvalidSettings("server.bodies_bytes must be at least server.body_bytes")
 
 
 def check_environment_name(name: str) -> None:

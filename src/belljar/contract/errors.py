@@ -62,6 +62,18 @@ class UnknownEnvironment(CallerError):
     code = "unknown_environment"
 
 
+class NotOffered(CallerError):
+    """The field is known, but this server has nothing to do it with."""
+
+    code = "not_offered"
+
+
+class NotAllowed(CallerError):
+    """The server could, but this caller may not."""
+
+    code = "not_allowed"
+
+
 class InvalidSettings(CallerError):
     """A setting cannot be read or makes no sense; the message names it."""
 
@@ -82,6 +94,12 @@ class QueueFull(Overloaded):
     """More executions wait than the queue holds."""
 
     code = "queue_full"
+
+
+class QuotaExceeded(Overloaded):
+    """This caller has used up what it is given for now; others are not affected."""
+
+    code = "quota_exceeded"
 
 
 class Draining(Overloaded):

@@ -96,6 +96,11 @@ def admit(
     )
 
 
+def offered_languages() -> dict[str, tuple[str, ...]]:
+    """Every language a caller may name, with its other names."""
+    return dict(_LANGUAGES)
+
+
 def _check_code(settings: Settings, code: str) -> None:
     size = _measure("code", code)
     if size > settings.request.code_bytes:

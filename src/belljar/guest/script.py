@@ -1,7 +1,7 @@
 """A Python program, run as `python main.py` would.
 
-The warm process waits inside the interpreter's own start-up, in `sitecustomize`. A guest therefore only has to
-return from there: CPython itself then opens /work/main.py, parses it, runs it as a real `__main__` with no frame of
+The warm process waits inside the interpreter's own start-up (`zygote/sitecustomize.py`). A guest therefore only has
+to return from there: CPython itself then opens /work/main.py, parses it, runs it as a real `__main__` with no frame of
 ours above it, prints its traceback, waits for its threads and calls its exit functions. There is nothing to imitate
 but the last step: tearing the interpreter down object by object would cost more than the whole run, so `leave`
 does the part of it that a program can see and ends the process.
@@ -16,13 +16,15 @@ import os
 import signal
 import socket
 import sys
+from os import close, dup2, write
+from os import open as open_file
 from typing import Any, NoReturn, cast
 
 from belljar import channel
 from belljar.guest import displays
 
-_WORK_DIR = "/work"
 _PROGRAM = "main.py"
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 _requested_exit: list[Any] = []  # what `raise SystemExit(...)` asked for, once the interpreter acts on it
 _last_module = ""  # the last one loaded before the fork
 
@@ -32,15 +34,14 @@ def prepare() -> None:
     global _last_module
     _watch_system_exit()
     atexit.register(leave)  # first in, so it runs after every exit function of the program
-    # What the interpreter finds out first: that the program is no zip archive. It asks Python code, at some cost.
-    sys.path_importer_cache[f"{_WORK_DIR}/{_PROGRAM}"] = None
+    _name_program([])
     _last_module = next(reversed(sys.modules))
 
 
 def receive(peer: socket.socket) -> bool:
     """Wait for the program and lay it out in the work directory; False when the host has no use for this guest."""
     try:
-        message, blob, descriptors = channel.receive(peer, descriptors_max=2)
+        message, blob, descriptors = channel.receive(peer, 2)
     except channel.ChannelClosed:
         return False
     if "in_memfd" in message:  # too large for a packet: the packet is a file
@@ -51,17 +52,20 @@ def receive(peer: socket.socket) -> bool:
         channel.send(peer, {"failed": "files", "reason": str(error)})
         return False
     if descriptors:
-        os.dup2(descriptors[0], 0)
-        os.close(descriptors[0])
-    _report_start(peer, bool(message) and message["keep_work_dir"])
+        dup2(descriptors[0], 0)
+        close(descriptors[0])
+    if message:
+        _report_start(peer, message["keep_work_dir"])
+        _name_program(message["args"])
+        _set_environment(message["env"])
+    else:
+        channel.send(peer, {}, b"started")
     if message and message["displays"]:
         displays.open_channel(peer)
     else:
-        peer.close()
-    if message:
-        _give(message["args"], message["env"])
-    else:
-        _give([], {})
+        close(peer.fileno())  # the object itself is left alone: freeing touches pages
+    _reseed()
+    gc.enable()
     return True
 
 
@@ -84,26 +88,25 @@ def _write_files(files: list[tuple[str, int]], blob: bytes) -> None:
     for path, size in files:
         if "/" in path:
             os.makedirs(os.path.dirname(path), exist_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
+        descriptor = open_file(path, _NEW_FILE, 0o644)
         end = start + size
         while start < end:
-            start += os.write(descriptor, blob[start:end])
-        os.close(descriptor)
+            start += write(descriptor, blob[start:end])
+        close(descriptor)
 
 
-def _give(args: list[str], env: dict[str, str]) -> None:
-    """Arguments, environment and randomness of this run."""
+def _name_program(args: list[str]) -> None:
     sys.argv[:] = [_PROGRAM, *args]
     if hasattr(sys, "orig_argv"):
         sys.orig_argv[:] = [sys.executable, _PROGRAM, *args]
-    if env:
-        os.environ.update(env)
-        if "TZ" in env:
-            import time
 
-            time.tzset()
-    _reseed()
-    gc.enable()
+
+def _set_environment(env: dict[str, str]) -> None:
+    os.environ.update(env)
+    if "TZ" in env:
+        import time
+
+        time.tzset()
 
 
 def _reseed() -> None:

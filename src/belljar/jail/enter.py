@@ -3,18 +3,36 @@
 Each step needs a right that a later step gives away: cgroups are joined while their files are still open, mounts
 need the capabilities that the uid change drops, landlock opens paths before seccomp forbids what built them.
 Nothing of the program, not one byte, has been read when this returns.
+
+It is written flat, with bare calls and names of this module only, because it runs in every guest: each object that
+is touched for the first time after a fork costs a page fault and the copy of a page (see decision 5).
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from os import chdir, closerange, dup2, setpgid, setresgid, setresuid, write
 
-from belljar.jail import landlock, limits, mounts, namespaces, policy, syscalls
+from belljar.jail import limits, namespaces, policy, seccomp, syscalls
+from belljar.jail.landlock import Ruleset
+from belljar.jail.syscalls import call
 
+CHANNEL = 3  # where a guest finds the socket to its host
+
+_NUMBERS = seccomp.SYSCALLS.get(os.uname().machine, {})
+_SETNS, _UNSHARE, _MOUNT, _PRCTL = (_NUMBERS.get(name, -1) for name in ("setns", "unshare", "mount", "prctl"))
+_NEW_PID = syscalls.CLONE_NEWPID
 _CELL = syscalls.CLONE_NEWNET | syscalls.CLONE_NEWNS
 _FRESH = syscalls.CLONE_NEWNS | syscalls.CLONE_NEWIPC
-CHANNEL = 3  # where a guest finds the socket to its host
+_FRESH_DIRS = tuple(path.encode() for path in policy.WRITABLE_DIRS)
+_DIR_FLAGS = syscalls.MS_NOSUID | syscalls.MS_NODEV
+_SET_DUMPABLE, _SET_SECCOMP, _FILTER = syscalls.PR_SET_DUMPABLE, syscalls.PR_SET_SECCOMP, 2
+
+#: What is the same for every guest of one warm process; `prepare` decides it before the first fork.
+_ruleset: Ruleset | None = None  # None: the operator gave landlock up
+_closing_filter = b""  # the rest of the seccomp filter is inherited
+_changes_uid = True  # False: a plain user has only one id to give
 
 
 class StepFailed(Exception):
@@ -26,29 +44,32 @@ class StepFailed(Exception):
         self.reason = reason
 
 
-class Walls:
-    """What is the same for every guest of one warm process: decided once, before the first fork."""
-
-    def __init__(self, landlock_version: int, seccomp_closing: bytes, changes_uid: bool) -> None:
-        self.landlock_version = landlock_version  # 0: given up by the operator
-        self.seccomp_closing = syscalls.FilterProgram(seccomp_closing)  # the rest of the filter is inherited
-        self.changes_uid = changes_uid  # False: a plain user has only one id to give
-
-
-class Place:
-    """Where one guest goes: an empty cell, and how much it may use there."""
-
-    def __init__(
-        self, sleeper: int, cgroups: Sequence[int], uid: int, disk_bytes: int, substitutes: tuple[int, int, int]
-    ) -> None:
-        self.sleeper = sleeper  # pidfd of the process that holds the cell's namespaces
-        self.cgroups = cgroups  # cgroup.procs files, opened by the host
-        self.uid = uid
-        self.dir_options = mounts.fresh_dir_options(disk_bytes)
-        self.substitutes = substitutes  # CPU seconds, processes, address space bytes where no cgroup counts them
+def prepare(landlock_version: int, changes_uid: bool) -> None:
+    """In the warm process, before the first fork: everything about the walls that can be known by then."""
+    global _ruleset, _closing_filter, _changes_uid, _program_kept
+    _program_kept = syscalls.FilterProgram(seccomp.compile_closing(os.uname().machine))
+    _closing_filter = bytes(_program_kept)  # points to the instructions, which must stay alive
+    _changes_uid = changes_uid
+    if landlock_version:
+        _ruleset = Ruleset(landlock_version, policy.WRITABLE_DIRS, "/dev", first_free=CHANNEL + 1)
 
 
-def enter(walls: Walls, place: Place, channel: int, stdout: int, stderr: int) -> None:
+def choose_pid_namespace(sleeper: int) -> None:
+    """The next fork of this process is born in the cell's pid namespace."""
+    if call(_SETNS, sleeper, _NEW_PID):
+        raise syscalls.failure()
+
+
+def enter(
+    sleeper: int,  # pidfd of the process that holds the cell's namespaces
+    cgroups: Sequence[int],  # cgroup.procs files, opened by the host
+    uid: int,
+    dir_options: bytes,  # limits of each writable directory, from mounts.fresh_dir_options
+    substitutes: Sequence[int],  # CPU seconds, processes, address space bytes where no cgroup counts them
+    channel: int,
+    stdout: int,
+    stderr: int,
+) -> None:
     """Put this process, just forked into the cell's pid namespace, behind every wall.
 
     Afterwards descriptors 0, 1 and 2 are /dev/null and the two pipes, CHANNEL is the socket, and nothing else is open.
@@ -58,45 +79,40 @@ def enter(walls: Walls, place: Place, channel: int, stdout: int, stderr: int) ->
     """
     step = "cgroup"
     try:
-        for procs in place.cgroups:
-            os.write(procs, b"0")
-        step = "namespaces"
-        syscalls.setns(place.sleeper, _CELL)
-        syscalls.unshare(_FRESH)
-        if not place.cgroups:
+        for procs in cgroups:
+            write(procs, b"0")
+        if not cgroups:
             step = "rlimits"
-            limits.set_for_guest(*place.substitutes)
-        step = "mounts"
-        mounts.mount_fresh_dirs(place.dir_options)
-        os.chdir(policy.WORK_DIR)
+            limits.set_for_guest(*substitutes)
+        if call(_SETNS, sleeper, _CELL) or call(_UNSHARE, _FRESH):
+            raise _refused("namespaces")
+        for path in _FRESH_DIRS:
+            if call(_MOUNT, b"tmpfs", path, b"tmpfs", _DIR_FLAGS, dir_options):
+                raise _refused("mounts")
+        chdir("/work")
         step = "descriptors"
-        _keep_only(channel, stdout, stderr)
-        os.setpgid(0, 0)  # kill(0) stays at home. A session of its own would cost half a run (autogroup scheduling)
+        # The warm process keeps its own descriptors 0 to 3 occupied, so none of the sources is one of the targets.
+        dup2(stdout, 1)
+        dup2(stderr, 2)
+        dup2(channel, 3, False)
+        closerange(4, 1048576)
+        setpgid(0, 0)  # kill(0) stays at home. A session of its own would cost half a run (autogroup scheduling)
         step = "uid"
-        _give_up_rights(walls, place)
-        step = "landlock"
-        if walls.landlock_version:
-            landlock.restrict(walls.landlock_version, policy.WRITABLE_DIRS, "/dev")
-        step = "seccomp"
-        syscalls.install_seccomp(walls.seccomp_closing)
+        if _changes_uid:  # which drops every capability
+            setresgid(uid, uid, uid)
+            setresuid(uid, uid, uid)
+            # The change has made this process invisible to itself under /proc; its cell holds nobody else.
+            if call(_PRCTL, _SET_DUMPABLE, 1, 0, 0, 0):
+                raise _refused("dumpable")
+        else:
+            namespaces.drop_capabilities()
+        if _ruleset is not None and not _ruleset.put_up():
+            raise _refused("landlock")
+        if call(_PRCTL, _SET_SECCOMP, _FILTER, _closing_filter, 0, 0):
+            raise _refused("seccomp")
     except OSError as error:
         raise StepFailed(step, str(error)) from error
 
 
-def _give_up_rights(walls: Walls, place: Place) -> None:
-    """Every capability goes: with the change of uid, or one by one where there is no other uid to change to."""
-    if walls.changes_uid:
-        os.setresgid(place.uid, place.uid, place.uid)
-        os.setresuid(place.uid, place.uid, place.uid)
-        # The change has made this process invisible to itself under /proc; its cell holds nobody else.
-        syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)
-    else:
-        namespaces.drop_capabilities()
-
-
-def _keep_only(channel: int, stdout: int, stderr: int) -> None:
-    # The warm process keeps its own descriptors 0 to 3 occupied, so none of the sources is one of the targets.
-    os.dup2(stdout, 1)
-    os.dup2(stderr, 2)
-    os.dup2(channel, CHANNEL, inheritable=False)
-    os.closerange(CHANNEL + 1, 1 << 20)
+def _refused(step: str) -> StepFailed:
+    return StepFailed(step, str(syscalls.failure()))

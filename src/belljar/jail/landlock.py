@@ -6,15 +6,25 @@ cannot undo. What a kernel's ABI does not know is left out, never refused: the n
 
 from __future__ import annotations
 
-import os
 import struct
+from os import O_CLOEXEC, O_PATH, close, dup
+from os import open as open_path
 
-from belljar.jail import syscalls
+from belljar.jail.syscalls import (
+    LANDLOCK_ADD_RULE,
+    LANDLOCK_CREATE_RULESET,
+    LANDLOCK_RESTRICT_SELF,
+    LANDLOCK_RULE_PATH_BENEATH,
+    call,
+    failure,
+)
 
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _MAKE_CHAR, _MAKE_BLOCK = 1 << 6, 1 << 11
 _REFER, _TRUNCATE, _IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
 _SCOPE_ABSTRACT_SOCKET, _SCOPE_SIGNAL = 1, 2
+
+_PATH_ONLY = O_PATH | O_CLOEXEC
 
 READ = _EXECUTE | _READ_FILE | _READ_DIR
 
@@ -31,29 +41,49 @@ def handled_rights(version: int) -> int:
     return rights
 
 
-def restrict(version: int, writable: tuple[str, ...], devices: str) -> None:
+class Ruleset:
     """Read and execute anywhere; change things in `writable` only; write to the nodes in `devices`.
 
-    Raises:
-        OSError: the kernel refused; the caller must not go on.
+    Made before the fork. The rules name a directory by its descriptor, so it is decided here which one that will be:
+    `first_free` becomes the ruleset's, the next one each directory's in turn.
     """
-    handled = handled_rights(version)
-    # handled file rights, handled TCP rights (none: a loopback of its own is not worth a rule), scopes
-    attributes = struct.pack("=QQQ", handled, 0, _SCOPE_ABSTRACT_SOCKET | _SCOPE_SIGNAL)
-    ruleset = syscalls.landlock_create_ruleset(attributes if version >= 6 else attributes[: 16 if version >= 4 else 8])
-    try:
-        _allow(ruleset, "/", READ & handled)
-        for path in writable:
-            _allow(ruleset, path, handled & ~(_MAKE_CHAR | _MAKE_BLOCK | _IOCTL_DEV))
-        _allow(ruleset, devices, (READ | _WRITE_FILE | _TRUNCATE | _IOCTL_DEV) & handled)
-        syscalls.landlock_restrict_self(ruleset)
-    finally:
-        os.close(ruleset)
+
+    def __init__(self, version: int, writable: tuple[str, ...], devices: str, first_free: int) -> None:
+        handled = handled_rights(version)
+        # handled file rights, handled TCP rights (none: a loopback of its own is not worth a rule), scopes
+        attributes = struct.pack("=QQQ", handled, 0, _SCOPE_ABSTRACT_SOCKET | _SCOPE_SIGNAL)
+        self.attributes = attributes[: 24 if version >= 6 else 16 if version >= 4 else 8]
+        change = handled & ~(_MAKE_CHAR | _MAKE_BLOCK | _IOCTL_DEV)
+        use_device = (READ | _WRITE_FILE | _TRUNCATE | _IOCTL_DEV) & handled
+        allowed = [("/", READ & handled), *((path, change) for path in writable), (devices, use_device)]
+        self.ruleset, self.directory = first_free, first_free + 1
+        self.rules = tuple((path, struct.pack("=Qi", rights, self.directory)) for path, rights in allowed)
+
+    def put_up(self) -> bool:
+        """Put the calling thread behind these rules; False when the kernel refuses: the caller must not go on."""
+        ruleset, directory = self.ruleset, self.directory
+        attributes = self.attributes
+        if call(LANDLOCK_CREATE_RULESET, attributes, len(attributes), 0) != ruleset:
+            return False
+        for path, rule in self.rules:
+            if open_path(path, _PATH_ONLY) != directory:
+                return False
+            if call(LANDLOCK_ADD_RULE, ruleset, LANDLOCK_RULE_PATH_BENEATH, rule, 0):
+                return False
+            close(directory)
+        if call(LANDLOCK_RESTRICT_SELF, ruleset, 0):
+            return False
+        close(ruleset)
+        return True
 
 
-def _allow(ruleset: int, path: str, rights: int) -> None:
-    directory = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    try:
-        syscalls.landlock_allow_beneath(ruleset, struct.pack("=Qi", rights, directory))
-    finally:
-        os.close(directory)
+def restrict(version: int, writable: tuple[str, ...], devices: str) -> None:
+    """Put the calling thread behind a ruleset made on the spot.
+
+    Raises:
+        OSError: the kernel refused.
+    """
+    first_free = dup(0)
+    close(first_free)
+    if not Ruleset(version, writable, devices, first_free).put_up():
+        raise failure()

@@ -126,9 +126,6 @@ def fresh_dir_options(disk_bytes: int) -> bytes:
 
 
 def mount_fresh_dirs(options: bytes) -> None:
-    """Give this guest its own work directory, /tmp and /dev/shm.
-
-    The caller has just left the cell's mount namespace and still has the right to mount.
-    """
+    """A work directory, /tmp and /dev/shm of one's own; `enter` does the same in its own flat way."""
     for path in _FRESH_DIRS:
         syscalls.mount(b"tmpfs", path, b"tmpfs", MS_NOSUID | MS_NODEV, options)

@@ -13,6 +13,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _syscall = _libc.syscall
 _syscall.restype = ctypes.c_long
 
+#: Any system call by its number; returns -1 and sets ctypes' errno when it fails. Integers must fit in a C int; pass
+#: bytes for pointers. Holds the interpreter lock and knows no types: a guest that has just been forked pays a page
+#: fault for every object it touches, and this touches the fewest.
+call = ctypes.PyDLL(None, use_errno=True).syscall
+
 # Looked up and typed here, before any fork: a guest then touches as few pages as it can.
 _unshare = _libc.unshare
 _unshare.argtypes = (ctypes.c_int,)
@@ -68,12 +73,12 @@ _OPEN_TREE = 428
 _MOVE_MOUNT = 429
 _OPENAT2 = 437
 _MOUNT_SETATTR = 442
-_LANDLOCK_CREATE_RULESET = 444
-_LANDLOCK_ADD_RULE = 445
-_LANDLOCK_RESTRICT_SELF = 446
+LANDLOCK_CREATE_RULESET = 444
+LANDLOCK_ADD_RULE = 445
+LANDLOCK_RESTRICT_SELF = 446
+LANDLOCK_RULE_PATH_BENEATH = 1
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _LANDLOCK_CREATE_RULESET_VERSION = 1
-_LANDLOCK_RULE_PATH_BENEATH = 1
 _CAPABILITY_VERSION_3 = 0x20080522
 
 
@@ -82,6 +87,12 @@ def _checked(name: str, result: int) -> int:
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {os.strerror(number)}")
     return result
+
+
+def failure() -> OSError:
+    """Why the last `call` failed."""
+    number = ctypes.get_errno()
+    return OSError(number, os.strerror(number))
 
 
 def unshare(flags: int) -> None:
@@ -153,12 +164,11 @@ class FilterProgram(ctypes.Structure):
 
     def __init__(self, program: bytes) -> None:
         super().__init__(len(program) // 8, program)
-        self.address = ctypes.addressof(self)
 
 
 def install_seccomp(program: FilterProgram) -> None:
     """Put the calling thread behind a filter; needs no_new_privs."""
-    _checked("seccomp", _prctl(PR_SET_SECCOMP, 2, program.address, 0, 0))
+    _checked("seccomp", _prctl(PR_SET_SECCOMP, 2, ctypes.addressof(program), 0, 0))
 
 
 class _CapabilityHeader(ctypes.Structure):
@@ -186,24 +196,8 @@ def permitted_capabilities() -> int:
 
 def landlock_version() -> int:
     """The kernel's landlock ABI, or 0 when it has none."""
-    result = _syscall(_LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), _LANDLOCK_CREATE_RULESET_VERSION)
+    result = _syscall(LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), _LANDLOCK_CREATE_RULESET_VERSION)
     return max(int(result), 0)
-
-
-def landlock_create_ruleset(attributes: bytes) -> int:
-    """A new ruleset as a descriptor the caller owns."""
-    size = ctypes.c_size_t(len(attributes))
-    return _checked("landlock_create_ruleset", _syscall(_LANDLOCK_CREATE_RULESET, attributes, size, 0))
-
-
-def landlock_allow_beneath(ruleset: int, rule: bytes) -> None:
-    """Add a path-beneath rule."""
-    _checked("landlock_add_rule", _syscall(_LANDLOCK_ADD_RULE, ruleset, _LANDLOCK_RULE_PATH_BENEATH, rule, 0))
-
-
-def landlock_restrict_self(ruleset: int) -> None:
-    """Put the calling thread behind the ruleset; needs no_new_privs."""
-    _checked("landlock_restrict_self", _syscall(_LANDLOCK_RESTRICT_SELF, ruleset, 0))
 
 
 class _OpenHow(ctypes.Structure):

@@ -27,6 +27,14 @@ _START = "import sys; sys.path.insert(0, sys.argv[2]); from belljar.zygote.warde
 _SOURCES = str(Path(__file__).resolve().parents[2])
 _LOG_BYTES_KEPT = 8192
 
+#: How a zygote is started. Its programs do not see these: it sets its environment anew when it is warm.
+_WARMING = {
+    "PYTHONPATH": policy.CODE_DIR,  # where it finds `sitecustomize`
+    "LD_BIND_NOW": "1",  # symbols bound late are bound anew in every guest
+    "OPENBLAS_NUM_THREADS": "1",  # a process with threads cannot be forked safely
+    "OMP_NUM_THREADS": "1",
+}
+
 Reaped = Callable[[int, float], None]  # wait status, CPU seconds
 
 
@@ -243,12 +251,7 @@ class ZygoteHandle:
         self._socket, theirs = channel.pair()
         self._socket.setblocking(False)
         self._loop.add_reader(self._socket, self._on_readable)
-        environ = {
-            **greeting["environ"],
-            "PYTHONPATH": policy.CODE_DIR,
-            "OPENBLAS_NUM_THREADS": "1",
-            "OMP_NUM_THREADS": "1",
-        }
+        environ = {**greeting["environ"], **_WARMING}
         try:
             with theirs:
                 self._pidfd = await warden.start_zygote(python, environ, theirs.fileno())

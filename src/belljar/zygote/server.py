@@ -2,11 +2,14 @@
 
 It never reads a byte of any program. It is single-threaded, holds no secret, lives in the guests' own root as a host
 uid that is nobody's, and talks to the host over one socket. Only the exit status it collects is believed.
+
+Its state is in module globals and its loop is flat, for the reason that `jail/enter.py` gives. What `serve` leaves
+behind in a guest is never freed: freeing touches pages, too.
 """
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # without the enums of `signal`: each conversion touches pages that a fork then has to copy
+import _signal  # type: ignore[import-not-found]  # `signal` converts to enums, and each conversion touches pages
 import gc
 import importlib
 import operator
@@ -14,23 +17,32 @@ import os
 import select
 import socket
 import sys
+from os import WNOHANG, close, fork, read, waitpid
 from typing import Any
 
 from belljar import channel
 from belljar.guest import displays, script
+from belljar.jail import enter as jail
 from belljar.jail import limits, mounts, namespaces, policy, seccomp, syscalls
-from belljar.jail.enter import CHANNEL, Place, StepFailed, Walls, enter
+from belljar.jail.enter import CHANNEL, StepFailed, choose_pid_namespace, enter
 from belljar.zygote import protocol
 
-_CONTROL = CHANNEL  # the zygote's own socket stands where a guest's will
+_control: socket.socket  # stands where a guest's own socket will: the same object then speaks over that
+_cells: dict[int, tuple[int, list[int]]] = {}  # sleeper and cgroup files by the number of the cell
+_guests: dict[int, int] = {}  # number of the guest by its pid
+_counts_cpu = False  # no cgroup does
+_woken = -1
+
+_news = protocol.NEWS.pack
+_unpack_order = protocol.FORK.unpack
+_BORN, _ENDED = protocol.BORN, protocol.ENDED
 
 
 def serve() -> None:
     """Serve until the host leaves. Returns only in a guest that has its program; never in the zygote."""
     try:
-        control = socket.socket(fileno=_CONTROL)
-        zygote = Zygote(control)
-        if zygote.serve():
+        _get_warm()
+        if _loop():
             return
     except BaseException:  # noqa: BLE001  (the end of the process: say why)
         import traceback
@@ -40,114 +52,113 @@ def serve() -> None:
     os._exit(0)
 
 
-class Zygote:
-    """One warm process: its cells by number, its guests by pid."""
+def _get_warm() -> None:
+    global _control, _counts_cpu, _woken, _poll
+    _control = socket.socket(fileno=CHANNEL)
+    greeting, _, _ = channel.receive(_control)
+    _counts_cpu = greeting["counts_cpu"]
+    namespaces.drop_bounding_set()
+    syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
+    limits.set_common()
+    _warm_up(greeting["imports"], greeting["environ"])
+    jail.prepare(greeting["landlock_version"], greeting["changes_uid"])
+    _woken, alarm = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    _signal.signal(_signal.SIGCHLD, operator.is_)  # anything that takes two arguments; the wake-up is the point
+    _signal.set_wakeup_fd(alarm, warn_on_full_buffer=False)
+    waiting = select.poll()
+    waiting.register(_control, select.POLLIN)
+    waiting.register(_woken, select.POLLIN)
+    _poll = waiting.poll
+    syscalls.install_seccomp(syscalls.FilterProgram(seccomp.compile_entrance(os.uname().machine)))
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    channel.send(_control, {"warm": sys.version.split()[0]})
 
-    def __init__(self, control: socket.socket) -> None:
-        self.control = control
-        greeting, _, _ = channel.receive(control)
-        machine = os.uname().machine
-        self.walls = Walls(greeting["landlock_version"], seccomp.compile_closing(machine), greeting["changes_uid"])
-        self.cells: dict[int, tuple[int, list[int]]] = {}
-        self.guests: dict[int, int] = {}
-        namespaces.drop_bounding_set()
-        syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
-        limits.set_common()
-        _warm_up(greeting["imports"], greeting["environ"])
-        self.woken, alarm = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        _signal.signal(_signal.SIGCHLD, operator.is_)  # anything that takes two arguments; the wake-up is the point
-        _signal.set_wakeup_fd(alarm, warn_on_full_buffer=False)
-        syscalls.install_seccomp(syscalls.FilterProgram(seccomp.compile_entrance(machine)))
-        gc.collect()
-        gc.freeze()
-        gc.disable()
-        channel.send(control, {"warm": sys.version.split()[0]})
 
-    def serve(self) -> bool:
-        """True in a guest that has its program; False in the zygote once the host has left."""
-        waiting = select.poll()
-        waiting.register(self.control, select.POLLIN)
-        waiting.register(self.woken, select.POLLIN)
-        while True:
-            for descriptor, _ in waiting.poll():
-                if descriptor == self.woken:
-                    os.read(self.woken, 64)
-                    self.reap()
-                    continue
-                try:
-                    message, blob, descriptors = channel.receive(self.control, channel.DESCRIPTORS_MAX)
-                except channel.ChannelClosed:
-                    return False
-                if message:
-                    self.learn(message, descriptors)
-                elif self.fork(blob, *descriptors):
-                    return True
+def _loop() -> bool:
+    """True in a guest that has its program; False in the zygote once the host has left."""
+    while True:
+        for descriptor, _ in _poll():
+            if descriptor == _woken:
+                read(_woken, 64)
+                _reap()
+                continue
+            try:
+                message, order, descriptors = channel.receive(_control, 16)
+            except channel.ChannelClosed:
+                return False
+            if message:
+                _learn(message, descriptors)
+            elif _fork(order, *descriptors):
+                return True
 
-    def learn(self, message: dict[str, Any], descriptors: list[int]) -> None:
-        """A cell has been made, or is gone."""
-        if "cell" in message:
-            self.cells[message["cell"]] = descriptors[0], descriptors[1:]
-        else:
-            sleeper, cgroups = self.cells.pop(message["forget"])
-            for descriptor in (sleeper, *cgroups):
-                os.close(descriptor)
 
-    def fork(self, order: bytes, peer: int, stdout: int, stderr: int) -> bool:
-        """One fork into a waiting pid namespace. The fork handlers must run, so never by raw clone.
+def _learn(message: dict[str, Any], descriptors: list[int]) -> None:
+    """A cell has been made, or is gone."""
+    if "cell" in message:
+        _cells[message["cell"]] = descriptors[0], descriptors[1:]
+    else:
+        sleeper, cgroups = _cells.pop(message["forget"])
+        for descriptor in (sleeper, *cgroups):
+            close(descriptor)
 
-        Returns True in a new guest that has its program.
-        """
-        guest, cell, uid, disk_bytes, *substitutes = protocol.FORK.unpack(order)
-        sleeper, cgroups = self.cells[cell]
-        place = Place(sleeper, cgroups, uid, disk_bytes, tuple(substitutes))
-        try:
-            syscalls.setns(sleeper, syscalls.CLONE_NEWPID)
-            pid = os.fork()
-        except OSError as error:
-            channel.send(self.control, {"unborn": guest, "reason": str(error)})
-            pid = -1
-        if pid == 0:
-            return self.become_guest(place, peer, stdout, stderr)
-        for descriptor in (peer, stdout, stderr):
-            os.close(descriptor)
-        if pid > 0:
-            self.guests[pid] = guest
-            channel.send(self.control, {}, protocol.NEWS.pack(protocol.BORN, guest, pid, 0))
-        return False
 
-    def become_guest(self, place: Place, peer: int, stdout: int, stderr: int) -> bool:
-        """Enter the jail, then wait for the program. Ends the process when either fails."""
+def _fork(order: bytes, peer: int, stdout: int, stderr: int) -> bool:
+    """One fork into a waiting pid namespace; True in a new guest that has its program.
+
+    The interpreter's fork handlers must run, so never by raw clone.
+    """
+    guest, cell, uid, disk_bytes, *substitutes = _unpack_order(order)
+    sleeper, cgroups = _cells[cell]
+    options = mounts.fresh_dir_options(disk_bytes)
+    try:
+        choose_pid_namespace(sleeper)
+        pid = fork()
+    except OSError as error:
+        channel.send(_control, {"unborn": guest, "reason": str(error)})
+        pid = -1
+    if pid == 0:
         _signal.set_wakeup_fd(-1)
         _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
         try:
-            enter(self.walls, place, peer, stdout, stderr)
+            enter(sleeper, cgroups, uid, options, substitutes, peer, stdout, stderr)
         except StepFailed as failure:
-            os.dup2(_surviving(peer), CHANNEL)
-            channel.send(self.control, {"failed": failure.step, "reason": failure.reason})
-            os._exit(71)
-        # `enter` has put the guest's own socket where the zygote's was: this object now speaks over it.
-        if script.receive(self.control):
+            _give_up(failure, peer)
+        if script.receive(_control):
             return True
         os._exit(0)
-
-    def reap(self) -> None:
-        """Report everyone who has ended."""
-        while self.guests:
-            pid, status, usage = os.wait4(-1, os.WNOHANG)
-            if pid == 0:
-                return
-            guest = self.guests.pop(pid)
-            cpu = int((usage.ru_utime + usage.ru_stime) * 1e6)
-            channel.send(self.control, {}, protocol.NEWS.pack(protocol.ENDED, guest, status, cpu))
+    close(peer)
+    close(stdout)
+    close(stderr)
+    if pid > 0:
+        _guests[pid] = guest
+        channel.send(_control, {}, _news(_BORN, guest, pid, 0))
+    return False
 
 
-def _surviving(peer: int) -> int:
-    """The guest's socket, wherever the failed entry has left it."""
+def _give_up(failure: StepFailed, peer: int) -> None:
+    """Tell the host which wall did not go up, over the guest's socket wherever the failed entry has left it."""
     try:
-        os.fstat(peer)
-        return peer
+        os.dup2(peer, CHANNEL)
     except OSError:
-        return CHANNEL
+        pass  # it is there already
+    channel.send(_control, {"failed": failure.step, "reason": failure.reason})
+    os._exit(71)
+
+
+def _reap() -> None:
+    """Report everyone who has ended."""
+    cpu = 0
+    while _guests:
+        if _counts_cpu:
+            pid, status, usage = os.wait4(-1, WNOHANG)
+            cpu = int((usage.ru_utime + usage.ru_stime) * 1e6)
+        else:
+            pid, status = waitpid(-1, WNOHANG)
+        if pid == 0:
+            return
+        channel.send(_control, {}, _news(_ENDED, _guests.pop(pid), status, cpu))
 
 
 def _warm_up(imports: list[str], environ: dict[str, str]) -> None:

@@ -1,10 +1,23 @@
 """Where a zygote starts: the interpreter imports this by itself, before it looks at the program.
 
-Leaving with this ImportError is how a guest goes on: `site` takes it for "there is no sitecustomize", forgets the
-module, and the interpreter runs the program.
+It then asks every path hook whether /work/main.py is an archive to be run. The zygote waits inside that question:
+there is no Python frame below it, so a guest that answers "no" has nothing to unwind and the interpreter goes on to
+run the program.
+
+The first ImportError is taken by `site` for "there is no sitecustomize": the module is forgotten.
 """
+
+import sys
 
 from belljar.zygote.server import serve
 
-serve()
+
+def _wait_for_a_program(path: str) -> None:
+    if path == "/work/main.py":
+        sys.path_hooks.pop()  # this one; a program finds the hooks as they should be
+        serve()
+    raise ImportError
+
+
+sys.path_hooks.append(_wait_for_a_program)
 raise ImportError("no sitecustomize", name="sitecustomize")

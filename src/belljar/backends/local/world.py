@@ -165,6 +165,7 @@ class World(ZygoteListener):
             "environ": guest_environ(),
             "landlock_version": self._walls["landlock_version"],
             "changes_uid": self._walls["changes_uid"],
+            "counts_cpu": not self._has_cgroup,
         }
         try:
             await fresh.start(self._warden, f"{policy.ENVIRONMENT_DIR}/bin/python", greeting, _WARM_SECONDS)

@@ -31,6 +31,8 @@ _Formatter = argparse.RawDescriptionHelpFormatter
 #: Each command with its module and its line in the overview.
 COMMANDS = {
     "run": ("run", "run a program behind all walls"),
+    "serve": ("serve", "serve the HTTP API"),
+    "key": ("keys", "create, list and revoke the keys of the HTTP API"),
     "doctor": ("doctor", "try every wall on this machine, and say how to get what is missing"),
     "env": ("environments", "list, create and remove guest environments"),
     "bench": ("benchmark", "measure this machine: latency and rate of small programs"),
@@ -66,10 +68,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return BROKEN_PIPE
     except KeyboardInterrupt:
         return INTERRUPTED
-    except Exception as error:  # noqa: BLE001  the end of this process: whatever went wrong becomes an exit code
+    except Exception as error:  # the end of this process: it must still become an exit code
         if "--debug" in own_words:
             raise
         return _explain(error)
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done: a late Ctrl-C would only draw a traceback
 
 
 def _dispatch(own_words: list[str], program_words: list[str]) -> int:
@@ -117,6 +121,9 @@ class _Parser(argparse.ArgumentParser):
 
 def _explain(error: Exception) -> int:
     """One line for whoever typed the command; what to do is in the message."""
+    if isinstance(error, OSError):
+        terminal.say(str(error))
+        return OUR_TROUBLE
     if not isinstance(error, BelljarError):
         terminal.say(f"this should not have happened: {type(error).__name__}: {error} (--debug shows where)")
         return OUR_TROUBLE
@@ -127,11 +134,12 @@ def _explain(error: Exception) -> int:
 
 def _occupy_standard_descriptors() -> None:
     """If we were started with one of them closed, the next file we open would take its place, and its output."""
-    for descriptor in (0, 1, 2):
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest free number: this one
+            setattr(sys, name, os.fdopen(descriptor, "w" if descriptor else "r", closefd=False))
 
 
 def _end_cleanly_on_signals() -> None:

@@ -175,7 +175,8 @@ def _environment_row(settings: Settings, described: dict[str, Any]) -> Row:
     try:
         outcome = _run(settings, name, "".join(f"import {module}\n" for module in modules) + "print('done')")
     except BelljarError as error:
-        return Row(name=name, state=MISSING, seen=f"{facts}; it does not start: {error.message}", meaning=meaning)
+        seen = f"{facts}; it does not start: {error.message}"
+        return Row(name=name, state=MISSING, seen=seen, meaning=meaning, fix="first the walls above, if any is missing")
     if not outcome.ok:
         seen = f"{facts}; importing {', '.join(modules)} ended with '{outcome.status}': {outcome.stderr.strip()[-300:]}"
         return Row(name=name, state=MISSING, seen=seen, meaning=meaning, fix=f"belljar env create {name} --replace")
@@ -235,36 +236,34 @@ print(json.dumps({
 """
 
 
-_TOPS = set("bin dev env etc lib lib32 lib64 libx32 proc sbin tmp usr work".split())
+_TOPS = {"bin", "dev", "env", "etc", "lib", "lib32", "lib64", "libx32", "proc", "sbin", "tmp", "usr", "work"}
 
 
 def _program_row(settings: Settings, usable: list[str], lacking: set[str]) -> Row:
-    meaning = "what a program sees from inside"
+    broken = Row(name="a program", state=MISSING, seen="", meaning="what a program sees from inside")
     if not usable:
-        fix = "build an environment: belljar env create default"
-        return Row(
-            name="a program", state=MISSING, seen="there is no environment to run one in", meaning=meaning, fix=fix
-        )
+        seen, fix = "there is no environment to run one in", "build one: belljar env create default"
+        return dataclasses.replace(broken, seen=seen, fix=fix)
     name = "default" if "default" in usable else usable[0]
     try:
         environment = Environments(settings.state_dir, settings.environments).require(name)
         outcome = _run(settings, name, _LOOK_AROUND)
-        seen = json.loads(outcome.stdout)
+        sight = json.loads(outcome.stdout)
+        breaches = list(_breaches(sight, {path.parts[1] for path in environment.bound_paths}))
     except BelljarError as error:
-        return Row(name="a program", state=MISSING, seen=f"it cannot be run: {error.message}", meaning=meaning)
-    except ValueError:
-        said = f"it ended with '{outcome.status}': {outcome.stderr.strip()[-300:]}"
-        return Row(name="a program", state=MISSING, seen=said, meaning=meaning)
-    breaches = list(_breaches(seen, {path.parts[1] for path in environment.bound_paths}))
+        return dataclasses.replace(broken, seen=f"it cannot be run: {error.message}", fix="first what is missing above")
+    except (ValueError, TypeError, KeyError):
+        seen = f"it could not look around: '{outcome.status}' {outcome.stderr.strip()[-300:]}"
+        return dataclasses.replace(broken, seen=seen, fix="please report this")
     if breaches:
-        return Row(name="a program", state=MISSING, seen="; ".join(breaches), meaning=meaning)
-    sight = (
-        f"uid {seen['uid']} ({seen['host_uid']} outside), no groups, no capabilities, NoNewPrivs 1, Seccomp 2, no way to "
-        f"a network, / read-only, {seen['processes']} process in sight, nothing of the host's own directories"
+        return dataclasses.replace(broken, seen="; ".join(breaches), fix="please report this as SECURITY.md says")
+    seen = (
+        f"uid {sight['uid']} ({sight['host_uid']} outside), no groups, no capabilities, NoNewPrivs 1, Seccomp 2, no "
+        f"way to a network, / read-only, {sight['processes']} process in sight, nothing of the host's own directories"
     )
     if lacking:
-        sight += f"; for this check only, it ran without: {', '.join(sorted(lacking))}"
-    return Row(name="a program", state=OK, seen=sight, meaning=meaning)
+        seen += f"; for this check only, it ran without: {', '.join(sorted(lacking))}"
+    return dataclasses.replace(broken, state=OK, seen=seen)
 
 
 def _breaches(seen: dict[str, Any], tops_of_environment: set[str]) -> Iterator[str]:
@@ -307,6 +306,7 @@ def _print(tables: dict[str, list[Row]], missing: list[Row]) -> None:
     if missing:
         names = ", ".join(row.name for row in missing)
         console.print(f"Not everything that is promised can be kept here: {names}.", style="bold red", markup=False)
-        console.print("Belljar refuses to run until that is fixed, or given up by name where that can be.")
+        if any(row.state == MISSING for row in tables["walls"]):
+            console.print("Belljar refuses to run until that is fixed, or given up by name where that can be.")
     else:
         console.print("Everything that is promised can be kept here.", style="bold green")

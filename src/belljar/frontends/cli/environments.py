@@ -68,9 +68,12 @@ def execute(options: argparse.Namespace) -> int:
 
 def _create(settings: Settings, options: argparse.Namespace) -> None:
     spec = settings.environments.get(options.name, EnvironmentSettings(packages=(), warm_imports=()))
-    asked = {"packages": options.package, "python": options.python, "warm_imports": options.warm_import}
-    given = {name: tuple(value) if isinstance(value, list) else value for name, value in asked.items() if value}
-    spec = dataclasses.replace(spec, **given)
+    spec = dataclasses.replace(
+        spec,
+        packages=spec.packages if options.package is None else tuple(options.package),
+        python=spec.python if options.python is None else options.python,
+        warm_imports=spec.warm_imports if options.warm_import is None else tuple(options.warm_import),
+    )
     environments = Environments(settings.state_dir, {**settings.environments, options.name: spec})
     was_there = environments.find(options.name) is not None
     with terminal.progress() as tell:

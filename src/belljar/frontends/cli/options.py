@@ -6,7 +6,6 @@ Imported in front of every command, `--help` and `--version` included, hence the
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -45,6 +44,8 @@ def load_settings(options: argparse.Namespace) -> Settings:
     Raises:
         InvalidSettings: a file, a variable or a flag makes no sense.
     """
+    from pathlib import Path
+
     from belljar.settings import load
 
     _set_up_logging(is_debugging="debug" in options)

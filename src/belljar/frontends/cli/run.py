@@ -9,13 +9,12 @@ import errno
 import json
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from belljar.assembly import build_engine
-from belljar.contract.errors import CallerError, SandboxFault
+from belljar.contract.errors import BelljarError, CallerError, SandboxFault
 from belljar.contract.execution import MIB, Event, Execution, Finished, Limits, Outcome, Output, Started, Status
 from belljar.contract.files import File
 from belljar.engine.admission import admit
@@ -27,7 +26,9 @@ from belljar.frontends.cli.outlet import STDERR, STDOUT, Outlet
 from belljar.settings import EnvironmentSettings, Settings
 
 TIMED_OUT = 124
+_PROGRAM_NAME = "main.py"  # what the program is called in its work directory
 _KILLED = 128 + signal.SIGKILL
+_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _EPILOG = """\
 Output appears as the program writes it, byte for byte. Standard input is passed on unless it is a terminal or holds
@@ -105,7 +106,8 @@ def execute(options: argparse.Namespace) -> int:
     # Here and not when the engine opens: a Ctrl-C must end a build that takes minutes.
     with terminal.progress() as tell:
         Environments(settings.state_dir, settings.environments).ensure(execution.environment, tell)
-    return asyncio.run(_Session(_for_one_run(settings, execution.environment), execution, options).run())
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING_SIGNALS)  # until the loop listens: none may tear its making apart
+    return asyncio.run(_OneRun(_for_one_run(settings, execution.environment), execution, options).run())
 
 
 def _for_one_run(settings: Settings, environment: str) -> Settings:
@@ -155,7 +157,7 @@ def _read_execution(settings: Settings, options: argparse.Namespace) -> Executio
 def _read_all(source: int | str, shown: str, bytes_max: int) -> bytes:
     """At most one byte more than is taken: enough for admission to refuse it."""
     try:
-        with open(source, "rb", closefd=isinstance(source, str)) as file:  # noqa: PTH123  may be a descriptor
+        with open(source, "rb", closefd=isinstance(source, str)) as file:
             return file.read(bytes_max + 1)
     except OSError as error:
         raise CallerError(f"cannot read {shown}: {error.strerror}") from error
@@ -190,7 +192,7 @@ def _read_files(given: list[str], bytes_max: int) -> list[File]:
 # ---- what happens
 
 
-class _Session:
+class _OneRun:
     """One run from the opening of the engine to the last note; an event loop's main task."""
 
     def __init__(self, settings: Settings, execution: Execution, options: argparse.Namespace) -> None:
@@ -202,12 +204,24 @@ class _Session:
     async def run(self) -> int:
         """The exit code. A signal or a reader who has gone ends the program first; nothing is left behind."""
         self._task = asyncio.current_task()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                asyncio.get_running_loop().add_signal_handler(number, self._end, 128 + number)
+        heard = [each for each in _ENDING_SIGNALS if signal.getsignal(each) is not signal.SIG_IGN]
+        for number in heard:
+            asyncio.get_running_loop().add_signal_handler(number, self._end, 128 + number)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING_SIGNALS)
+        try:
+            return await self._run_and_conclude()
+        finally:
+            for number in heard:
+                signal.signal(number, signal.SIG_IGN)  # a loop that is being closed complains about each one
+
+    async def _run_and_conclude(self) -> int:
         try:
             outlet = Outlet(self._on_write_failure)
-            outcome = await self._run(outlet)
+            try:
+                outcome = await self._run(outlet)
+            except BelljarError:
+                await outlet.empty()  # what the program wrote before something went wrong is still its output
+                raise
             await outlet.empty()
         except asyncio.CancelledError:
             return self._why_ended()
@@ -244,18 +258,22 @@ class _Session:
             await engine.close(grace_seconds=0.0)
 
     def _conclude(self, outcome: Outcome, line_is_open: bool) -> int:
-        if self._options.displays is not None:
-            saving.save(Path(self._options.displays), saving.as_files(outcome.displays), self._options.force)
-        if self._options.output_dir is not None or not self._options.json:
-            saving.save(Path(self._options.output_dir or "."), outcome.artifacts, self._options.force)
-        if not self._options.json:
-            notes = list(_notes(outcome, self._execution.limits, has_artifacts_asked=bool(self._options.artifact)))
-            if outcome.displays and self._options.displays is None:
+        options = self._options
+        artifacts = _made_by_program(outcome, self._execution)
+        if not options.json:
+            notes = list(_notes(outcome, self._execution.limits))
+            if self._execution.artifacts and not artifacts:
+                notes.append("it left no file that --artifact asks for")
+            if outcome.displays and options.displays is None:
                 notes.append(f"{_count(len(outcome.displays), 'picture')} not saved; save with --displays DIR")
             if notes and line_is_open:
                 os.write(STDERR, b"\n")
             for note in notes:
                 terminal.say(note)
+        if artifacts and (options.output_dir is not None or not options.json):
+            saving.save(Path(options.output_dir or "."), artifacts, options.force)
+        if outcome.displays and options.displays is not None:
+            saving.save(Path(options.displays), saving.as_files(outcome.displays), options.force)
         return exit_code(outcome)
 
 
@@ -282,11 +300,7 @@ def _describe(event: Event) -> dict[str, Any]:
 
 
 def _as_line(tree: dict[str, Any]) -> bytes:
-    return json.dumps(tree, ensure_ascii=not _speaks_utf8()).encode() + b"\n"
-
-
-def _speaks_utf8() -> bool:
-    return (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+    return json.dumps(tree, ensure_ascii=False).encode() + b"\n"
 
 
 def exit_code(outcome: Outcome) -> int:
@@ -305,7 +319,13 @@ def _signal_number(name: str) -> int:
     return signal.Signals[base] + int(offset or 0)
 
 
-def _notes(outcome: Outcome, limits: Limits, has_artifacts_asked: bool) -> Iterator[str]:
+def _made_by_program(outcome: Outcome, execution: Execution) -> list[File]:
+    """Artifacts without what we have put there ourselves: `**` asks for results, not for the program and its input."""
+    given = {_PROGRAM_NAME: execution.code.encode(), **{file.path: file.content for file in execution.files}}
+    return [file for file in outcome.artifacts if given.get(file.path) != file.content]
+
+
+def _notes(outcome: Outcome, limits: Limits) -> Iterator[str]:
     """What the exit code alone does not tell."""
     if outcome.status is Status.TIMED_OUT and outcome.usage.wall_seconds < limits.wall_seconds:
         yield f"ended: it used up its {limits.cpu_seconds:g} s of CPU time; allow more with --cpu"
@@ -322,8 +342,6 @@ def _notes(outcome: Outcome, limits: Limits, has_artifacts_asked: bool) -> Itera
     for stream, was_cut in (("output", outcome.stdout_cut), ("error output", outcome.stderr_cut)):
         if was_cut:
             yield f"its {stream} was cut after {limits.output_bytes / 1024:g} KB; allow more with --output-limit"
-    if has_artifacts_asked and not outcome.artifacts:
-        yield "it left no file that --artifact asks for"
 
 
 def _count(number: int, noun: str) -> str:

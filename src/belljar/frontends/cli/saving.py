@@ -105,7 +105,7 @@ def _descend(directory: int, name: str) -> int:
 def _write_new(directory: int, name: str, content: bytes) -> None:
     descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=directory)
     try:
-        with open(descriptor, "wb") as file:
+        with os.fdopen(descriptor, "wb") as file:
             file.write(content)
     except BaseException:
         os.unlink(name, dir_fd=directory)  # half a file is worse than none

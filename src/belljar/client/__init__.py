@@ -1,0 +1,64 @@
+"""The Python client: `with belljar.client.Client(url) as client: client.execute("print(1)")`.
+
+It feels like the embedded sandbox and gives back the same shapes, so that a program can move from one to the other.
+Between the two lies a network, which adds one question: did my program run? Nothing is ever sent a second time unless
+the answer is surely "no" (see `retries`), and every error says which it was.
+
+    request     what is asked → the body that is sent
+    calls       every route: what is sent there, how long to wait, how to read the answer
+    answer      the bytes that come back → contract types, or the error they stand for
+    errors      … and the two errors that only a network makes
+    retries     whether to send again, and when
+    transport   httpx, loaded on first use, and what its failures mean
+    blocking    Client            asynchronous   AsyncClient
+    results     what only a server can tell: verdicts, languages, environments, health
+    artifacts   what a program made, saved below a directory
+
+Sessions will be routes in `calls`, a shape in `results` and a handle beside each client.
+"""
+
+from __future__ import annotations
+
+from belljar.client.artifacts import save_artifacts
+from belljar.client.asynchronous import AsyncClient
+from belljar.client.blocking import Client
+from belljar.client.errors import AnswerLost, Unreachable
+from belljar.client.request import Asked, Case, Program
+from belljar.client.results import Batch, Environment, Health, Language, Result, Server, Wall
+from belljar.client.retries import Retries
+from belljar.contract.errors import BelljarError, CallerError, Overloaded, SandboxFault
+from belljar.contract.execution import Display, Event, Finished, Limits, Outcome, Output, Started, Status, Usage
+from belljar.contract.files import File
+
+__all__ = [
+    "AnswerLost",
+    "Asked",
+    "AsyncClient",
+    "Batch",
+    "BelljarError",
+    "CallerError",
+    "Case",
+    "Client",
+    "Display",
+    "Environment",
+    "Event",
+    "File",
+    "Finished",
+    "Health",
+    "Language",
+    "Limits",
+    "Outcome",
+    "Output",
+    "Overloaded",
+    "Program",
+    "Result",
+    "Retries",
+    "SandboxFault",
+    "Server",
+    "Started",
+    "Status",
+    "Unreachable",
+    "Usage",
+    "Wall",
+    "save_artifacts",
+]

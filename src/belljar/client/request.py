@@ -1,0 +1,278 @@
+"""What is asked, as the body of a request.
+
+Only what the caller names is sent, so that the server's defaults stay the server's. Nothing is judged here that the
+server judges as well; what cannot be written as JSON at all is refused in the same words it would use.
+"""
+
+from __future__ import annotations
+
+import base64
+import inspect
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypedDict, cast
+
+from belljar.contract.errors import InvalidExecution
+from belljar.contract.execution import MIB, Limits
+from belljar.contract.files import File
+
+Body = dict[str, Any]
+Files = Mapping[str, str | bytes | Path] | Iterable[File | Path]
+Compare = Literal["exact", "trimmed", "tokens"]
+
+
+class Asked(TypedDict, total=False):
+    """What may be asked beside the code. `timeout` is in seconds of wall time; a Path among `files` is read here."""
+
+    language: str
+    stdin: str | bytes
+    args: Sequence[str]
+    env: Mapping[str, str] | None
+    files: Files | None
+    artifacts: Sequence[str]
+    limits: Limits | Mapping[str, float] | None
+    timeout: float | None
+    memory_mb: float | None
+    environment: str
+    network: bool
+    tools: bool | Sequence[str]
+    coverage: bool | Mapping[str, bool]
+    restrict: Mapping[str, Any] | None
+
+
+Program = str | Mapping[str, Any]  # the code, or a mapping with "code" and the names of Asked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One input of a program under test, and the standard output that would be right; what is None is the batch's."""
+
+    stdin: str | None = None
+    expected_stdout: str | None = None
+    args: Sequence[str] | None = None
+
+
+def build_body(
+    code: str,
+    *,
+    language: str | None = None,
+    stdin: str | bytes = "",
+    args: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    files: Files | None = None,
+    artifacts: Sequence[str] = (),
+    limits: Limits | Mapping[str, float] | None = None,
+    timeout: float | None = None,
+    memory_mb: float | None = None,
+    environment: str | None = None,
+    network: bool | None = None,
+    tools: bool | Sequence[str] | None = None,
+    coverage: bool | Mapping[str, bool] | None = None,
+    restrict: Mapping[str, Any] | None = None,
+) -> Body:
+    """The body of POST /v1/execute; reads the files that are named by a Path.
+
+    Raises:
+        InvalidExecution: something cannot be sent.
+    """
+    asked = {
+        "language": language,
+        "stdin": _as_text(stdin) or None,
+        "args": _as_list("args", args) or None,
+        "env": dict(env) if env else None,
+        "files": _write_files(files) if files else None,
+        "artifacts": _as_list("artifacts", artifacts) or None,
+        **_write_limits(limits, timeout, memory_mb),
+        "environment": environment,
+        "network": network,
+        "tools": tools if tools is None or isinstance(tools, bool) else _as_list("tools", tools),
+        "coverage": dict(coverage) if isinstance(coverage, Mapping) else coverage,
+        "restrict": dict(restrict) if restrict is not None else None,
+    }
+    return {"code": code} | {name: value for name, value in asked.items() if value is not None}
+
+
+_NAMES = tuple(inspect.signature(build_body).parameters)
+
+
+def build_program(program: object) -> Body:
+    """The body of one of many programs."""
+    if isinstance(program, str):
+        return build_body(program)
+    if not isinstance(program, Mapping) or "code" not in program:
+        raise InvalidExecution("each program must be a string, or a mapping with 'code' in it", field="programs")
+    unknown = program.keys() - set(_NAMES)
+    if unknown:
+        raise InvalidExecution(
+            f"a program has no {min(map(repr, unknown))}; known are: {', '.join(_NAMES)}", field="programs"
+        )
+    return build_body(**cast(Any, program))
+
+
+def build_batch(
+    programs: str | Iterable[Program],
+    cases: Iterable[Case | Mapping[str, Any]] | None,
+    compare: Compare | None,
+    stop_on_failure: bool | None,
+    asked: Asked,
+) -> Body:
+    """The body of POST /v1/batch: one program against cases, or programs of their own."""
+    if isinstance(programs, str):
+        if cases is None:
+            raise InvalidExecution(
+                "a batch of one program needs cases; give cases=[…], or a list of programs", field="cases"
+            )
+        judged = {"compare": compare, "stop_on_failure": stop_on_failure}
+        body = build_body(programs, **asked) | {"cases": [_write_case(each) for each in cases]}
+        return body | {name: value for name, value in judged.items() if value is not None}
+    if cases is not None or compare is not None or stop_on_failure is not None or asked:
+        raise InvalidExecution(
+            "cases and what else is asked go with one program; programs of their own each carry theirs", field="cases"
+        )
+    return {"executions": [build_program(each) for each in programs]}
+
+
+def encode(body: Body) -> bytes:
+    """The body as it is sent.
+
+    Raises:
+        InvalidExecution: it holds what JSON cannot.
+    """
+    try:
+        return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    except UnicodeEncodeError as error:
+        raise InvalidExecution(
+            f"the request has a lone surrogate (U+{ord(error.object[error.start]):04X}), which is not a character; "
+            "send valid Unicode, and bytes as files"
+        ) from None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidExecution(f"the request cannot be written as JSON: {error}") from error
+
+
+def wall_seconds_of(body: Body) -> float | None:
+    """How long the program of this body may run, if the caller said so."""
+    limits = body.get("limits")
+    asked = body.get("timeout", limits.get("wall_seconds") if isinstance(limits, dict) else None)
+    return float(asked) if isinstance(asked, (int, float)) and asked > 0 else None
+
+
+def reads_paths(*asked: object) -> bool:
+    """Whether building the bodies of these programs would read files, which no event loop should."""
+    for each in asked:
+        files = each.get("files") if isinstance(each, Mapping) else None
+        contents = files.values() if isinstance(files, Mapping) else files
+        if not isinstance(contents, Iterable) or isinstance(contents, (str, bytes)):
+            continue
+        if isinstance(contents, Sequence) or isinstance(files, Mapping):
+            if any(isinstance(content, Path) for content in contents):
+                return True
+        else:
+            return True  # an iterator: looking would use it up
+    return False
+
+
+def _as_text(stdin: str | bytes) -> str:
+    if isinstance(stdin, str):
+        return stdin
+    if not isinstance(stdin, (bytes, bytearray)):
+        raise _wrong_type("stdin", "a string or bytes", stdin)
+    try:
+        return stdin.decode()
+    except UnicodeDecodeError:
+        raise InvalidExecution(
+            "stdin is not UTF-8, and the API takes text; send it as a file and open that", field="stdin"
+        ) from None
+
+
+def _as_list(field: str, given: object) -> list[Any]:
+    """Refuse a bare string: it would be taken apart into its letters."""
+    if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):
+        raise _wrong_type(field, "a list of strings", given)
+    return list(given)
+
+
+def _write_files(files: object) -> list[dict[str, str]]:
+    if isinstance(files, Mapping):
+        return [_write_file(path, content) for path, content in files.items()]
+    if isinstance(files, (str, bytes)) or not isinstance(files, Iterable):
+        raise _wrong_type("files", "a mapping of paths to contents, or a sequence of File", files)
+    return [
+        _write_file(each.name, each) if isinstance(each, Path) else _write_file(each.path, each.content)
+        for each in map(_check_file, files)
+    ]
+
+
+def _check_file(given: object) -> File | Path:
+    if not isinstance(given, (File, Path)):
+        raise _wrong_type("each of files", "a File or a Path", given)
+    return given
+
+
+def _write_file(path: object, content: object) -> dict[str, str]:
+    if not isinstance(path, str):
+        raise _wrong_type("a path in files", "a string", path)
+    if isinstance(content, Path):
+        content = _read(content)
+    if isinstance(content, str):
+        return {"path": path, "content": content, "encoding": "utf-8"}
+    if not isinstance(content, (bytes, bytearray, memoryview)):
+        raise _wrong_type(f"files[{path!r}]", "a string, bytes or a Path", content)
+    return {"path": path, "content": base64.b64encode(content).decode("ascii"), "encoding": "base64"}
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidExecution(f"files: cannot read {path}: {error.strerror}", field="files") from error
+
+
+def _write_limits(
+    limits: Limits | Mapping[str, float] | None, timeout: float | None, memory_mb: float | None
+) -> dict[str, Any]:
+    """`limits` and `timeout` of the body. A whole Limits is a base that the short names change, as in a Sandbox."""
+    if isinstance(limits, Limits):
+        named = _name_limits(limits)
+        if timeout is not None:
+            named["wall_seconds"] = timeout
+        if memory_mb is not None:
+            named["memory_mb"] = memory_mb
+        return {"limits": named}
+    if limits is not None and not isinstance(limits, Mapping):
+        raise _wrong_type("limits", "a mapping of limits to numbers", limits)
+    named = dict(limits or {})
+    if memory_mb is not None and named.setdefault("memory_mb", memory_mb) != memory_mb:
+        raise InvalidExecution("memory_mb and limits disagree; give one of them", field="memory_mb")
+    return {"limits": named or None, "timeout": timeout}
+
+
+def _name_limits(limits: Limits) -> dict[str, float]:
+    """By the names and in the units of the API."""
+    return {
+        "wall_seconds": limits.wall_seconds,
+        "cpu_seconds": limits.cpu_seconds,
+        "memory_mb": _plain(limits.memory_bytes / MIB),
+        "output_kb": _plain(limits.output_bytes / 1024),
+        "disk_mb": _plain(limits.disk_bytes / MIB),
+        "processes": limits.processes,
+    }
+
+
+def _write_case(case: object) -> Body:
+    if isinstance(case, Mapping):
+        return dict(case)
+    if not isinstance(case, Case):
+        raise _wrong_type("each of cases", "a Case or a mapping", case)
+    args = None if case.args is None else _as_list("args", case.args)
+    given = {"stdin": case.stdin, "expected_stdout": case.expected_stdout, "args": args}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _plain(number: float) -> float | int:
+    return int(number) if number == int(number) else number
+
+
+def _wrong_type(field: str, wanted: str, given: object) -> InvalidExecution:
+    return InvalidExecution(f"{field} must be {wanted}, not {type(given).__name__}", field=field)

@@ -1,0 +1,128 @@
+"""The application: from a request to its route, and from whatever goes wrong to an answer.
+
+Plain ASGI instead of a framework: a route costs a dictionary look-up, and the checks every request must pass are in
+one function that can be read from top to bottom. Whatever brings its own application is mounted under a prefix.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from belljar.contract.errors import SandboxFault
+from belljar.frontends.api import batch, pages, v1
+from belljar.frontends.api.replies import Message, Receive, Refusal, Send, encode_json, refusal_of, reply
+from belljar.frontends.api.request import Request
+from belljar.frontends.api.service import Service
+
+_log = logging.getLogger("belljar.api")
+
+Route = Callable[[Service, Request], Awaitable[None]]
+Application = Callable[[Mapping[str, Any], Receive, Send], Awaitable[None]]
+
+#: Each path with its methods.
+ROUTES: Mapping[str, Mapping[str, Route]] = {
+    "/v1/execute": {"POST": v1.execute},
+    "/v1/batch": {"POST": batch.run_batch},
+    "/v1/languages": {"GET": v1.list_languages},
+    "/v1/environments": {"GET": v1.list_environments},
+    "/v1/info": {"GET": v1.show_info},
+    "/health": {"GET": pages.show_health},
+    "/metrics": {"GET": pages.show_metrics},
+    "/docs": {"GET": pages.show_docs},
+    "/openapi.json": {"GET": pages.show_schema},
+    "/": {"GET": pages.show_home},
+}
+
+#: What is the same for everybody, or must answer whoever asks.
+OPEN_TO_ALL = frozenset({"/", "/health", "/docs", "/openapi.json"})
+
+
+class App:
+    """An ASGI application over one service."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._mounted: list[tuple[str, Application]] = []
+
+    def mount(self, prefix: str, application: Application) -> None:
+        """Hand everything below `prefix` to another application, once the caller is known to be allowed in."""
+        self._mounted.append((prefix, application))
+
+    async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            return
+        service = self._service
+        headers = dict(scope["headers"])
+        request = Request(scope, headers, receive, send, service.room)
+        try:
+            allowed = service.guard.check(headers)
+            if allowed:
+                request.send = send = _with_headers(send, allowed)
+                if scope["method"] == "OPTIONS":
+                    await reply(send, b"", 204)
+                    return
+            await self._route(scope, request)
+        except ConnectionError:
+            return  # nobody is there to be answered
+        except Exception as error:  # noqa: BLE001  the boundary of the API: whatever went wrong becomes an answer
+            await self._refuse(request, error)
+        except asyncio.CancelledError:
+            _log.warning("a request was still open when the grace was over")
+        finally:
+            request.release()
+
+    async def _route(self, scope: Mapping[str, Any], request: Request) -> None:
+        path, method = scope["path"], scope["method"]
+        methods = ROUTES.get(path)
+        if methods is None and not any(path.startswith(prefix) for prefix, _ in self._mounted):
+            raise Refusal(404, "not_found", "there is nothing at this path; /docs lists what there is")
+        if path not in OPEN_TO_ALL:
+            client = scope["client"]
+            request.caller = self._service.callers.identify(request.headers, client[0] if client else "")
+        if methods is None:
+            mounted = next(app for prefix, app in self._mounted if path.startswith(prefix))
+            await mounted(scope, request.receive, request.send)
+            return
+        route = methods.get("GET" if method == "HEAD" else method)
+        if route is None:
+            offered = ", ".join(methods)
+            raise Refusal(
+                405,
+                "method_not_allowed",
+                f"{path} does not take {method}; use {offered}",
+                headers=((b"allow", offered.encode()),),
+            )
+        await route(self._service, request)
+
+    async def _refuse(self, request: Request, error: Exception) -> None:
+        refusal = refusal_of(error)
+        if refusal.code == "internal_error" or isinstance(error, SandboxFault):
+            _log.error("a request could not be answered: %s", error, exc_info=error)
+            self._service.health.doubt()
+        self._service.telemetry.refused(refusal.status, refusal.code)
+        body = encode_json(refusal.as_json())
+        if refusal.status != 413:
+            await reply(request.send, body, refusal.status, headers=refusal.headers)
+            return
+        head = [
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+            (b"connection", b"close"),
+        ]
+        await request.send({"type": "http.response.start", "status": 413, "headers": head})
+        await request.send({"type": "http.response.body", "body": body, "more_body": True})
+        await request.linger()
+        await request.send({"type": "http.response.body", "body": b""})
+
+
+def _with_headers(send: Send, headers: tuple[tuple[bytes, bytes], ...]) -> Send:
+    async def send_with(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message["headers"], *headers]
+        await send(message)
+
+    return send_with

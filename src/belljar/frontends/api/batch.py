@@ -1,0 +1,254 @@
+"""Many executions in one request: programs of their own, or one program against many cases.
+
+Everything is checked before anything runs. The executions of a batch take their turns like those of any other caller,
+as many at a time as can run at once: the rest waits here, where it costs nothing and takes no place in the queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from belljar.contract.errors import CallerError, QueueFull, SandboxFault, TooLarge
+from belljar.contract.execution import Execution, Outcome, Status, Usage
+from belljar.engine.execute import new_id
+from belljar.frontends.api.replies import Refusal, encode_json, refusal_of, reply
+from belljar.frontends.api.request import Request
+from belljar.frontends.api.schemas import BatchBody, CaseBody, Comparison, ExecuteBody, admit_body, read_batch
+from belljar.frontends.api.service import Service
+from belljar.frontends.api.streaming import Stream, wanted_stream
+
+PASSED, WRONG_ANSWER, SKIPPED, NOT_RUN = "passed", "wrong_answer", "skipped", "not_run"
+
+_log = logging.getLogger("belljar.api")
+
+_OF_CASES = ("cases", "compare", "stop_on_failure")
+_RETRY_SECONDS_MAX = 60.0
+
+Finish = Callable[[int, dict[str, Any]], Awaitable[None]]
+
+
+@dataclass(slots=True, kw_only=True)
+class Batch:
+    """What is to be run, and how each is judged."""
+
+    executions: list[Execution]
+    cases: list[CaseBody] | None = None
+    compare: Comparison = "exact"
+    stop_on_failure: bool = False
+    stopped: asyncio.Event = field(default_factory=asyncio.Event)
+    running: set[str] = field(default_factory=set)
+    passed: int = 0
+    failed: int = 0
+
+    def judge(self, index: int, outcome: Outcome) -> dict[str, Any]:
+        """The answer for one of them, counted."""
+        body = outcome.as_json()
+        if self.cases is None:
+            verdict = PASSED if outcome.ok else str(outcome.status)
+        else:
+            verdict = body["verdict"] = _judge_case(self.cases[index], outcome, self.compare)
+        if verdict == PASSED:
+            self.passed += 1
+        elif outcome.status is not Status.CANCELLED:
+            self.failed += 1
+            if self.stop_on_failure:
+                self.stopped.set()
+        return body
+
+    def skip(self, index: int) -> dict[str, Any]:
+        """The answer for one that was never started."""
+        outcome = Outcome(
+            id=new_id(),
+            language=self.executions[index].language,
+            status=Status.CANCELLED,
+            exit_code=None,
+            signal=None,
+            stdout="",
+            stderr="",
+            stdout_cut=False,
+            stderr_cut=False,
+            error=None,
+            displays=(),
+            artifacts=(),
+            usage=Usage(),
+        )
+        return {**outcome.as_json(), "verdict": SKIPPED}
+
+
+async def run_batch(service: Service, request: Request) -> None:
+    """POST /v1/batch."""
+    request.caller.count_request()
+    asked = read_batch(await request.read())
+    batch = _admit(service, request, asked)
+    if (kind := wanted_stream(request)) is None:
+        await _answer_whole(service, request, batch)
+    else:
+        await _answer_as_they_finish(service, request, batch, kind)
+
+
+async def _answer_whole(service: Service, request: Request, batch: Batch) -> None:
+    results: list[Any] = [None] * len(batch.executions)
+
+    async def finish(index: int, result: dict[str, Any]) -> None:
+        results[index] = msgspec.Raw(encode_json(result))  # bytes now, not a tree for each until the last one ends
+
+    await _run_all(service, request, batch, finish)
+    await reply(request.send, encode_json({"results": results, "passed": batch.passed, "failed": batch.failed}))
+
+
+async def _answer_as_they_finish(service: Service, request: Request, batch: Batch, kind: bytes) -> None:
+    stream = Stream(request, kind)
+    one_at_a_time = asyncio.Lock()
+
+    async def finish(index: int, result: dict[str, Any]) -> None:
+        async with one_at_a_time:
+            await stream.tell({"event": "result", "index": index, **result})
+
+    try:
+        await _run_all(service, request, batch, finish)
+    except Exception as error:  # the status is sent; what is wrong can only be told in the stream
+        if not stream.has_begun:
+            raise
+        refusal = refusal_of(error)
+        service.telemetry.refused(refusal.status, refusal.code)
+        await stream.tell({"event": "error", **refusal.as_json()})
+    else:
+        await stream.tell({"event": "finished", "passed": batch.passed, "failed": batch.failed})
+    await stream.end()
+
+
+async def _run_all(service: Service, request: Request, batch: Batch, finish: Finish) -> None:
+    """Some workers, each taking the next execution, until there is none left."""
+    waiting = iter(range(len(batch.executions)))
+
+    def give_up() -> None:
+        batch.stopped.set()
+        for each in list(batch.running):
+            service.engine.cancel(each)
+
+    async def work() -> None:
+        for index in waiting:
+            if batch.stopped.is_set():
+                result = batch.skip(index)
+            else:
+                result = await _run_one(service, batch, index)
+                if batch.stopped.is_set():
+                    give_up()
+            await finish(index, result)
+
+    request.on_hang_up(give_up)
+    wanted = min(len(batch.executions), 2 * service.settings.pool.max_running)
+    with request.caller.running_up_to(wanted) as width:
+        workers = [asyncio.create_task(work()) for _ in range(width)]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+
+
+async def _run_one(service: Service, batch: Batch, index: int) -> dict[str, Any]:
+    """The answer for one. A fault of ours concerns that one alone; a full queue is waited out."""
+    execution = batch.executions[index]
+    waited_seconds = 0.0
+    while True:
+        execution_id = new_id()
+        batch.running.add(execution_id)
+        try:
+            outcome = await service.engine.run(execution, id=execution_id)
+        except QueueFull as error:
+            if waited_seconds >= _RETRY_SECONDS_MAX or batch.stopped.is_set():
+                raise
+            await asyncio.sleep(error.retry_after_seconds)
+            waited_seconds += error.retry_after_seconds
+        except SandboxFault as error:
+            _log.error("execution %s of a batch could not be run: %s", execution_id, error, exc_info=error)
+            service.health.doubt()
+            return {**refusal_of(error).as_json(), "verdict": NOT_RUN}
+        else:
+            service.executed(execution, outcome)
+            return batch.judge(index, outcome)
+        finally:
+            batch.running.discard(execution_id)
+
+
+def _admit(service: Service, request: Request, asked: BatchBody) -> Batch:
+    given = {name: value for name in asked.__struct_fields__ if (value := getattr(asked, name)) is not UNSET}
+    if "executions" in given:
+        others = [name for name in given if name != "executions"]
+        if others:
+            raise _invalid(f"{others[0]} cannot stand beside executions; move it into each of them", others[0])
+        bodies, batch = given["executions"], Batch(executions=[])
+    elif "code" in given and "cases" in given:
+        cases = given["cases"]
+        program = ExecuteBody(**{name: value for name, value in given.items() if name not in _OF_CASES})
+        bodies = [_with_case(program, case) for case in cases]
+        judged = {name: given[name] for name in ("compare", "stop_on_failure") if name in given}
+        batch = Batch(executions=[], cases=cases, **judged)
+    else:
+        raise _invalid("send either executions, or code and cases", "cases" if "code" in given else "executions")
+    name = "executions" if batch.cases is None else "cases"
+    if not bodies:
+        raise _invalid(f"{name} is empty; send at least one", name)
+    if len(bodies) > service.settings.server.batch_executions:
+        most = service.settings.server.batch_executions
+        raise TooLarge(f"{name}: {len(bodies):,} are more than the {most:,} taken in one batch; send several", max=most)
+    if batch.cases is None:
+        batch.executions = [_admit_one(request, name, at, body) for at, body in enumerate(bodies)]
+    else:
+        batch.executions = _admit_cases(request, bodies)
+    return batch
+
+
+def _admit_cases(request: Request, bodies: list[ExecuteBody]) -> list[Execution]:
+    """Files are read with the first case, and held once for all."""
+    first = _admit_one(request, "cases", 0, bodies[0])
+    bare = (msgspec.structs.replace(body, files=[]) for body in bodies[1:])
+    others = (_admit_one(request, "cases", at, body) for at, body in enumerate(bare, 1))
+    return [first, *(dataclasses.replace(each, files=first.files) for each in others)]
+
+
+def _admit_one(request: Request, name: str, at: int, body: ExecuteBody) -> Execution:
+    try:
+        return admit_body(request.caller, body)
+    except CallerError as error:
+        refusal = refusal_of(error)
+        inner = refusal.details.get("field")
+        place = f"{name}[{at}]" + (f".{inner}" if inner else "")
+        details = {**refusal.details, "field": place, "index": at}
+        raise Refusal(refusal.status, refusal.code, f"{name}[{at}]: {refusal.message}", details) from None
+
+
+def _with_case(program: ExecuteBody, case: CaseBody) -> ExecuteBody:
+    changed = {name: value for name in ("stdin", "args") if (value := getattr(case, name)) is not UNSET}
+    return msgspec.structs.replace(program, **changed)
+
+
+def _judge_case(case: CaseBody, outcome: Outcome, compare: Comparison) -> str:
+    if not outcome.ok:
+        return str(outcome.status)
+    if case.expected_stdout is None:
+        return PASSED
+    is_equal = not outcome.stdout_cut and _reduce(outcome.stdout, compare) == _reduce(case.expected_stdout, compare)
+    return PASSED if is_equal else WRONG_ANSWER
+
+
+def _reduce(text: str, compare: Comparison) -> object:
+    if compare == "tokens":
+        return text.split()
+    if compare == "trimmed":
+        return [line.rstrip() for line in text.strip().splitlines()]
+    return text
+
+
+def _invalid(message: str, field: str) -> Refusal:
+    return Refusal(422, "invalid_request", message, {"field": field})

@@ -1,0 +1,114 @@
+"""One HTTP connection, with bounds that uvicorn leaves to a proxy in front.
+
+Who is slow on purpose is let go: in sending a request (its headers within a time, its body at some rate), and in
+reading the answer. Nothing is timed per request: each connection notes when it began to wait, and one sweep looks at
+all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from belljar.frontends.api.replies import Refusal, encode_json
+
+_HEAD_BYTES_MAX = 64 * 1024
+_BODY_BYTES_PER_SECOND = 16 * 1024  # slower than this is not a slow line any more
+
+
+class Bounds:
+    """What one connection may take; shared by all."""
+
+    max_connections = 8192
+    head_seconds = 20.0
+    send_seconds = 60.0
+
+
+class Connection(HttpToolsProtocol):
+    """As uvicorn's, but nobody can hold it for ever."""
+
+    bounds = Bounds()
+
+    _waits_since: float | None = None  # for the rest of a request
+    _head_is_open = True
+    _head_bytes = 0
+    _body_bytes = 0
+    _unsent_bytes = 0
+    _stuck_since: float | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client has connected."""
+        super().connection_made(transport)
+        self._waits_since = self.loop.time()
+        if len(self.connections) > self.bounds.max_connections:
+            refusal = Refusal(503, "too_many_connections", "too many connections are open; try again soon")
+            self._answer_and_close(b"503 Service Unavailable", refusal, b"retry-after: 2\r\n")
+
+    def data_received(self, data: bytes) -> None:
+        """Some of a request has arrived."""
+        self._head_bytes += len(data)
+        super().data_received(data)
+        if self._head_is_open and self._head_bytes > _HEAD_BYTES_MAX and not self.transport.is_closing():
+            refusal = Refusal(400, "bad_request", f"the headers are over {_HEAD_BYTES_MAX:,} bytes; send less")
+            self._answer_and_close(b"400 Bad Request", refusal)
+
+    def send_400_response(self, msg: str) -> None:
+        """What cannot be read as HTTP."""
+        self._answer_and_close(b"400 Bad Request", Refusal(400, "bad_request", "this is not valid HTTP/1.1"))
+
+    def on_message_begin(self) -> None:
+        """The first line of a request."""
+        super().on_message_begin()
+        self._head_is_open = True
+        self._body_bytes = 0
+        self._waits_since = self.loop.time()
+
+    def on_headers_complete(self) -> None:
+        """Now the body."""
+        super().on_headers_complete()
+        self._head_is_open = False
+        self._head_bytes = 0
+
+    def on_body(self, body: bytes) -> None:
+        """Some of the body."""
+        self._body_bytes += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """All of it is here."""
+        super().on_message_complete()
+        self._waits_since = None
+
+    def sweep(self, now: float) -> None:
+        """Let go of a client that keeps us waiting."""
+        if self._waits_since is not None:
+            allowed_seconds = self.bounds.head_seconds + self._body_bytes / _BODY_BYTES_PER_SECOND
+            if now - self._waits_since > allowed_seconds:
+                self.transport.abort()
+                return
+        unsent_bytes = self.transport.get_write_buffer_size()
+        if not unsent_bytes or unsent_bytes < self._unsent_bytes:
+            self._stuck_since = None
+        elif self._stuck_since is None:
+            self._stuck_since = now
+        elif now - self._stuck_since > self.bounds.send_seconds:
+            self.transport.abort()
+        self._unsent_bytes = unsent_bytes
+
+    def _answer_and_close(self, status: bytes, refusal: Refusal, headers: bytes = b"") -> None:
+        body = encode_json(refusal.as_json())
+        self.transport.write(
+            b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n%bconnection: close\r\n\r\n%b"
+            % (status, len(body), headers, body)
+        )
+        self.transport.close()
+
+
+def sweep_all(connections: set[Any]) -> None:
+    """Look at every connection once."""
+    now = asyncio.get_running_loop().time()
+    for connection in list(connections):
+        if isinstance(connection, Connection):
+            connection.sweep(now)

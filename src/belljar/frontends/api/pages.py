@@ -1,0 +1,67 @@
+"""What is looked at rather than called: health, metrics, documentation, and a page to try programs on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from belljar import __version__
+from belljar.frontends.api import openapi
+from belljar.frontends.api.replies import Headers, Refusal, encode_json, reply, retry_after
+from belljar.frontends.api.request import Request
+from belljar.frontends.api.service import Service
+from belljar.telemetry import METRICS_TYPE
+
+_HTML = (b"content-type", b"text/html; charset=utf-8")
+_RETRY_SECONDS = 5.0
+
+#: The pages bring all they need, so nothing else may be loaded. Pictures arrive as data.
+_PAGE_HEADERS: Headers = (
+    (
+        b"content-security-policy",
+        b"default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; "
+        b"img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cache-control", b"no-cache"),
+)
+
+_HOME = (Path(__file__).parent / "home.html").read_bytes()
+
+
+async def show_health(service: Service, request: Request) -> None:
+    """GET /health."""
+    trouble = service.health.trouble
+    if trouble:
+        raise Refusal(
+            503,
+            trouble,
+            "no program can be run here at the moment; the operator's log has the reason",
+            headers=retry_after(_RETRY_SECONDS),
+        )
+    facts = service.engine.facts()
+    body = {"status": "ok", "version": __version__, "running": facts["running"], "queued": facts["queued"]}
+    await reply(request.send, encode_json(body), headers=((b"cache-control", b"no-store"),))
+
+
+async def show_metrics(service: Service, request: Request) -> None:
+    """GET /metrics."""
+    await reply(request.send, service.telemetry.expose(), content_type=(b"content-type", METRICS_TYPE.encode()))
+
+
+async def show_schema(service: Service, request: Request) -> None:
+    """GET /openapi.json."""
+    await reply(request.send, openapi.SCHEMA_JSON)
+
+
+async def show_docs(service: Service, request: Request) -> None:
+    """GET /docs."""
+    await reply(request.send, openapi.DOCS_HTML, content_type=_HTML, headers=_PAGE_HEADERS)
+
+
+async def show_home(service: Service, request: Request) -> None:
+    """GET /: the page for browsers, JSON for everybody else."""
+    if b"text/html" in request.headers.get(b"accept", b""):
+        await reply(request.send, _HOME, content_type=_HTML, headers=_PAGE_HEADERS)
+        return
+    body = {"name": "belljar", "message": f"Belljar v{__version__}", "version": __version__, "docs": "/docs"}
+    await reply(request.send, encode_json(body), headers=((b"vary", b"accept"),))

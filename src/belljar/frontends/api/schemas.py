@@ -1,0 +1,252 @@
+"""The bodies of requests: typed, strict, and read straight from bytes.
+
+Only the form is checked here: names, types, nothing unknown. What the values may be is `engine/admission.py`'s
+business, for every front end alike.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+import types
+from typing import Annotated, Any, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+from belljar.contract.errors import InvalidExecution, NotAllowed, NotOffered
+from belljar.contract.execution import Execution
+from belljar.contract.files import File
+from belljar.engine.admission import admit
+from belljar.frontends.api.callers import Caller
+from belljar.frontends.api.replies import Refusal
+
+_T = TypeVar("_T")
+
+Positive = Annotated[float, Meta(gt=0)]
+
+
+class LimitsBody(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """What one execution may use; what is left out is the server's default."""
+
+    wall_seconds: Positive | None = None
+    cpu_seconds: Positive | None = None
+    memory_mb: Positive | None = None
+    output_kb: Positive | None = None
+    disk_mb: Positive | None = None
+    processes: Annotated[int, Meta(gt=0)] | None = None
+
+
+class FileBody(Struct, forbid_unknown_fields=True):
+    """A file to put into the work directory."""
+
+    path: str
+    content: str = ""
+    encoding: Literal["utf-8", "base64"] = "utf-8"
+
+
+class CoverageBody(Struct, forbid_unknown_fields=True):
+    """What to measure."""
+
+    branch: bool = False
+
+
+class ExecuteBody(Struct, forbid_unknown_fields=True):
+    """The body of POST /v1/execute."""
+
+    code: Annotated[str, Meta(min_length=1)]
+    language: str = "python"
+    stdin: str = ""
+    args: list[str] = []
+    env: dict[str, str] = {}
+    files: list[FileBody] = []
+    artifacts: list[str] = []
+    limits: LimitsBody | None = None
+    timeout: Positive | None = None
+    environment: str = "default"
+    network: bool = False
+    tools: bool | list[str] = False
+    coverage: bool | CoverageBody = False
+    restrict: Raw | UnsetType = UNSET
+
+
+class CaseBody(Struct, forbid_unknown_fields=True):
+    """One case of a batch: its own input, and what should come out."""
+
+    stdin: str | UnsetType = UNSET
+    expected_stdout: str | None = None
+    args: list[str] | UnsetType = UNSET
+
+
+Comparison = Literal["exact", "trimmed", "tokens"]
+
+
+class BatchBody(Struct, forbid_unknown_fields=True):
+    """The body of POST /v1/batch: `executions`, or a program with `cases`."""
+
+    executions: list[ExecuteBody] | UnsetType = UNSET
+    code: Annotated[str, Meta(min_length=1)] | UnsetType = UNSET
+    language: str | UnsetType = UNSET
+    stdin: str | UnsetType = UNSET
+    args: list[str] | UnsetType = UNSET
+    env: dict[str, str] | UnsetType = UNSET
+    files: list[FileBody] | UnsetType = UNSET
+    artifacts: list[str] | UnsetType = UNSET
+    limits: LimitsBody | UnsetType | None = UNSET
+    timeout: Positive | UnsetType | None = UNSET
+    environment: str | UnsetType = UNSET
+    network: bool | UnsetType = UNSET
+    tools: bool | list[str] | UnsetType = UNSET
+    coverage: bool | CoverageBody | UnsetType = UNSET
+    restrict: Raw | UnsetType = UNSET
+    cases: list[CaseBody] | UnsetType = UNSET
+    compare: Comparison | UnsetType = UNSET
+    stop_on_failure: bool | UnsetType = UNSET
+
+
+class BodyReader(Generic[_T]):
+    """Turns bytes into one kind of body."""
+
+    def __init__(self, kind: type[_T]) -> None:
+        self._kind = kind
+        self._decode = msgspec.json.Decoder(kind).decode
+
+    def read(self, body: bytes) -> _T:
+        """Raises Refusal: 400 if it is no JSON, 422 if it is not what is asked for."""
+        try:
+            return self._decode(body)
+        except msgspec.ValidationError as error:
+            _check_is_json(body)  # a body that is broken further on is broken, whatever comes first
+            raise self._explain(str(error)) from None
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise _not_json(error) from None
+
+    def _explain(self, said: str) -> Refusal:
+        problem, _, place = said.partition(" - at `")
+        field = place.removesuffix("`").removeprefix("$").removeprefix(".").replace("[...]", "")
+        where = field or "the body"
+        unknown = re.fullmatch(r"Object contains unknown field `(.*)`", problem, re.DOTALL)
+        missing = re.fullmatch(r"Object missing required field `(.*)`", problem)
+        if unknown:
+            known = ", ".join(_fields_at(self._kind, field))
+            name = unknown[1] if len(unknown[1]) <= 80 else unknown[1][:80] + "…"
+            inside = f" in {field}" if field else ""
+            return _invalid(f"there is no field {name!r}{inside}; known are: {known}", _join(field, name))
+        if missing:
+            return _invalid(f"{_join(field, missing[1])} is missing; it is required", _join(field, missing[1]))
+        return _invalid(f"{where}: {_in_json_words(problem)}", field or "$")
+
+
+def _fields_at(kind: Any, place: str) -> list[str]:
+    """The fields of the struct at a place such as `files[0]` inside `kind`."""
+    for name in re.findall(r"[^.\[\]]+", place):
+        if not name.isdigit():
+            kind = _struct_in(get_type_hints(kind)[name])
+    return list(kind.__struct_fields__)
+
+
+def _struct_in(hint: Any) -> Any:
+    if isinstance(hint, type) and issubclass(hint, Struct):
+        return hint
+    if get_origin(hint) in (Union, types.UnionType, list, Annotated):
+        return next((found for each in get_args(hint) if (found := _struct_in(each))), None)
+    return None
+
+
+def _in_json_words(problem: str) -> str:
+    words = {"str": "string", "float": "number", "int": "whole number", "bool": "true or false"}
+    text = re.sub(r"\b(str|float|int|bool)\b", lambda found: words[found[0]], problem).replace("`", "")
+    return text[0].lower() + text[1:]
+
+
+def _join(field: str, name: str) -> str:
+    return f"{field}.{name}" if field else name
+
+
+def _invalid(message: str, field: str) -> Refusal:
+    return Refusal(422, "invalid_request", message, {"field": field})
+
+
+_skim = msgspec.json.Decoder(Raw).decode
+
+
+def _check_is_json(body: bytes) -> None:
+    """Look a body through without building it: a small one can describe a huge tree."""
+    try:
+        _skim(body)
+        body.decode()
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _not_json(error) from None
+
+
+def _not_json(error: Exception) -> Refusal:
+    if isinstance(error, RecursionError):
+        reason = "it is nested too deeply"
+    elif isinstance(error, UnicodeDecodeError):
+        reason = "it is not valid UTF-8"
+    else:
+        reason = str(error)[:1].lower() + str(error)[1:]
+    return Refusal(400, "not_json", f"the body is not JSON: {reason}; send one JSON object in UTF-8")
+
+
+def admit_body(caller: Caller, asked: ExecuteBody) -> Execution:
+    """What is asked, as the engine takes it.
+
+    Raises:
+        CallerError: it cannot be accepted, or this caller may not.
+    """
+    if asked.network or asked.tools or asked.coverage or _is_given(asked.restrict):
+        _refuse_what_is_not_offered(caller, asked)
+    limits = asked.limits
+    given = None
+    if limits is not None:
+        values = ((name, getattr(limits, name)) for name in limits.__struct_fields__)
+        given = {name: value for name, value in values if value is not None}
+    return admit(
+        caller.settings,
+        asked.code,
+        language=asked.language,
+        stdin=asked.stdin,
+        args=asked.args,
+        env=asked.env,
+        files=[_as_file(number, each) for number, each in enumerate(asked.files)] if asked.files else None,
+        artifacts=asked.artifacts,
+        limits=given,
+        timeout=asked.timeout,
+        environment=asked.environment,
+        caller=caller.name,
+    )
+
+
+def _refuse_what_is_not_offered(caller: Caller, asked: ExecuteBody) -> None:
+    for field, is_asked, is_allowed in (
+        ("network", asked.network, caller.key.network),
+        ("tools", asked.tools, caller.key.tools),
+        ("coverage", asked.coverage, True),
+        ("restrict", _is_given(asked.restrict), True),
+    ):
+        if not is_asked:
+            continue
+        if not is_allowed:
+            raise NotAllowed(f"key {caller.name!r} may not use {field}; leave it out, or ask the operator", field=field)
+        neutral = "null" if field == "restrict" else "false"
+        raise NotOffered(f"{field} is not offered by this server; leave it out or send {neutral}", field=field)
+
+
+def _is_given(value: Raw | UnsetType) -> bool:
+    return value is not UNSET and bytes(value).strip() != b"null"
+
+
+def _as_file(number: int, given: FileBody) -> File:
+    if given.encoding == "utf-8":
+        return File(path=given.path, content=given.content.encode())
+    try:
+        return File(path=given.path, content=base64.b64decode(given.content, validate=True))
+    except (binascii.Error, ValueError):
+        field = f"files[{number}].content"
+        raise InvalidExecution(f"{field} is not base64; encode it anew or use encoding 'utf-8'", field=field) from None
+
+
+read_execute = BodyReader(ExecuteBody).read
+read_batch = BodyReader(BatchBody).read

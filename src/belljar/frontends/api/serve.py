@@ -1,0 +1,208 @@
+"""The life of a server: refuse to start unsafely, open, serve, stop gracefully."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import resource
+import signal
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+
+from belljar import __version__
+from belljar.assembly import build_engine, build_environments
+from belljar.contract.errors import InvalidSettings
+from belljar.engine.execute import Engine
+from belljar.frontends.api.app import App
+from belljar.frontends.api.callers import Callers
+from belljar.frontends.api.connection import Connection, sweep_all
+from belljar.frontends.api.guard import Guard, is_loopback
+from belljar.frontends.api.health import Health
+from belljar.frontends.api.isolation import Isolation
+from belljar.frontends.api.keys import KeyFile, KeyRing, keys_path
+from belljar.frontends.api.request import BodyRoom
+from belljar.frontends.api.service import Service
+from belljar.settings import Settings
+from belljar.telemetry import Log, Telemetry
+
+_log = logging.getLogger("belljar.serve")
+_FLUSH_SECONDS = 3.0  # after the grace, for answers on their way
+_SWEEP_SECONDS = 1.0
+_BACKLOG = 4096
+
+
+async def serve(settings: Settings, log: Log) -> None:
+    """Serve until SIGTERM or SIGINT; then finish or cancel what runs, and leave nothing behind.
+
+    Raises:
+        InvalidSettings: the address cannot be used, or may not be used without a key.
+        SandboxFault: no program can be run on this machine.
+    """
+    keys = KeyRing(KeyFile(keys_path(settings)), settings.server.api_key)
+    listener = _bind(settings, keys)
+    engine = build_engine(settings)
+    server: uvicorn.Server | None = None
+    try:
+        with _stopping_at_signals() as stop:
+            await _open(engine, stop)
+            if stop.is_set():
+                return
+            service = _assemble(settings, engine, keys, log)
+            server = _prepare(settings, App(service))
+            _tune()
+            host, port = listener.getsockname()[:2]
+            shown = f"[{host}]" if ":" in host else host
+            log.write("listening", url=f"http://{shown}:{port}", version=__version__, needs_key=not keys.is_empty)
+            await _run(server, listener, service, stop)
+    finally:
+        listener.close()
+        await engine.close(0.0)
+        log.write("stopped")
+
+
+def _bind(settings: Settings, keys: KeyRing) -> socket.socket:
+    """Bound, but not listening: who connects should be served at once."""
+    host, port = settings.server.host, settings.server.port
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
+    except OSError as error:
+        raise InvalidSettings(f"server.host {host!r} is no address of this machine: {error}") from error
+    if not is_loopback(str(address[0])) and keys.is_empty:
+        raise InvalidSettings(
+            f"others could reach {host}, so a key is needed: make one with 'belljar key create NAME', or set "
+            "BELLJAR_SERVER_API_KEY; or serve on 127.0.0.1. Nothing was started."
+        )
+    listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise InvalidSettings(f"cannot serve on {host} port {port}: {error.strerror}") from error
+    listener.setblocking(False)
+    return listener
+
+
+@contextlib.contextmanager
+def _stopping_at_signals() -> Iterator[asyncio.Event]:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    for number in before:
+        loop.add_signal_handler(number, stop.set)
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            loop.remove_signal_handler(number)
+            signal.signal(number, handler)
+
+
+async def _open(engine: Engine, stop: asyncio.Event) -> None:
+    """Building an environment takes minutes: being told to stop must not wait for it."""
+    opening = asyncio.create_task(engine.open())
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait([opening, stopping], return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if stop.is_set():
+        opening.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await opening
+    else:
+        opening.result()
+
+
+def _assemble(settings: Settings, engine: Engine, keys: KeyRing, log: Log) -> Service:
+    server = settings.server
+    callers = Callers(settings, keys)
+    if not is_loopback(server.host) and server.host != "localhost":
+        callers.require_keys()
+    return Service(
+        settings=settings,
+        engine=engine,
+        environments=build_environments(settings),
+        callers=callers,
+        guard=Guard(server),
+        health=Health(engine, settings),
+        isolation=Isolation(settings),
+        telemetry=Telemetry(log, engine.facts, shows_content=server.debug),
+        room=BodyRoom(server.body_bytes, server.bodies_bytes),
+    )
+
+
+def _prepare(settings: Settings, app: App) -> uvicorn.Server:
+    server = settings.server
+    bounds = Connection.bounds
+    bounds.max_connections = min(server.max_connections, _raise_open_files() - 1024)
+    bounds.head_seconds, bounds.send_seconds = server.head_seconds, server.send_seconds
+    config = uvicorn.Config(
+        app,
+        http=Connection,
+        ws="none",
+        loop="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        backlog=_BACKLOG,
+        timeout_keep_alive=int(server.keep_alive_seconds),
+        timeout_graceful_shutdown=int(server.grace_seconds + _FLUSH_SECONDS),
+    )
+    return uvicorn.Server(config)
+
+
+async def _run(server: uvicorn.Server, listener: socket.socket, service: Service, stop: asyncio.Event) -> None:
+    helpers = [asyncio.create_task(service.health.watch()), asyncio.create_task(_sweep(server))]
+    serving = asyncio.create_task(server._serve([listener]))  # not `serve`: signals are ours
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
+        await _stop(server, service, serving, stop)
+    finally:
+        for each in (*helpers, stopping):
+            each.cancel()
+        await asyncio.gather(*helpers, stopping, return_exceptions=True)
+
+
+async def _stop(server: uvicorn.Server, service: Service, serving: asyncio.Task[None], stop: asyncio.Event) -> None:
+    """Both at once: no new connections, no new programs. A second signal ends the grace."""
+    server.should_exit = True
+    stop.clear()
+    grace_seconds = service.settings.server.grace_seconds
+    closing = asyncio.create_task(service.engine.close(grace_seconds))
+    impatient = asyncio.create_task(stop.wait())
+    await asyncio.wait([closing, impatient], return_when=asyncio.FIRST_COMPLETED)
+    if not closing.done():
+        closing.cancel()  # which ends only the grace
+    with contextlib.suppress(asyncio.CancelledError):
+        await closing
+    impatient.cancel()
+    await serving
+
+
+async def _sweep(server: uvicorn.Server) -> None:
+    while True:
+        await asyncio.sleep(_SWEEP_SECONDS)
+        sweep_all(server.server_state.connections)
+
+
+def _raise_open_files() -> int:
+    """As many descriptors as we may have; a server that runs out can accept nobody."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    now, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 1 << 20 if now == resource.RLIM_INFINITY else max(now, 2048)
+
+
+def _tune() -> None:
+    """What lives as long as the server need not be looked through for garbage again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)

@@ -1,0 +1,36 @@
+"""What every route works with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from belljar.contract.execution import Execution, Outcome
+from belljar.engine.execute import Engine
+from belljar.environments import Environments
+from belljar.frontends.api.callers import Callers
+from belljar.frontends.api.guard import Guard
+from belljar.frontends.api.health import Health
+from belljar.frontends.api.isolation import Isolation
+from belljar.frontends.api.request import BodyRoom
+from belljar.settings import Settings
+from belljar.telemetry import Telemetry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """An open engine, and all that stands between it and the network."""
+
+    settings: Settings
+    engine: Engine
+    environments: Environments
+    callers: Callers
+    guard: Guard
+    health: Health
+    isolation: Isolation
+    telemetry: Telemetry
+    room: BodyRoom
+
+    def executed(self, execution: Execution, outcome: Outcome) -> None:
+        """Count and log an execution that has its outcome."""
+        self.health.ran()
+        self.telemetry.executed(execution.caller, execution, outcome)

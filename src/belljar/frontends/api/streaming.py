@@ -1,0 +1,116 @@
+"""An execution told as it happens, one JSON object per line (NDJSON) or per event (SSE).
+
+Nothing is sent before the program has started: until then an error can still be a proper status. From then on it is
+an event of its own, the last one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from belljar.contract.errors import CallerError
+from belljar.contract.execution import Display, Event, Execution, Finished, Outcome, Output, Started
+from belljar.engine.execute import new_id
+from belljar.frontends.api.replies import NO_SNIFFING, encode_json, refusal_of
+from belljar.frontends.api.request import Request
+from belljar.frontends.api.service import Service
+
+_log = logging.getLogger("belljar.api")
+
+NDJSON = b"application/x-ndjson"
+SSE = b"text/event-stream"
+_LEFT_OUT = ("stdout", "stderr", "displays")
+
+
+def wanted_stream(request: Request) -> bytes | None:
+    """Which kind of stream the client asks for, if any."""
+    accept = request.headers.get(b"accept")
+    if accept is None or accept == b"*/*":
+        return None
+    for part in accept.split(b","):
+        kind = part.partition(b";")[0].strip().lower()
+        if kind in (NDJSON, SSE):
+            return kind
+        if kind == b"application/json":
+            return None
+    return None
+
+
+class Stream:
+    """The body of a streaming answer."""
+
+    def __init__(self, request: Request, kind: bytes) -> None:
+        self._request = request
+        self._kind = kind
+        self.has_begun = False
+
+    async def tell(self, event: dict[str, Any]) -> None:
+        """Send one event; waits while the client reads more slowly than the program writes."""
+        if not self.has_begun:
+            await self._begin()
+        line = encode_json(event)
+        if self._kind == SSE:
+            body = b"event: %b\ndata: %b\n\n" % (event["event"].encode(), line)
+        else:
+            body = line + b"\n"
+        await self._request.send({"type": "http.response.body", "body": body, "more_body": True})
+
+    async def end(self) -> None:
+        """No more events."""
+        await self._request.send({"type": "http.response.body", "body": b""})
+
+    async def _begin(self) -> None:
+        self.has_begun = True
+        head = [
+            (b"content-type", self._kind + b"; charset=utf-8" if self._kind == SSE else self._kind),
+            (b"cache-control", b"no-store"),
+            (b"x-accel-buffering", b"no"),  # a proxy that collects would turn a stream into a wait
+            NO_SNIFFING,
+        ]
+        await self._request.send({"type": "http.response.start", "status": 200, "headers": head})
+
+
+async def stream_execution(service: Service, request: Request, execution: Execution, kind: bytes) -> None:
+    """Run a program and tell what it does; a client that hangs up ends it."""
+    execution_id = new_id()
+    request.on_hang_up(lambda: service.engine.cancel(execution_id))
+    stream = Stream(request, kind)
+    try:
+        async with contextlib.aclosing(service.engine.stream(execution, id=execution_id)) as events:
+            await _tell_all(service, execution, events, stream)
+    except Exception as error:  # the status is sent; what is wrong can only be told in the stream
+        if not stream.has_begun:
+            raise
+        refusal = refusal_of(error)
+        if not isinstance(error, CallerError):
+            _log.error("execution %s could not be finished: %s", execution_id, error, exc_info=error)
+            service.health.doubt()
+        service.telemetry.refused(refusal.status, refusal.code)
+        await stream.tell({"event": "error", **refusal.as_json()})
+    await stream.end()
+
+
+async def _tell_all(
+    service: Service, execution: Execution, events: AsyncGenerator[Event, None], stream: Stream
+) -> None:
+    async for event in events:
+        if isinstance(event, Finished):
+            service.executed(execution, event.outcome)
+        await stream.tell(_as_json(event))
+
+
+def _as_json(event: Event) -> dict[str, Any]:
+    if isinstance(event, Output):
+        return {"event": event.stream, "text": event.text}
+    if isinstance(event, Started):
+        return {"event": "started", "id": event.id}
+    if isinstance(event, Display):
+        return {"event": "display", **event.as_json()}
+    return {"event": "finished", **_without_output(event.outcome)}
+
+
+def _without_output(outcome: Outcome) -> dict[str, Any]:
+    return {key: value for key, value in outcome.as_json().items() if key not in _LEFT_OUT}

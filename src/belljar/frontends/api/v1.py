@@ -1,0 +1,113 @@
+"""The routes of the native API, version 1; their names and shapes are fixed."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from typing import Any
+
+from belljar import __version__
+from belljar.contract.execution import MIB, Limits
+from belljar.engine.admission import offered_languages
+from belljar.engine.execute import new_id
+from belljar.environments import Environments
+from belljar.frontends.api.replies import encode_json, reply
+from belljar.frontends.api.request import Request
+from belljar.frontends.api.schemas import admit_body, read_execute
+from belljar.frontends.api.service import Service
+from belljar.frontends.api.streaming import stream_execution, wanted_stream
+
+
+async def execute(service: Service, request: Request) -> None:
+    """POST /v1/execute."""
+    caller = request.caller
+    caller.count_request()
+    asked = read_execute(await request.read())
+    execution = admit_body(caller, asked)
+    with caller.running_up_to(1):
+        kind = wanted_stream(request)
+        if kind is not None:
+            await stream_execution(service, request, execution, kind)
+            return
+        execution_id = new_id()
+        request.on_hang_up(lambda: service.engine.cancel(execution_id))
+        outcome = await service.engine.run(execution, id=execution_id)
+        service.executed(execution, outcome)
+        await reply(request.send, encode_json(outcome.as_json()))
+
+
+async def list_languages(service: Service, request: Request) -> None:
+    """GET /v1/languages."""
+    version = await asyncio.to_thread(_python_version, service.environments)
+    languages = [
+        {
+            "name": name,
+            "title": name.capitalize(),
+            "aliases": list(aliases),
+            "available": version is not None,
+            "version": version,
+            "install": None if version else "belljar env create default",
+        }
+        for name, aliases in offered_languages().items()
+    ]
+    await reply(request.send, encode_json({"languages": languages}))
+
+
+async def list_environments(service: Service, request: Request) -> None:
+    """GET /v1/environments. Those that are configured and not built yet have no packages and are not warm."""
+    await reply(
+        request.send, encode_json({"environments": await asyncio.to_thread(_describe_all, service.environments)})
+    )
+
+
+async def show_info(service: Service, request: Request) -> None:
+    """GET /v1/info. The walls are tried once, at the first question."""
+    isolation = await service.isolation.describe()
+    settings = request.caller.settings
+    body = {
+        "version": __version__,
+        "backend": service.engine.facts()["backend"],
+        "isolation": isolation,
+        "limits": {
+            "default": _in_api_units(settings.default_limits),
+            "ceiling": _in_api_units(settings.ceiling_limits),
+        },
+    }
+    await reply(request.send, encode_json(body))
+
+
+def _python_version(environments: Environments) -> str | None:
+    for name in ("default", *environments.known()):
+        environment = environments.find(name)
+        if environment is not None:
+            return environment.version
+    return None
+
+
+def _describe_all(environments: Environments) -> list[dict[str, Any]]:
+    return [_describe(environments, name) for name in environments.known()]
+
+
+def _describe(environments: Environments, name: str) -> dict[str, Any]:
+    environment = environments.find(name)
+    if environment is None:
+        return {"name": name, "python": "", "packages": [], "warm": False}
+    packages = [{"name": package, "version": version} for package, version in environment.packages]
+    is_warm = bool(environment.warm_imports)
+    return {"name": name, "python": environment.version, "packages": packages, "warm": is_warm}
+
+
+def _in_api_units(limits: Limits) -> dict[str, float]:
+    given = dataclasses.asdict(limits)
+    return {
+        "wall_seconds": given["wall_seconds"],
+        "cpu_seconds": given["cpu_seconds"],
+        "memory_mb": _plain(given["memory_bytes"] / MIB),
+        "output_kb": _plain(given["output_bytes"] / 1024),
+        "disk_mb": _plain(given["disk_bytes"] / MIB),
+        "processes": given["processes"],
+    }
+
+
+def _plain(number: float) -> float:
+    return int(number) if number == int(number) else number

@@ -1,0 +1,86 @@
+"""`belljar serve`: the HTTP server."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from belljar.frontends.cli.options import define_walls
+from belljar.settings import Settings, load
+
+
+def define(parser: argparse.ArgumentParser) -> None:
+    """Options of `belljar serve`."""
+    parser.add_argument("--host", metavar="ADDRESS", help="where to listen; any address but loopback needs a key")
+    parser.add_argument("--port", metavar="N", type=int, help="0 takes a free one")
+    parser.add_argument(
+        "--api-key",
+        metavar="KEY",
+        help="one key for everybody; others see it in the list of processes, so prefer a file",
+    )
+    parser.add_argument("--grace", metavar="SECONDS", type=float, help="for what runs when asked to stop")
+    parser.add_argument(
+        "--set",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="any other setting, such as pool.max_running=16 (again for more)",
+    )
+    define_walls(parser)
+    parser.epilog = (
+        "Settings come from --config, then the environment (BELLJAR_SERVER_PORT, …; also HOST, PORT, DEBUG, API_KEY,\n"
+        "MAX_KERNELS, KERNEL_TIMEOUT, MAX_EXECUTION_TIME and MAX_MEMORY_MB), then these options.\n"
+        "SIGTERM stops gracefully; a second one at once."
+    )
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Serve until told to stop."""
+    settings = _load(options)
+    # Imported now: the other commands should not wait for a server they do not start.
+    from belljar.frontends.api.serve import serve
+    from belljar.telemetry import Log, set_up_logging
+
+    log = Log(log_format=settings.server.log_format)
+    set_up_logging(log, is_debugging=settings.server.debug)
+    try:
+        _run(serve(settings, log))
+    finally:
+        log.close()
+    return 0
+
+
+def _load(options: argparse.Namespace) -> Settings:
+    flags: dict[str, Any] = {}
+    for each in options.set:
+        name, equals, value = each.partition("=")
+        if not equals:
+            raise argparse.ArgumentTypeError(f"--set takes NAME=VALUE, not {each!r}")
+        flags[name.strip()] = value.strip()
+    for name, value in (
+        ("server.host", options.host),
+        ("server.port", options.port),
+        ("server.api_key", options.api_key),
+        ("server.grace_seconds", options.grace),
+    ):
+        if value is not None:
+            flags[name] = value
+    if "debug" in options:
+        flags["server.debug"] = True
+    path = Path(options.config) if "config" in options else None
+    settings = load(path, flags=flags, takes_familiar_names=True)
+    if options.without_wall:
+        flags["jail.without_walls"] = tuple(dict.fromkeys((*settings.jail.without_walls, *options.without_wall)))
+        settings = load(path, flags=flags, takes_familiar_names=True)
+    return settings
+
+
+def _run(main: Any) -> None:
+    try:
+        import uvloop
+    except ImportError:  # not everywhere to be had; only slower without
+        asyncio.run(main)
+    else:
+        uvloop.run(main)

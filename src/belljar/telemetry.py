@@ -1,0 +1,237 @@
+"""What an operator sees: one log line per execution, and numbers for Prometheus.
+
+Why a thread writes the log: whoever reads our standard error may stop reading, and a full pipe would stop the event
+loop and every program with it. The loop only appends to a list; when the reader is too far behind, lines are dropped
+and counted instead.
+
+Why the label children are kept: looking one up by name costs more than counting on it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.platform_collector import PlatformCollector
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+
+from belljar.contract.execution import Execution, Outcome
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_UNWRITTEN_LINES_MAX = 20_000
+_FLUSH_SECONDS = 0.05
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+_BYTES = tuple(float(1 << power) for power in range(22, 33))
+
+Facts = Callable[[], Mapping[str, Any]]
+
+
+class Log:
+    """Structured lines, as JSON or as text for a person. Safe to use from any thread."""
+
+    def __init__(self, descriptor: int = 2, log_format: str = "auto") -> None:
+        self.dropped = 0
+        self._descriptor = descriptor
+        self._as_text = log_format == "text" or (log_format == "auto" and os.isatty(descriptor))
+        self._lines: list[dict[str, Any]] = []
+        self._something = threading.Event()
+        self._closed = False
+        self._thread = threading.Thread(target=self._write_all, name="belljar-log", daemon=True)
+        self._thread.start()
+
+    def write(self, event: str, **fields: Any) -> None:
+        """Note that something happened; fields are plain values."""
+        if len(self._lines) >= _UNWRITTEN_LINES_MAX:
+            self.dropped += 1
+            return
+        self._lines.append({"time": time.time(), "event": event, **fields})
+        if not self._something.is_set():
+            self._something.set()
+
+    def close(self) -> None:
+        """Write what is left, if anybody reads it."""
+        self._closed = True
+        self._something.set()
+        self._thread.join(1.0)
+
+    def _write_all(self) -> None:
+        encoder = msgspec.json.Encoder()
+        while not (self._closed and not self._lines):
+            self._something.wait()
+            if not self._closed:
+                time.sleep(_FLUSH_SECONDS)  # lines come in crowds; one wake-up and one write serve them all
+            self._something.clear()
+            lines, self._lines = self._lines, []
+            encode = self._encode_text if self._as_text else encoder.encode
+            chunk = b"".join(encode(_with_date(line)) + b"\n" for line in lines)
+            try:
+                while chunk:
+                    chunk = chunk[os.write(self._descriptor, chunk) :]
+            except OSError:
+                self.dropped += len(lines)
+
+    @staticmethod
+    def _encode_text(line: dict[str, Any]) -> bytes:
+        moment, event = line.pop("time"), line.pop("event")
+        words = " ".join(
+            f"{key}={value!r}" if isinstance(value, str) else f"{key}={value}" for key, value in line.items()
+        )
+        return f"{moment} {event} {words}".encode("utf-8", "replace")
+
+
+def _with_date(line: dict[str, Any]) -> dict[str, Any]:
+    line["time"] = datetime.fromtimestamp(line["time"], UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return line
+
+
+class LogBridge(logging.Handler):
+    """Python's own logging, into the same lines."""
+
+    def __init__(self, log: Log) -> None:
+        super().__init__()
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one record; a traceback becomes a field of its own."""
+        try:
+            fields: dict[str, Any] = {"level": record.levelname.lower(), "logger": record.name}
+            fields["message"] = record.getMessage()
+            if record.exc_info:
+                fields["traceback"] = logging.Formatter().formatException(record.exc_info)
+        except Exception:  # noqa: BLE001  the end of the line for a record that cannot be formatted
+            self.handleError(record)
+        else:
+            self._log.write("log", **fields)
+
+
+class Telemetry:
+    """Counts and logs what happens. One per server."""
+
+    def __init__(self, log: Log, facts: Facts, *, shows_content: bool = False) -> None:
+        self.log = log
+        self._shows_content = shows_content
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a second time series for each first one, which nobody reads
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        PlatformCollector(registry=self._registry)
+        self._registry.register(_FactsCollector(facts, log))
+        self._executions = Counter(
+            "belljar_executions", "Programs that have an outcome.", ["language", "status"], registry=self._registry
+        )
+        self._queue = Histogram(
+            "belljar_queue_seconds", "Time waited for a turn.", buckets=_SECONDS, registry=self._registry
+        )
+        self._run = Histogram(
+            "belljar_run_seconds", "Time a program ran.", ["language"], buckets=_SECONDS, registry=self._registry
+        )
+        self._memory = Histogram(
+            "belljar_memory_peak_bytes", "Most memory a program held.", buckets=_BYTES, registry=self._registry
+        )
+        self._refusals = Counter(
+            "belljar_refusals", "Requests answered with an error.", ["status", "code"], registry=self._registry
+        )
+        self._children: dict[tuple[str, str], Counter] = {}
+        self._run_children: dict[str, Histogram] = {}
+
+    def executed(self, caller: str, execution: Execution, outcome: Outcome) -> None:
+        """One execution has its outcome."""
+        usage = outcome.usage
+        key = (outcome.language, outcome.status.value)
+        child = self._children.get(key)
+        if child is None:
+            child = self._children[key] = self._executions.labels(*key)
+            self._run_children[outcome.language] = self._run.labels(outcome.language)
+        child.inc()
+        self._queue.observe(usage.queue_seconds)
+        self._run_children[outcome.language].observe(usage.wall_seconds)
+        if usage.memory_peak_bytes:
+            self._memory.observe(usage.memory_peak_bytes)
+        content: dict[str, Any] = {}
+        if self._shows_content:
+            content = {"code": execution.code, "stdout": outcome.stdout, "stderr": outcome.stderr}
+        self.log.write(
+            "execution",
+            id=outcome.id,
+            caller=caller,
+            language=outcome.language,
+            status=outcome.status.value,
+            exit_code=outcome.exit_code,
+            signal=outcome.signal,
+            wall_seconds=round(usage.wall_seconds, 6),
+            cpu_seconds=round(usage.cpu_seconds, 6),
+            memory_peak_bytes=usage.memory_peak_bytes,
+            queue_seconds=round(usage.queue_seconds, 6),
+            **content,
+        )
+
+    def refused(self, status: int, code: str) -> None:
+        """A request was answered with an error."""
+        self._refusals.labels(str(status), code).inc()
+
+    def expose(self) -> bytes:
+        """Everything, as Prometheus reads it."""
+        return generate_latest(self._registry)
+
+
+class _FactsCollector(Collector):
+    """What the engine knows at the moment of asking."""
+
+    _GAUGES = (
+        ("running", "belljar_running", "Programs running now."),
+        ("queued", "belljar_queue_depth", "Executions waiting for a turn."),
+        ("max_running", "belljar_running_max", "Programs that may run at the same time."),
+        ("max_queued", "belljar_queue_depth_max", "Executions that may wait."),
+    )
+    _SANDBOX_GAUGES = (
+        ("ready_guests", "belljar_ready_guests", "Jailed forks waiting for a program."),
+        ("guests", "belljar_guests", "Jailed forks in all."),
+        ("zygotes", "belljar_zygotes", "Warm processes."),
+    )
+    _SANDBOX_COUNTERS = (
+        ("sandbox_faults", "belljar_sandbox_faults", "Programs that could not be run, through our own fault."),
+        ("zygotes_replaced", "belljar_zygotes_replaced", "Warm processes that were replaced."),
+    )
+
+    def __init__(self, facts: Facts, log: Log) -> None:
+        self._facts = facts
+        self._log = log
+
+    def collect(self) -> Iterator[Metric]:
+        """Read the facts once."""
+        facts = self._facts()
+        sandbox = facts.get("sandbox", {})
+        for key, name, meaning in self._GAUGES:
+            yield GaugeMetricFamily(name, meaning, facts.get(key, 0))
+        for key, name, meaning in self._SANDBOX_GAUGES:
+            yield GaugeMetricFamily(name, meaning, sandbox.get(key, 0))
+        for key, name, meaning in self._SANDBOX_COUNTERS:
+            yield CounterMetricFamily(name, meaning, sandbox.get(key, 0))
+        yield CounterMetricFamily("belljar_log_lines_dropped", "Log lines nobody took.", self._log.dropped)
+
+
+def set_up_logging(log: Log, *, is_debugging: bool) -> None:
+    """Send what Python's loggers say into `log`."""
+    logging.basicConfig(handlers=[LogBridge(log)], level=logging.DEBUG if is_debugging else logging.INFO, force=True)
+    logging.getLogger("asyncio").setLevel(logging.WARNING)
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)
+    logging.raiseExceptions = is_debugging
+    sys.excepthook = _report_to(log)
+
+
+def _report_to(log: Log) -> Callable[..., None]:
+    def report(kind: type[BaseException], error: BaseException, _traceback: object) -> None:
+        log.write("fatal", message=f"{kind.__name__}: {error}")
+
+    return report
