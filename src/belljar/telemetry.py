@@ -4,7 +4,8 @@ Why a thread writes the log: whoever reads our standard error may stop reading, 
 loop and every program with it. The loop only appends to a list; when the reader is too far behind, lines are dropped
 and counted instead.
 
-Why the label children are kept: looking one up by name costs more than counting on it.
+Why not prometheus_client's own counters: they lock and look names up, each time. An execution is counted in plain
+numbers on the event loop, and made into metrics when somebody asks.
 """
 
 from __future__ import annotations
@@ -14,13 +15,16 @@ import os
 import sys
 import threading
 import time
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
+from itertools import accumulate
 from typing import Any
 
 import msgspec
-from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
@@ -116,48 +120,34 @@ class LogBridge(logging.Handler):
             self._log.write("log", **fields)
 
 
-class Telemetry:
+class Telemetry(Collector):
     """Counts and logs what happens. One per server."""
 
     def __init__(self, log: Log, facts: Facts, *, shows_content: bool = False) -> None:
         self.log = log
         self._shows_content = shows_content
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # a second time series for each first one, which nobody reads
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
         self._registry.register(_FactsCollector(facts, log))
-        self._executions = Counter(
-            "belljar_executions", "Programs that have an outcome.", ["language", "status"], registry=self._registry
-        )
-        self._queue = Histogram(
-            "belljar_queue_seconds", "Time waited for a turn.", buckets=_SECONDS, registry=self._registry
-        )
-        self._run = Histogram(
-            "belljar_run_seconds", "Time a program ran.", ["language"], buckets=_SECONDS, registry=self._registry
-        )
-        self._memory = Histogram(
-            "belljar_memory_peak_bytes", "Most memory a program held.", buckets=_BYTES, registry=self._registry
-        )
-        self._refusals = Counter(
-            "belljar_refusals", "Requests answered with an error.", ["status", "code"], registry=self._registry
-        )
-        self._children: dict[tuple[str, str], Counter] = {}
-        self._run_children: dict[str, Histogram] = {}
+        self._executions: Counter[tuple[str, str]] = Counter()  # by language and status
+        self._refusals: Counter[tuple[str, str]] = Counter()  # by status and code
+        self._queue = _Histogram(_SECONDS)
+        self._memory = _Histogram(_BYTES)
+        self._run: dict[str, _Histogram] = {}  # by language
+        self._registry.register(self)
 
     def executed(self, caller: str, execution: Execution, outcome: Outcome) -> None:
         """One execution has its outcome."""
         usage = outcome.usage
-        key = (outcome.language, outcome.status.value)
-        child = self._children.get(key)
-        if child is None:
-            child = self._children[key] = self._executions.labels(*key)
-            self._run_children[outcome.language] = self._run.labels(outcome.language)
-        child.inc()
-        self._queue.observe(usage.queue_seconds)
-        self._run_children[outcome.language].observe(usage.wall_seconds)
+        self._executions[outcome.language, outcome.status.value] += 1
+        self._queue.add(usage.queue_seconds)
+        run = self._run.get(outcome.language)
+        if run is None:
+            run = self._run[outcome.language] = _Histogram(_SECONDS)
+        run.add(usage.wall_seconds)
         if usage.memory_peak_bytes:
-            self._memory.observe(usage.memory_peak_bytes)
+            self._memory.add(usage.memory_peak_bytes)
         content: dict[str, Any] = {}
         if self._shows_content:
             content = {"code": execution.code, "stdout": outcome.stdout, "stderr": outcome.stderr}
@@ -178,11 +168,53 @@ class Telemetry:
 
     def refused(self, status: int, code: str) -> None:
         """A request was answered with an error."""
-        self._refusals.labels(str(status), code).inc()
+        self._refusals[str(status), code] += 1
 
     def expose(self) -> bytes:
         """Everything, as Prometheus reads it."""
         return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """What was counted, as metrics."""
+        executions = CounterMetricFamily(
+            "belljar_executions", "Programs that have an outcome.", labels=["language", "status"]
+        )
+        for labels, count in self._executions.items():
+            executions.add_metric(labels, count)
+        yield executions
+        refusals = CounterMetricFamily(
+            "belljar_refusals", "Requests answered with an error.", labels=["status", "code"]
+        )
+        for labels, count in self._refusals.items():
+            refusals.add_metric(labels, count)
+        yield refusals
+        run = HistogramMetricFamily("belljar_run_seconds", "Time a program ran.", labels=["language"])
+        for language, histogram in self._run.items():
+            run.add_metric([language], histogram.buckets(), histogram.total)
+        yield run
+        for name, meaning, histogram in (
+            ("belljar_queue_seconds", "Time waited for a turn.", self._queue),
+            ("belljar_memory_peak_bytes", "Most memory a program held.", self._memory),
+        ):
+            yield HistogramMetricFamily(name, meaning, buckets=histogram.buckets(), sum_value=histogram.total)
+
+
+class _Histogram:
+    """Counts between bounds."""
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.total = 0.0
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+
+    def add(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self.total += value
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """As Prometheus has them: each with all below it."""
+        names = [*map(str, self._bounds), "+Inf"]
+        return list(zip(names, accumulate(map(float, self._counts)), strict=True))
 
 
 class _FactsCollector(Collector):

@@ -135,6 +135,13 @@ TTY = 0
 SOME_POINTER = 0x7F00_0000_0000  # its low half is zero
 
 ARGUMENT_CASES = [
+    Case("preadv2", "plain", (3, SOME_POINTER, 1, 0, 0, 0), "allow"),
+    Case("preadv2", "high_priority", (3, SOME_POINTER, 1, 0, 0, 1), "allow"),
+    Case("preadv2", "RWF_NOWAIT", (3, SOME_POINTER, 1, 0, 0, 8), "EOPNOTSUPP"),
+    Case("fcntl", "F_SETLEASE", (3, 1024, 1), "EINVAL"),
+    Case("setsockopt", "SO_LINGER", (3, 1, 13), "pretend"),
+    Case("setsockopt", "IPV6_FLOWLABEL_MGR", (3, 41, 32), "ENOPROTOOPT"),
+    Case("setsockopt", "IPV6_V6ONLY", (3, 41, 26), "allow"),
     Case("socket", "unix_stream", (1, 1, 0), "allow"),
     Case("socket", "unix_datagram", (1, 2, 0), "allow"),
     Case("socket", "unix_seqpacket", (1, 5, 0), "allow"),
@@ -527,6 +534,7 @@ needs_kernel = pytest.mark.skipif(
 )
 # The kernel lets these two pass before any filter runs: it plants them itself, for tracing.
 NOT_FILTERED_BY_THE_KERNEL = {"uretprobe", "uprobe"}
+JUDGED_BY_THE_MARK = {"preadv2"}  # its rule is on the argument that carries our mark; an escape program tries it
 NOBODY = 65534
 
 
@@ -603,9 +611,10 @@ def expected_when_marked(value: int) -> int:
 @needs_kernel
 def test_kernel_decides_as_the_simulator_on_every_number_and_case() -> None:
     names = {number: name for name, number in seccomp.SYSCALLS[NATIVE].items()}
-    calls = [
-        (number, ()) for number in [*range(512), 547, 1000] if names.get(number) not in NOT_FILTERED_BY_THE_KERNEL
-    ] + [(seccomp.SYSCALLS[NATIVE][case.call], case.arguments) for case in cases_of(NATIVE)]
+    untried = NOT_FILTERED_BY_THE_KERNEL | JUDGED_BY_THE_MARK
+    calls = [(number, ()) for number in [*range(512), 547, 1000] if names.get(number) not in untried] + [
+        (seccomp.SYSCALLS[NATIVE][case.call], case.arguments) for case in cases_of(NATIVE) if case.call not in untried
+    ]
     libc = ctypes.CDLL(None, use_errno=True)
 
     def ask() -> list[int]:

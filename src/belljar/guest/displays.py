@@ -8,14 +8,12 @@ checked there: a program can forge pictures, and nothing else.
 from __future__ import annotations
 
 import io
-import socket
+import os
 import sys
 from typing import Any
 
-from belljar import channel
-
 BACKEND_NAME = "_belljar_displays"
-_peer: socket.socket | None = None
+_pipe = -1  # a pipe, not a socket: over a socket a program could send the host its descriptors
 
 
 def register() -> None:
@@ -34,28 +32,29 @@ def register() -> None:
         ImageShow.register(Viewer, 0)
 
 
-def open_channel(peer: socket.socket) -> None:
+def open_pipe(descriptor: int) -> None:
     """From now on pictures have somewhere to go."""
-    global _peer
-    _peer = peer
+    global _pipe
+    _pipe = descriptor
 
 
 def send(mime: str, content: bytes) -> None:
-    """Send one picture: its head, then its bytes in packets."""
-    if _peer is None:
+    """Send one picture: the length of its type, its type, its own length, itself."""
+    if _pipe < 0:
         return
+    head = bytes([len(mime)]) + mime.encode() + len(content).to_bytes(4, "big")
+    view = memoryview(head + content)
     try:
-        channel.send(_peer, {"mime": mime, "bytes": len(content)})
-        for start in range(0, len(content), channel.PACKET_BYTES_MAX // 2):
-            channel.send(_peer, {}, content[start : start + channel.PACKET_BYTES_MAX // 2])
-    except (OSError, channel.ChannelClosed):
+        while view:
+            view = view[os.write(_pipe, view) :]
+    except OSError:
         pass  # the host has had enough
 
 
 def show_open_figures() -> None:
     """Send what is still open, at the end of the program."""
     pyplot = sys.modules.get("matplotlib.pyplot")
-    if _peer is not None and pyplot is not None and hasattr(pyplot, "get_fignums"):
+    if _pipe >= 0 and pyplot is not None and hasattr(pyplot, "get_fignums"):
         try:
             _show_figures(pyplot)
         except Exception as error:  # noqa: BLE001  (the program's own figure, whatever is wrong with it)

@@ -41,7 +41,7 @@ def prepare() -> None:
 def receive(peer: socket.socket) -> bool:
     """Wait for the program and lay it out in the work directory; False when the host has no use for this guest."""
     try:
-        message, blob, descriptors = channel.receive(peer, 2)
+        message, blob, descriptors = channel.receive(peer, 3)
     except channel.ChannelClosed:
         return False
     if "in_memfd" in message:  # too large for a packet: the packet is a file
@@ -51,22 +51,27 @@ def receive(peer: socket.socket) -> bool:
     except OSError as error:
         channel.send(peer, {"failed": "files", "reason": str(error)})
         return False
-    if descriptors:
-        dup2(descriptors[0], 0)
-        close(descriptors[0])
     if message:
         _report_start(peer, message["keep_work_dir"])
         _name_program(message["args"])
         _set_environment(message["env"])
     else:
         channel.send(peer, {}, b"started")
+    close(peer.fileno())  # the object itself is left alone: freeing touches pages
     if message and message["displays"]:
-        displays.open_channel(peer)
-    else:
-        close(peer.fileno())  # the object itself is left alone: freeing touches pages
+        displays.open_pipe(_move(descriptors.pop(0), peer.fileno()))
+    if descriptors:
+        dup2(descriptors[0], 0)
+        close(descriptors[0])
     _reseed()
     gc.enable()
     return True
+
+
+def _move(source: int, target: int) -> int:
+    dup2(source, target, False)
+    close(source)
+    return target
 
 
 def _report_start(peer: socket.socket, keep_work_dir: bool) -> None:

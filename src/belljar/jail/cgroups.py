@@ -15,6 +15,7 @@ import os
 import time
 from collections.abc import Iterator
 
+RESIDUE_BYTES_MAX = 4 << 20  # slabs and page tables of past guests, which the kernel gives back when it likes
 CONTROLLERS = ("memory", "pids", "cpuacct")  # version 2 calls the last one cpu
 
 
@@ -175,6 +176,7 @@ class CellCgroup:
         self.join_files: list[int] = []  # each guest writes itself into these
         self.kill_file: int | None = None
         self.oom_event: int | None = None  # readable when version 1 has killed one process of several
+        self._socket_max: int | None = None
         self._limits: tuple[int, int] = (0, 0)
         self._before = (0, 0)
         for hierarchy, path in directories:
@@ -192,6 +194,9 @@ class CellCgroup:
             with contextlib.suppress(OSError):
                 self._memory_max.append(_open(f"{path}/memory.memsw.limit_in_bytes"))
             self._memory_peak = _open(f"{path}/memory.max_usage_in_bytes")
+            self._memory_now = _open(f"{path}/memory.usage_in_bytes", os.O_RDONLY)
+            with contextlib.suppress(OSError):  # socket buffers, counted apart
+                self._socket_max = _open(f"{path}/memory.kmem.tcp.limit_in_bytes")
             self._oom = _open(f"{path}/memory.oom_control")
             self.oom_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             _write(f"{path}/cgroup.event_control", f"{self.oom_event} {self._oom}")
@@ -201,6 +206,7 @@ class CellCgroup:
                 _write(f"{path}/memory.swap.max", "0")
             self._memory_max = [_open(f"{path}/memory.max")]
             self._memory_peak = _open(f"{path}/memory.peak")
+            self._memory_now = _open(f"{path}/memory.current", os.O_RDONLY)
             self._oom = _open(f"{path}/memory.events", os.O_RDONLY)
 
     def _open_pids(self, version: int, path: str) -> None:
@@ -219,6 +225,8 @@ class CellCgroup:
         first_time = self._limits[0] == 0
         for file in self._memory_max if first_time else files:
             os.pwrite(file, str(memory_bytes).encode(), 0)
+        if self._socket_max is not None:
+            os.pwrite(self._socket_max, str(memory_bytes).encode(), 0)
         os.pwrite(self._pids_max, str(processes).encode(), 0)
         self._limits = (memory_bytes, processes)
 
@@ -244,6 +252,10 @@ class CellCgroup:
         """Whether no process, not even a zombie's thread, is left."""
         return int(os.pread(self._pids_current, 16, 0)) == 0
 
+    def is_as_new(self) -> bool:
+        """Whether nobody is in it and an earlier guest's memory has been freed, for which the kernel takes its time."""
+        return self.is_empty() and int(os.pread(self._memory_now, 32, 0)) < RESIDUE_BYTES_MAX
+
     def _cpu_nanoseconds(self) -> int:
         text = os.pread(self._cpu, 64, 0)
         return int(text) if self._cpu_version == 1 else int(text.split(None, 2)[1]) * 1000
@@ -255,8 +267,8 @@ class CellCgroup:
     def close(self) -> None:
         """Close our files; the directories go with `Cgroups.close`."""
         files = [*self.join_files, *self._memory_max, self._memory_peak, self._oom, self._pids_max]
-        files += [self._pids_current, self._cpu]
-        files += [each for each in (self.kill_file, self.oom_event) if each is not None]
+        files += [self._pids_current, self._cpu, self._memory_now]
+        files += [each for each in (self.kill_file, self.oom_event, self._socket_max) if each is not None]
         for file in files:
             os.close(file)
 

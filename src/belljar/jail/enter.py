@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from os import chdir, closerange, dup2, setpgid, setresgid, setresuid, write
+from os import chdir, close, closerange, dup2, setpgid, setresgid, setresuid, write
+from os import open as open_path
 
 from belljar.jail import limits, namespaces, policy, seccomp, syscalls
 from belljar.jail.landlock import Ruleset
@@ -31,7 +32,8 @@ _SET_DUMPABLE, _SET_SECCOMP, _FILTER = syscalls.PR_SET_DUMPABLE, syscalls.PR_SET
 
 #: What is the same for every guest of one warm process; `prepare` decides it before the first fork.
 _ruleset: Ruleset | None = None  # None: the operator gave landlock up
-_closing_filter = b""  # the rest of the seccomp filter is inherited
+_closing_program: syscalls.FilterProgram  # the rest of the seccomp filter is inherited
+_closing_filter = b""  # its address and length, as prctl takes them
 _changes_uid = True  # False: a plain user has only one id to give
 
 
@@ -46,9 +48,9 @@ class StepFailed(Exception):
 
 def prepare(landlock_version: int, changes_uid: bool) -> None:
     """In the warm process, before the first fork: everything about the walls that can be known by then."""
-    global _ruleset, _closing_filter, _changes_uid, _program_kept
-    _program_kept = syscalls.FilterProgram(seccomp.compile_closing(os.uname().machine))
-    _closing_filter = bytes(_program_kept)  # points to the instructions, which must stay alive
+    global _ruleset, _closing_program, _closing_filter, _changes_uid
+    _closing_program = syscalls.FilterProgram(seccomp.compile_closing(os.uname().machine))
+    _closing_filter = bytes(_closing_program)
     _changes_uid = changes_uid
     if landlock_version:
         _ruleset = Ruleset(landlock_version, policy.WRITABLE_DIRS, "/dev", first_free=CHANNEL + 1)
@@ -96,6 +98,8 @@ def enter(
         dup2(stderr, 2)
         dup2(channel, 3, False)
         closerange(4, 1048576)
+        close(0)  # flags set on an open file that guests share would be seen by the next
+        open_path("/dev/null", 0)
         setpgid(0, 0)  # kill(0) stays at home. A session of its own would cost half a run (autogroup scheduling)
         step = "uid"
         if _changes_uid:  # which drops every capability

@@ -59,7 +59,7 @@ _X32_BIT = 0x40000000
 VERDICTS: dict[int, dict[str, str]] = {
     ALLOW: {
         "use what is open: rights were checked when it was opened": """
-            read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 lseek close close_range
+            read write readv writev pread64 pwrite64 preadv pwritev pwritev2 lseek close close_range
             dup dup2 dup3 pipe pipe2 sendfile splice tee copy_file_range fadvise64 readahead fallocate
             ftruncate fsync fdatasync sync_file_range
         """,
@@ -265,6 +265,8 @@ _SOCK_FLAGS = 0x80000 | 0x800  # SOCK_CLOEXEC, SOCK_NONBLOCK
 _IPPROTO_IP, _IPPROTO_TCP, _IPPROTO_UDP, _IPPROTO_IPV6 = 0, 6, 17, 41
 _SOL_SOCKET = 1
 _SOCKET_FILTERS = (26, 50, 51, 52)  # SO_ATTACH_FILTER, _BPF, _REUSEPORT_CBPF, _REUSEPORT_EBPF
+_SO_LINGER = 13  # would make whoever closes the socket wait, be it a kernel worker that clears up after a jail
+_IPV6_FLOWLABEL_MGR = 32  # labels outlive the socket by seconds
 _TCP_ULP = 31
 _UDP_ENCAP = 100
 
@@ -282,8 +284,8 @@ _SOCKET_OPTION = _argument(
     1,
     {
         _IPPROTO_IP: ALLOW,
-        _IPPROTO_IPV6: ALLOW,
-        _SOL_SOCKET: _argument(2, _each(EPERM, *_SOCKET_FILTERS), ALLOW),
+        _IPPROTO_IPV6: _argument(2, {_IPV6_FLOWLABEL_MGR: ENOPROTOOPT}, ALLOW),
+        _SOL_SOCKET: _argument(2, {**_each(EPERM, *_SOCKET_FILTERS), _SO_LINGER: PRETEND}, ALLOW),
         _IPPROTO_TCP: _argument(2, {_TCP_ULP: ENOPROTOOPT}, ALLOW),
         _IPPROTO_UDP: _argument(2, {_UDP_ENCAP: ENOPROTOOPT}, ALLOW),
     },
@@ -302,6 +304,8 @@ _MAP_HUGETLB, _MFD_HUGETLB, _SHM_HUGETLB = 0x40000, 0x4, 0x800
 # files the neighbours open. Watching for changes stays: those files never change.
 _WATCH_READING = 0x1 | 0x10 | 0x20  # IN_ACCESS, IN_CLOSE_NOWRITE, IN_OPEN
 _F_NOTIFY = 1026
+_F_SETLEASE = 1024  # makes others wait who open the file
+_RWF_NOWAIT = 0x8  # tells which pages of a shared file others have read
 
 # KSM would merge equal pages across jails, and a slow write tells that it did.
 _MADV_MERGEABLE = 12
@@ -319,7 +323,8 @@ ARGUMENT_RULES: dict[str, Look] = {
     "shmget": _without_bits(2, _SHM_HUGETLB, ENOMEM),
     "madvise": _argument(2, {_MADV_MERGEABLE: EINVAL}, ALLOW),
     "inotify_add_watch": _without_bits(2, _WATCH_READING, EPERM),
-    "fcntl": _argument(1, {_F_NOTIFY: EINVAL}, ALLOW),
+    "fcntl": _argument(1, {_F_NOTIFY: EINVAL, _F_SETLEASE: EINVAL}, ALLOW),
+    "preadv2": _without_bits(5, _RWF_NOWAIT, EOPNOTSUPP),
     "mknod": _argument(1, _each(ALLOW, *_HARMLESS_FILE_TYPES), EPERM, mask=_FILE_TYPE),
     "mknodat": _argument(2, _each(ALLOW, *_HARMLESS_FILE_TYPES), EPERM, mask=_FILE_TYPE),
     # ENOTTY: what a device says that does not know the request.

@@ -17,6 +17,7 @@ import os
 import select
 import socket
 import sys
+from collections.abc import Callable
 from os import WNOHANG, close, fork, read, waitpid
 from typing import Any
 
@@ -32,6 +33,7 @@ _cells: dict[int, tuple[int, list[int]]] = {}  # sleeper and cgroup files by the
 _guests: dict[int, int] = {}  # number of the guest by its pid
 _counts_cpu = False  # no cgroup does
 _woken = -1
+_poll: Callable[[], list[tuple[int, int]]]
 
 _news = protocol.NEWS.pack
 _unpack_order = protocol.FORK.unpack

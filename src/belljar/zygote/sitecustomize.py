@@ -8,11 +8,12 @@ The first ImportError is taken by `site` for "there is no sitecustomize": the mo
 """
 
 import sys
+from typing import Any
 
 from belljar.zygote.server import serve
 
 
-def _wait_for_a_program(path: str) -> None:
+def _wait_for_a_program(path: str) -> Any:
     if path == "/work/main.py":
         sys.path_hooks.pop()  # this one; a program finds the hooks as they should be
         serve()

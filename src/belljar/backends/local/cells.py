@@ -42,7 +42,7 @@ class Berths:
     def take(self) -> Berth | None:
         """A free berth, or None when all are in use."""
         for index, berth in enumerate(self._free):
-            if berth.cgroup is None or berth.cgroup.is_empty():
+            if berth.cgroup is None or berth.cgroup.is_as_new():
                 return self._free.pop(index)
         if len(self._made) >= CELLS_MAX:
             return None
@@ -103,7 +103,7 @@ class Cell:
             not self.is_condemned
             and not self.is_gone
             and cgroup is not None
-            and cgroup.is_empty()
+            and cgroup.is_as_new()
             and self._read_traffic() == self._traffic_before
         )
 
@@ -129,7 +129,8 @@ class Cell:
         if self.berth.cgroup is not None and self.berth.cgroup.oom_event is not None:
             asyncio.get_running_loop().remove_reader(self.berth.cgroup.oom_event)
         os.close(self.sleeper)
-        os.close(self._traffic)
+        for file in self._traffic:
+            os.close(file)
         if not self.gone.done():
             self.gone.set_result(None)
         self._on_gone(self)
@@ -142,12 +143,13 @@ class Cell:
         if self.on_memory_event is not None:
             self.on_memory_event()
 
-    def _read_traffic(self) -> bytes:
-        return os.pread(self._traffic, 4096, 0)
+    def _read_traffic(self) -> list[bytes]:
+        return [os.pread(file, 16384, 0) for file in self._traffic]
 
 
-def _open_traffic_counters(pidfd: int) -> int:
-    """The interface counters of the cell's network namespace: one read tells whether its loopback was ever used."""
+def _open_traffic_counters(pidfd: int) -> list[int]:
+    """The protocol counters of the cell's network namespace: they tell whether anybody ever sent, or tried to."""
     facts = Path(f"/proc/self/fdinfo/{pidfd}").read_text()
     pid = next(line.split()[1] for line in facts.splitlines() if line.startswith("Pid:"))
-    return os.open(f"/proc/{pid}/net/dev", os.O_RDONLY | os.O_CLOEXEC)
+    files = (f"/proc/{pid}/net/{name}" for name in ("snmp", "snmp6"))
+    return [os.open(file, os.O_RDONLY | os.O_CLOEXEC) for file in files if Path(file).exists()]

@@ -101,7 +101,7 @@ class Run:
         self._deadline_passed = self._cpu_exhausted = self._flooded = False
         self._has_started = self._was_silent = False
         self._failure: tuple[str, str] | None = None  # why the guest could not start: step and reason
-        self._work_dir = -1
+        self._work_dir = self._picture_pipe = -1
         self._pictures = PictureReader(bounds)
 
     def start(self) -> None:
@@ -126,8 +126,6 @@ class Run:
             self._watcher.started()
             self._settle_in()
         else:
-            if self._shows:
-                self._watch(guest.channel.fileno(), self._on_picture)
             self._timers["settle"] = self._loop.call_later(_SETTLE_SECONDS, self._settle_in)
 
     def _send_program(self) -> None:
@@ -138,6 +136,8 @@ class Run:
             if len(packet) > _INLINE_BYTES:
                 descriptors.append(_in_memfd(packet))
                 packet = channel.build({"in_memfd": True})
+            if self._shows:
+                descriptors.append(self._open_pictures())
             if execution.stdin:
                 descriptors.append(self._open_stdin(execution.stdin))
             channel.send_packet(self._guest.channel, packet, descriptors)
@@ -146,6 +146,12 @@ class Run:
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
+
+    def _open_pictures(self) -> int:
+        self._picture_pipe, theirs = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._picture_pipe, False)
+        self._watch(self._picture_pipe, self._on_picture)
+        return theirs
 
     def _open_stdin(self, content: bytes) -> int:
         theirs, self._stdin = os.pipe2(os.O_CLOEXEC)
@@ -183,8 +189,6 @@ class Run:
         elapsed = self._loop.time() - self._started_at
         for stream in self._streams:
             self._watch(stream.descriptor, self._on_output, stream)
-        if self._shows:
-            self._watch(self._guest.channel.fileno(), self._on_picture)
         self._timers["wall"] = self._loop.call_later(max(0.0, limits.wall_seconds - elapsed), self._on_deadline)
         self._timers["start"] = self._loop.call_later(_SILENCE_SECONDS, self._check_started)
         if self._guest.cell.berth.cgroup is not None:
@@ -226,29 +230,29 @@ class Run:
             self._flooded = True
             self._guest.cell.kill()
 
-    def _on_picture(self) -> None:
+    def _on_picture(self) -> bool:
+        """Read some of the pictures; False when nothing is left for now, or the program breaks the rules."""
         try:
-            self._hear_guest()
+            chunk = os.read(self._picture_pipe, _READ_BYTES)
         except BlockingIOError:
-            return
-        except channel.ChannelClosed:
-            self._unwatch(self._guest.channel.fileno())
+            return False
+        for picture in self._pictures.feed(chunk):
+            if self._watcher is not None:
+                self._watcher.displayed(picture)
+        if not chunk or self._pictures.is_refused:
+            self._unwatch(self._picture_pipe)
+            return False
+        return True
 
     def _hear_guest(self) -> None:
-        """One packet. Before 'started' it is our own code that speaks; afterwards it may be the program."""
-        message, blob, descriptors = channel.receive(self._guest.channel, descriptors_max=1)
-        if self._has_started:
-            for descriptor in descriptors:
-                os.close(descriptor)
-            picture = self._pictures.take(message, blob)
-            if picture is not None and self._watcher is not None:
-                self._watcher.displayed(picture)
-        elif not message:
+        """What our own code in the guest says, once, before the program starts; then its end of the socket closes."""
+        message, _, descriptors = channel.receive(self._guest.channel, descriptors_max=1)
+        if message:
+            self._failure = (str(message.get("failed")), str(message.get("reason")))
+        else:
             self._has_started = True
             if descriptors:
                 self._work_dir = descriptors[0]
-        else:
-            self._failure = (str(message.get("failed")), str(message.get("reason")))
 
     def _on_deadline(self) -> None:
         self._deadline_passed = True
@@ -256,9 +260,8 @@ class Run:
         self._timers["silence"] = self._loop.call_later(_SILENCE_SECONDS, self._on_silence)
 
     def _check_started(self) -> None:
-        if not self._shows:  # else it is heard as it comes
-            with contextlib.suppress(BlockingIOError, channel.ChannelClosed):
-                self._hear_guest()
+        with contextlib.suppress(BlockingIOError, channel.ChannelClosed):
+            self._hear_guest()
         if not self._has_started:
             self._on_silence()
 
@@ -310,8 +313,9 @@ class Run:
         finally:
             self._stop_watching()
             self._guest.cell.on_memory_event = None
-            if self._work_dir >= 0:
-                os.close(self._work_dir)
+            for descriptor in (self._work_dir, self._picture_pipe):
+                if descriptor >= 0:
+                    os.close(descriptor)
 
     async def _kill_and_wait(self) -> None:
         """Cancelled: everything must be dead before the caller hears of it."""
@@ -364,6 +368,8 @@ class Run:
             raise ZygoteDied("the warm process was stuck: whether this program ended in time cannot be told")
         if not self._has_started:
             raise ZygoteDied(f"the guest ended before its program started (wait status {status})")
+        while self._picture_pipe >= 0 and self._on_picture():
+            pass
         for stream in self._streams:
             while stream.is_open and not self._flooded:
                 chunk = stream.read()
@@ -398,11 +404,9 @@ class Run:
         )
 
     def _hear_the_rest(self) -> None:
-        try:
-            while self._shows or not (self._has_started or self._failure):
+        if not self._has_started:
+            with contextlib.suppress(BlockingIOError, channel.ChannelClosed):
                 self._hear_guest()
-        except (BlockingIOError, channel.ChannelClosed):
-            pass
         if self._failure is not None:
             step, reason = self._failure
             if step == "files":
@@ -424,41 +428,40 @@ class Run:
 
 
 class PictureReader:
-    """Puts pictures together from packets that a hostile program may have written."""
+    """Puts pictures together from a pipe into which a hostile program may write anything.
+
+    A picture is one byte with the length of its type, its type, four bytes with its own length, and itself.
+    """
 
     def __init__(self, bounds: RequestSettings) -> None:
         self.complete: list[Display] = []
+        self.is_refused = False  # it broke the rules or the bounds; nothing more is heard
         self._bytes_left = bounds.display_bytes
         self._count_max = bounds.display_count
-        self._mime = ""
-        self._missing = 0
-        self._parts: list[bytes] = []
+        self._unread = bytearray()
 
-    def take(self, message: dict[str, Any], blob: bytes) -> Display | None:
-        """One packet; the picture it completes, if any.
-
-        Raises:
-            channel.ChannelClosed: the sender breaks the rules or the bounds; nothing more is heard from it.
-        """
-        if not self._missing:
-            mime, size = message.get("mime"), message.get("bytes")
-            if not isinstance(mime, str) or not _MIME.fullmatch(mime) or type(size) is not int or size <= 0:
-                raise channel.ChannelClosed("not a picture")
-            if size > self._bytes_left or len(self.complete) >= self._count_max:
-                raise channel.ChannelClosed("more pictures than allowed")
-            self._mime, self._missing = mime, size
-            self._bytes_left -= size
-            self._parts = []
-            return None
-        if not blob or len(blob) > self._missing:
-            raise channel.ChannelClosed("not the rest of a picture")
-        self._parts.append(blob)
-        self._missing -= len(blob)
-        if self._missing:
-            return None
-        picture = Display(mime=self._mime, content=b"".join(self._parts))
-        self.complete.append(picture)
-        return picture
+    def feed(self, chunk: bytes) -> list[Display]:
+        """Take some bytes; the pictures they complete."""
+        self._unread += chunk
+        found: list[Display] = []
+        while not self.is_refused and self._unread:
+            end_of_mime = 1 + self._unread[0]
+            start = end_of_mime + 4
+            if len(self._unread) < start:
+                break
+            size = int.from_bytes(self._unread[end_of_mime:start], "big")
+            mime = self._unread[1:end_of_mime].decode("ascii", "replace")
+            if not _MIME.fullmatch(mime) or size > self._bytes_left or len(self.complete) >= self._count_max:
+                self.is_refused = True
+                self._unread.clear()
+            elif len(self._unread) < start + size:
+                break
+            else:
+                found.append(Display(mime=mime, content=bytes(self._unread[start : start + size])))
+                self._bytes_left -= size
+                del self._unread[: start + size]
+                self.complete.append(found[-1])
+        return found
 
 
 def program_packet(execution: Execution, shows: bool) -> bytes:

@@ -1,5 +1,8 @@
 """One HTTP connection, with bounds that uvicorn leaves to a proxy in front.
 
+And with one write per answer instead of two: uvloop sends what it is given at once, so the head would travel alone, and
+wake the client and us once more for nothing.
+
 Who is slow on purpose is let go: in sending a request (its headers within a time, its body at some rate), and in
 reading the answer. Nothing is timed per request: each connection notes when it began to wait, and one sweep looks at
 all of them.
@@ -15,6 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from belljar.frontends.api.replies import Refusal, encode_json
 
 _HEAD_BYTES_MAX = 64 * 1024
+_JOINED_BYTES_MAX = 64 * 1024  # copying more costs more than a second write
 _BODY_BYTES_PER_SECOND = 16 * 1024  # slower than this is not a slow line any more
 
 
@@ -24,6 +28,38 @@ class Bounds:
     max_connections = 8192
     head_seconds = 20.0
     send_seconds = 60.0
+
+
+class _Outlet:
+    """A transport that keeps an answer's head until its body comes. Only what uvicorn and we use of it."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._head = b""
+        self.is_closing = transport.is_closing
+        self.abort = transport.abort
+        self.get_write_buffer_size = transport.get_write_buffer_size
+        self.get_extra_info = transport.get_extra_info
+
+    def write(self, data: bytes) -> None:
+        if self._head:
+            if len(data) <= _JOINED_BYTES_MAX:
+                data, self._head = self._head + data, b""
+            else:
+                self.flush()
+        elif data.startswith(b"HTTP/1.1 ") and data.endswith(b"\r\n\r\n") and not data.startswith(b"HTTP/1.1 100"):
+            self._head = data
+            return
+        self._transport.write(data)
+
+    def flush(self) -> None:
+        if self._head:
+            head, self._head = self._head, b""
+            self._transport.write(head)
+
+    def close(self) -> None:
+        self.flush()
+        self._transport.close()
 
 
 class Connection(HttpToolsProtocol):
@@ -41,6 +77,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has connected."""
         super().connection_made(transport)
+        self.transport = self._outlet = _Outlet(transport)  # type: ignore[assignment]
         self._waits_since = self.loop.time()
         if len(self.connections) > self.bounds.max_connections:
             refusal = Refusal(503, "too_many_connections", "too many connections are open; try again soon")
@@ -80,6 +117,11 @@ class Connection(HttpToolsProtocol):
         """All of it is here."""
         super().on_message_complete()
         self._waits_since = None
+
+    def on_response_complete(self) -> None:
+        """An answer was given; one without a body ends with its head."""
+        self._outlet.flush()
+        super().on_response_complete()
 
     def sweep(self, now: float) -> None:
         """Let go of a client that keeps us waiting."""

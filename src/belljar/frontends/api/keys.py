@@ -4,8 +4,8 @@ A key reads `bj_ID_SECRET`. The id is not secret: it finds the entry, so that a 
 many keys there are, and that one takes the same time wherever it differs. The secret has 256 random bits; no
 dictionary holds it, so a plain SHA-256 is enough at rest.
 
-The file is replaced as a whole by rename; the server looks at its time and size with every request, so a revoked key
-is refused from the next request on.
+The file is replaced as a whole by rename; the server looks at its time and size whenever it is asked, at most every
+twentieth of a second, so a revoked key is refused from then on.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import json
 import os
 import re
 import secrets
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -30,6 +31,7 @@ from belljar.settings import Settings
 OPERATOR = "operator"  # the key given by a setting
 
 _FORMAT = 1
+_LOOK_SECONDS = 0.05
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _LIMITS = ("wall_seconds", "cpu_seconds", "memory_mb", "output_kb", "disk_mb", "processes")
 _NOBODY = hashlib.sha256(b"").hexdigest()
@@ -142,6 +144,7 @@ class KeyRing:
         self._operator = Key(name=OPERATOR, network=True, tools=True)
         self._seen: tuple[int, int, int] | None = None
         self._by_id: dict[str, Key] = {}
+        self._look_again_at = 0.0
         self._look()
 
     @property
@@ -163,6 +166,10 @@ class KeyRing:
         return self._operator if self._operator_digest and is_operators else None
 
     def _look(self) -> None:
+        moment = time.monotonic()
+        if moment < self._look_again_at:
+            return
+        self._look_again_at = moment + _LOOK_SECONDS
         try:
             status = self._file.path.stat()
             now = (status.st_mtime_ns, status.st_size, status.st_ino)

@@ -12,6 +12,9 @@ from typing import Any
 from belljar.frontends.cli.options import define_json, load_settings
 from belljar.settings import EnvironmentSettings, Settings, names
 
+_SECRET = ("_key", "_token", "_password")  # how the name of a setting ends that nobody should read over a shoulder
+_HIDDEN = "(set, not shown)"
+
 
 def define(parser: argparse.ArgumentParser) -> None:
     """Options of `belljar config`."""
@@ -43,7 +46,7 @@ def _flatten(settings: Settings) -> dict[tuple[str, ...], Any]:
         value: Any = settings
         for part in name.split("."):
             value = getattr(value, part)
-        found[tuple(name.split("."))] = _plain(value)
+        found[tuple(name.split("."))] = _HIDDEN if value and name.endswith(_SECRET) else _plain(value)
     for environment, built_from in settings.environments.items():
         for each in dataclasses.fields(EnvironmentSettings):
             found["environments", environment, each.name] = _plain(getattr(built_from, each.name))

@@ -7,6 +7,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+from belljar.contract.errors import InvalidSettings
 from belljar.frontends.cli.options import define_walls
 from belljar.settings import Settings, load
 
@@ -57,7 +58,7 @@ def _load(options: argparse.Namespace) -> Settings:
     for each in options.set:
         name, equals, value = each.partition("=")
         if not equals:
-            raise argparse.ArgumentTypeError(f"--set takes NAME=VALUE, not {each!r}")
+            raise InvalidSettings(f"--set takes NAME=VALUE, not {each!r}")
         flags[name.strip()] = value.strip()
     for name, value in (
         ("server.host", options.host),

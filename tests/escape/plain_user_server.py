@@ -1,0 +1,66 @@
+"""A sandbox opened by a plain user, driven by requests on standard input: run by the `plain_box` fixture as another uid.
+
+Each line in is one request, each line out its answer, both JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import belljar
+from belljar.contract.execution import Output
+from belljar.settings import EnvironmentSettings, load
+
+
+def main(state_dir: str, without_walls: str) -> None:
+    """Serve until standard input ends."""
+    base = Path(state_dir)
+    environments = {"default": EnvironmentSettings(packages=(), warm_imports=(), python=sys.executable)}
+    settings = dataclasses.replace(
+        load(environ={}), state_dir=base / "state", runtime_dir=base / "run", environments=environments
+    )
+    walls = [name for name in without_walls.split(",") if name]
+    try:
+        box = belljar.Sandbox(settings=settings, without_walls=walls).open()
+    except belljar.BelljarError as error:
+        answer({"opened": False, "code": error.code, "message": error.message})
+        return
+    answer({"opened": True})
+    with box, contextlib.ExitStack() as held:
+        for line in sys.stdin:
+            answer(serve(box, json.loads(line), held))
+
+
+def serve(box: belljar.Sandbox, request: dict[str, Any], held: contextlib.ExitStack) -> dict[str, Any]:
+    """Do one thing that was asked for."""
+    try:
+        if request["do"] == "release":
+            held.close()
+            return {}
+        if request["do"] == "hold":
+            events = held.enter_context(contextlib.closing(box.stream(request["code"], **request["asked"])))
+            said = ""
+            for event in events:
+                said += event.text if isinstance(event, Output) else ""
+                if request["text"] in said:
+                    return {}
+            return {"error": f"ended before it said so: {said}"}
+        outcome = box.run(request["code"], **request["asked"])
+    except belljar.BelljarError as error:
+        return {"error": f"{error.code}: {error.message}"}
+    names = ("status", "exit_code", "signal", "stdout", "stderr", "stdout_cut")
+    return {"outcome": {name: getattr(outcome, name) for name in names}}
+
+
+def answer(message: dict[str, Any]) -> None:
+    """Say one thing."""
+    print(json.dumps(message), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

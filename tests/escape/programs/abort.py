@@ -1,0 +1,6 @@
+# Property 27.
+# expect: status=crashed exit=None signal=SIGABRT
+
+import os
+
+os.abort()

@@ -1,0 +1,11 @@
+# Property 51: processor time is limited apart from wall time, over all processes together.
+# expect: status=timed_out
+# limits: wall_seconds=20 cpu_seconds=0.5
+# needs: root
+
+import os
+
+for _ in range(3):
+    os.fork()
+while True:
+    pass

@@ -1,0 +1,7 @@
+# Property 51: a call that never comes back to the interpreter.
+# expect: status=timed_out
+# limits: wall_seconds=0.3
+
+import re
+
+re.match(r"(a*)*$", "a" * 64 + "b")

@@ -1,0 +1,4 @@
+# Property 27.
+# expect: status=failed exit=255 signal=None
+
+raise SystemExit(-1)

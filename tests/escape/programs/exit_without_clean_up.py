@@ -1,0 +1,7 @@
+# Property 27: os._exit is heard, and what was flushed before it is kept.
+# expect: status=failed exit=7 signal=None stdout=flushed
+
+import os
+
+print("flushed", flush=True)
+os._exit(7)

@@ -1,0 +1,13 @@
+# Property 64: a child of the program that runs off its end ends there; it is not heard as the program.
+# expect: status=failed exit=7
+
+import os
+import sys
+
+for _ in range(4):
+    if os.fork() == 0:
+        break
+else:
+    for _ in range(4):
+        assert os.wait()[1] == 0
+    sys.exit(7)

@@ -1,0 +1,8 @@
+# Property 47: so is one in the work directory, spread over many.
+# expect: status=out_of_memory
+# limits: memory_mb=64 disk_mb=256
+# needs: root
+
+for number in range(1024):
+    with open(f"/work/{number}", "wb") as file:
+        file.write(b"x" * (128 << 10))

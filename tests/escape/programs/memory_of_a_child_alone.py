@@ -1,0 +1,12 @@
+# Property 47: a child that is ended for memory is a fact about the whole program, though the parent goes on.
+# expect: status=out_of_memory
+# limits: memory_mb=64
+# needs: root
+
+import os
+
+child = os.fork()
+if child == 0:
+    kept = bytearray(b"x") * (256 << 20)
+os.waitpid(child, 0)
+print("the parent is fine")

@@ -1,0 +1,10 @@
+# Property 47: memory that is mapped shared, and no longer mapped by anybody.
+# expect: status=out_of_memory
+# limits: memory_mb=64
+# needs: root
+
+import mmap
+
+kept = [mmap.mmap(-1, 1 << 20, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS) for _ in range(256)]
+for page in kept:
+    page.write(b"x" * (1 << 20))

@@ -1,0 +1,7 @@
+# Property 52: on the other stream as well, also when a child writes it.
+# expect: status=output_limit
+# limits: output_kb=4 wall_seconds=30 cpu_seconds=30
+
+import subprocess
+
+subprocess.run("exec yes 1>&2", shell=True)

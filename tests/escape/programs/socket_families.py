@@ -1,0 +1,21 @@
+# Property 32: unix and internet sockets only; nothing that leads to the hypervisor, the kernel or the wire.
+# expect: status=ok exit=0 stdout=held
+
+import errno
+import socket
+
+allowed = {socket.AF_UNIX, socket.AF_INET, socket.AF_INET6}
+for family in range(64):
+    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_RAW, socket.SOCK_RDM, socket.SOCK_SEQPACKET, 10):
+        for protocol in (0, 1, 6, 17, 58, 132, 255, 262, 0x0300):
+            try:
+                made = socket.socket(family, kind, protocol)
+            except OSError as error:
+                refusals = (errno.EPERM, errno.EACCES, errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT, errno.ESOCKTNOSUPPORT)
+                assert error.errno in (*refusals, errno.EINVAL, errno.EPROTOTYPE), (family, kind, protocol, error)
+                continue
+            made.close()
+            assert family in allowed, f"family {family}"
+            assert kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM) or family == socket.AF_UNIX, (family, kind)
+            assert protocol in (0, 1, 6, 17) and (protocol != 1 or family == socket.AF_UNIX), (family, kind, protocol)
+print("held")

@@ -1,0 +1,13 @@
+# Properties 61 and 72: an interpreter started from inside finds nothing of ours, though our places are named in its way.
+# expect: status=ok exit=0 stdout=held
+
+import os
+import subprocess
+import sys
+
+os.makedirs("/tmp/.belljar", exist_ok=True)
+open("/tmp/.belljar/sitecustomize.py", "w").write("raise SystemExit(99)")
+asked = "import sys; print('belljar' in sys.modules, 'sitecustomize' in sys.modules, sys.flags.isolated)"
+child = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True)
+assert child.stdout.split() == ["False", "False", "0"], child
+print("held")

@@ -1,0 +1,319 @@
+"""Hostile programs, one per file in `programs/`: each ends as its header says, and the next program is unharmed.
+
+A header is the comment block at the top of a program, before its first blank line:
+
+    # expect: status=ok exit=0 stdout=held     what the caller reads; unnamed parts are not compared
+    # limits: memory_mb=64 wall_seconds=0.5    limits other than the defaults
+    # give: canaries                           the paths, ports and names in CANARY_… variables
+    # run: again                               three times, each in the cell that the one before has left
+    # run: beside                              twice at the same time, as `first` (which says "planted") and `second`
+    # needs: root                              not run as a plain user: what it tests is a wall that those lack
+
+A program looks from inside, says "held", or fails and says what it got through.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import re
+import secrets
+import shlex
+import socket
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+import belljar
+from belljar.contract.execution import Outcome, Output
+
+PROGRAMS = sorted((Path(__file__).parent / "programs").glob("*.py"))
+AGAIN = 3
+
+
+class Place(Protocol):
+    """Somewhere to run programs: a sandbox of root, or one of a plain user behind a pipe."""
+
+    def run(self, code: str, **asked: Any) -> Any: ...
+
+    def hold(self, code: str, text: str, **asked: Any) -> contextlib.AbstractContextManager[None]: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Header:
+    """What a program says about itself."""
+
+    expect: Mapping[str, str]
+    limits: Mapping[str, float]
+    gives_canaries: bool
+    mode: str
+    needs_root: bool
+
+    @classmethod
+    def read(cls, code: str) -> Header:
+        """Parse the comment block at the top of a program."""
+        block = code.partition("\n\n")[0]
+        fields = dict(re.findall(r"^# (expect|limits|give|run|needs): (.*)$", block, re.MULTILINE))
+        pairs = [dict(word.split("=", 1) for word in shlex.split(fields.get(key, ""))) for key in ("expect", "limits")]
+        return cls(
+            expect=pairs[0],
+            limits={name: float(value) for name, value in pairs[1].items()},
+            gives_canaries=fields.get("give") == "canaries",
+            mode=fields.get("run", "once"),
+            needs_root=fields.get("needs") == "root",
+        )
+
+    def check(self, outcome: Any) -> None:
+        """Compare an outcome with what was expected of it."""
+        seen = {
+            "status": str(outcome.status),
+            "exit": str(outcome.exit_code),
+            "signal": str(outcome.signal),
+            "stdout": outcome.stdout.strip(),
+            "cut": "yes" if outcome.stdout_cut else "no",
+        }
+        wanted = {"stdout": seen["stdout"], **self.expect}
+        assert {name: seen[name] for name in wanted} == wanted, f"{outcome.stdout[-2000:]}{outcome.stderr[-4000:]}"
+
+
+class RootPlace:
+    """The sandbox of this process."""
+
+    def __init__(self, box: belljar.Sandbox) -> None:
+        self._box = box
+
+    def run(self, code: str, **asked: Any) -> Outcome:
+        """Run one program to its end."""
+        return self._box.run(code, **asked)
+
+    @contextlib.contextmanager
+    def hold(self, code: str, text: str, **asked: Any) -> Iterator[None]:
+        """A program that has written `text` and is still there."""
+        with contextlib.closing(self._box.stream(code, **asked)) as events:
+            said = ""
+            for event in events:
+                said += event.text if isinstance(event, Output) else ""
+                if text in said:
+                    yield
+                    return
+        pytest.fail(f"the first program ended before it had planted anything: {said}")
+
+
+def cases() -> Iterator[Any]:
+    """Every program as root, and as a plain user unless it needs root."""
+    for path in PROGRAMS:
+        yield pytest.param(path, "root", id=path.stem)
+        if not Header.read(path.read_text()).needs_root:
+            yield pytest.param(path, "plain_user", id=f"{path.stem}-as_plain_user")
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest, who: str, path: Path) -> Place:
+    if who == "plain_user":
+        return request.getfixturevalue("plain_box")  # type: ignore[no-any-return]
+    wants_same_cell = Header.read(path.read_text()).mode == "again"
+    return RootPlace(request.getfixturevalue("narrow_box" if wants_same_cell else "box"))
+
+
+@pytest.mark.parametrize(("path", "who"), list(cases()))
+def test_hostile_program_ends_as_it_says_and_harms_nobody(place: Place, path: Path, who: str, canaries: Canaries) -> None:
+    code = path.read_text()
+    header = Header.read(code)
+    asked: dict[str, Any] = {"limits": header.limits} if header.limits else {}
+    if header.gives_canaries:
+        asked["env"] = canaries.environ
+    if header.mode == "beside":
+        with place.hold(code, "planted", args=["first"]):
+            header.check(place.run(code, args=["second"], **asked))
+    else:
+        for _ in range(AGAIN if header.mode == "again" else 1):
+            header.check(place.run(code, **asked))
+    following = place.run("print('hello')")
+    assert (following.status, following.stdout, following.stderr) == ("ok", "hello\n", "")
+    canaries.check_untouched()
+
+
+def test_every_program_has_a_header() -> None:
+    without = [path.name for path in PROGRAMS if "status" not in Header.read(path.read_text()).expect]
+    assert not without
+
+
+# ---- what the host has that no program may reach
+
+
+class Canaries:
+    """Files anybody on the host may read, and sockets anybody may connect to."""
+
+    def __init__(self, directories: list[Path], stack: contextlib.ExitStack) -> None:
+        name = f"belljar-canary-{secrets.token_hex(8)}"
+        self.secret = secrets.token_hex(16)
+        self.files = [directory / name for directory in directories]
+        for file in self.files:
+            stack.callback(file.unlink, missing_ok=True)
+            file.write_text(self.secret)
+            file.chmod(0o644)
+        stem = Path(tempfile.gettempdir()) / f"{name}.socket"
+        stack.callback(stem.unlink, missing_ok=True)
+        self._listeners = [
+            self._listen(stack, socket.AF_INET, ("127.0.0.1", 0)),
+            self._listen(stack, socket.AF_UNIX, f"\0{name}"),
+            self._listen(stack, socket.AF_UNIX, str(stem)),
+        ]
+        stem.chmod(0o777)
+        self.environ = {
+            "CANARY_FILES": ":".join(map(str, self.files)),
+            "CANARY_PORT": str(self._listeners[0].getsockname()[1]),
+            "CANARY_ABSTRACT": name,
+            "CANARY_SOCKET": str(stem),
+            "CANARY_PID": str(os.getpid()),
+            "CANARY_PATTERN": pattern_of(self.secret),
+        }
+
+    @staticmethod
+    def _listen(stack: contextlib.ExitStack, family: int, address: Any) -> socket.socket:
+        listener = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
+        listener.bind(address)
+        listener.listen(16)
+        listener.setblocking(False)
+        return listener
+
+    def check_untouched(self) -> None:
+        """Nobody has connected, and the files are as they were."""
+        for listener in self._listeners:
+            with pytest.raises(BlockingIOError):
+                listener.accept()
+        assert [file.read_text() for file in self.files] == [self.secret] * len(self.files)
+
+
+@pytest.fixture(scope="module")
+def canaries(repository: Path) -> Iterator[Canaries]:
+    """In places where secrets lie: temporary directories, a home, and the server's own sources."""
+    directories = [Path("/tmp"), Path("/var/tmp"), Path.home(), repository, repository / "src"]
+    with contextlib.ExitStack() as stack:
+        yield Canaries(directories, stack)
+
+
+def pattern_of(text: str) -> str:
+    """A regular expression for `text` that does not hold it: whoever scans memory for it must not find himself."""
+    return "".join(f"[{character}]" for character in text)
+
+
+# ---- properties that take more than one program, or more than its text
+
+SCAN_MEMORY = """
+import os, re, sys
+pattern = re.compile(sys.argv[1].encode())
+memory = os.open("/proc/self/mem", os.O_RDONLY)
+scanned = 0
+for line in open("/proc/self/maps"):
+    start, end = (int(word, 16) for word in line.split()[0].split("-"))
+    while start < end and "[v" not in line:
+        try:
+            chunk = os.pread(memory, min(1 << 20, end - start), start)
+        except OSError:
+            break
+        if pattern.search(chunk):
+            sys.exit(f"found it in {line}")
+        scanned += len(chunk)
+        start += len(chunk)
+print("held" if scanned > 1 << 20 else f"only {scanned} bytes could be read")
+"""
+
+
+@pytest.mark.parametrize("imports", ["", "import numpy\n"], ids=["bare", "heavy"])
+def test_memory_holds_nothing_of_other_runs_or_of_the_host(narrow_box: belljar.Sandbox, imports: str) -> None:
+    secret = "SECRET" + secrets.token_hex(16)  # in this process, which stands for a server with keys
+    asked: dict[str, Any] = {"stdin": secret, "args": [secret], "env": {"KEY": secret}, "files": {"key": secret}}
+    for _ in range(3):
+        planted = narrow_box.run(f"{imports}kept = [{secret!r} * count for count in range(99)]; print('planted')", **asked)
+        assert planted.stdout == "planted\n"
+        scanned = narrow_box.run(imports + SCAN_MEMORY, args=[pattern_of(secret)])
+        assert (scanned.stdout, scanned.stderr) == ("held\n", "")
+
+
+def test_a_memory_scan_would_find_what_is_there(narrow_box: belljar.Sandbox) -> None:
+    found = narrow_box.run("kept = 'S' + 'ECRET12345'\n" + SCAN_MEMORY, args=[pattern_of("SECRET12345")])
+    assert (found.status, found.exit_code) == ("failed", 1)
+
+
+RANDOM_BARE = "import random, secrets, tempfile, uuid; print(random.random(), random.Random().random(), "
+RANDOM_BARE += "secrets.token_hex(), uuid.uuid1(), uuid.uuid4(), tempfile.mktemp())"
+RANDOM_HEAVY = """
+import numpy, random, ssl, tempfile, uuid
+print(numpy.random.rand(), numpy.random.default_rng().random(), random.random(), ssl.RAND_bytes(16).hex(),
+      uuid.uuid1(), uuid.uuid4(), tempfile.mktemp())
+"""
+
+
+@pytest.mark.parametrize("code", [RANDOM_BARE, RANDOM_HEAVY], ids=["bare", "heavy"])
+@pytest.mark.parametrize("pool", ["box", "narrow_box"], ids=["forked_ahead", "one_after_another"])
+def test_no_two_runs_draw_the_same_random_numbers(request: pytest.FixtureRequest, code: str, pool: str) -> None:
+    drawn = [outcome.stdout.split() for outcome in request.getfixturevalue(pool).run_many([code] * 7)]
+    for column in zip(*drawn, strict=True):
+        assert len(set(column)) == 7, column
+
+
+HOSTILE_MODULES = {
+    f"{name}.py": "import os; os.write(2, b'imported an uploaded module\\n'); os._exit(99)"
+    for name in ("sitecustomize", "usercustomize", "json", "socket", "struct", "array", "encodings", "codecs", "gc")
+    + ("traceback", "atexit", "ctypes", "io", "signal", "time", "_belljar_displays", "belljar")
+}
+
+
+@pytest.mark.parametrize("imports", ["", "import numpy\n"], ids=["bare", "heavy"])
+@pytest.mark.parametrize("ending", ["", "1/0", "raise SystemExit(3)"], ids=["returns", "raises", "exits"])
+def test_trusted_code_imports_no_uploaded_module(box: belljar.Sandbox, imports: str, ending: str) -> None:
+    folders = ["", ".local/lib/python3.11/site-packages/", "site-packages/", "lib/"]
+    files = {folder + name: content for folder in folders for name, content in HOSTILE_MODULES.items()}
+    outcome = box.run(f"{imports}print('held')\n{ending}", files=files, env={"TZ": "Asia/Tokyo", "PYTHONPATH": "/work"})
+    assert outcome.stdout == "held\n"
+    assert "uploaded" not in outcome.stderr
+    assert outcome.exit_code == {"": 0, "1/0": 1}.get(ending, 3)
+
+
+BOMBS = {
+    "parentheses": "(" * 300_000,
+    "brackets_closed": "[" * 90_000 + "]" * 90_000,
+    "minus_signs": "-" * 1_000_000 + "1",
+    "nested_functions": "".join(" " * depth + "def f():\n" for depth in range(99)) + " " * 99 + "pass",
+    "nested_lambdas": "lambda:" * 100_000 + "0",
+    "attributes": "a" + ".a" * 400_000,
+    "calls": "a" + "()" * 400_000,
+    "big_shift": "x = 1 << (1 << 40)",
+    "big_power": "x = 9 ** 9 ** 9 ** 9",
+    "big_repeat": "x = ('a' * 4096) * 4096 * 4096 * 4096",
+    "many_arguments": "f(" + "a," * 500_000 + ")",
+    "many_digits": "x = " + "9" * 1_000_000,
+    "many_names": ";".join(f"a{number}=0" for number in range(200_000)),
+    "format_strings": "f'" + "{" * 4_000 + "}" * 4_000 + "'",
+    "deep_pattern": "match 1:\n case " + "[" * 50_000 + "]" * 50_000 + ": pass",
+    "unfinished_string": "'''" + "a\n" * 1_000_000,
+}
+
+
+@pytest.mark.parametrize("code", [pytest.param(code, id=name) for name, code in BOMBS.items()])
+def test_text_that_is_hard_to_parse_hurts_only_itself(box: belljar.Sandbox, code: str) -> None:
+    outcome = box.run(code, limits={"wall_seconds": 1, "memory_mb": 128})
+    assert outcome.status in ("ok", "failed", "crashed", "timed_out", "out_of_memory")
+    assert box.run("print('hello')").stdout == "hello\n"
+
+
+@pytest.mark.parametrize("coding", ["utf-7", "rot13", "unicode_escape", "idna", "utf-16", "hex", "zlib", "no-such", "utf-8-sig"])
+def test_a_coding_cookie_is_read_behind_the_walls(box: belljar.Sandbox, coding: str) -> None:
+    code = f"# -*- coding: {coding} -*-\nprint(open('/proc/self/status').read())"
+    outcome = box.run(code, limits={"wall_seconds": 2})
+    assert outcome.status in ("ok", "failed")
+    if outcome.ok:
+        assert "Seccomp:\t2" in outcome.stdout
+        assert "CapBnd:\t0000000000000000" in outcome.stdout
+
+
+def test_a_codec_of_the_program_is_not_found_before_it_runs(box: belljar.Sandbox) -> None:
+    files = {"encodings/evil.py": "raise SystemExit(99)", "evil.py": "raise SystemExit(98)"}
+    outcome = box.run("# -*- coding: evil -*-\nprint(1)", files=files)
+    assert (outcome.status, outcome.exit_code) == ("failed", 1)
+    assert "encoding problem: evil" in outcome.stderr
