@@ -243,10 +243,11 @@ def names() -> list[str]:
 
 def _replace(settings: Settings, name: str, value: Any) -> Settings:
     parts = name.split(".")
-    if parts[0] == "environments" and len(parts) == 3:
+    if parts[0] == "environments" and len(parts) >= 3:
         environments = dict(settings.environments)
-        before = environments.get(parts[1], EnvironmentSettings())
-        environments[parts[1]] = dataclasses.replace(before, **{parts[2]: _convert(name, before, parts[2], value)})
+        environment, attribute = ".".join(parts[1:-1]), parts[-1]  # its name may have dots
+        before = environments.get(environment, EnvironmentSettings())
+        environments[environment] = dataclasses.replace(before, **{attribute: _convert(name, before, attribute, value)})
         return dataclasses.replace(settings, environments=environments)
     if name not in names():
         raise InvalidSettings(f"unknown setting {name!r}; known are: {', '.join(names())}", setting=name)

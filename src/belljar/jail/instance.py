@@ -1,8 +1,8 @@
 """What one running Belljar claims on a machine: a range of host uids, and a name for its cgroups.
 
-Both claims end with the process, however it ends, because the kernel ends them. Uids are claimed by binding an
-abstract socket, which no two processes can. Cgroups are noted in a locked file: whoever gets the lock next knows that
-the earlier owner is gone and removes what it left. That is the whole of crash recovery.
+Both claims are locked files, and the kernel drops a lock with the process, however it ends. Uids are claimed in one
+place for the whole machine. Cgroups are noted in the runtime directory: whoever gets that lock next knows that the
+earlier owner is gone and removes what it left. That is the whole of crash recovery.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import fcntl
 import json
 import os
 import secrets
-import socket
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,12 +19,13 @@ from belljar.jail import cgroups, policy
 
 INSTANCES_MAX = 64
 _NOTE_BYTES = 4096
+_MACHINE_DIR = Path("/run/belljar")
 
 
 class Instance:
     """A claimed place on this machine; `close` gives it back."""
 
-    def __init__(self, lock: int, uid_claim: socket.socket, uid_base: int) -> None:
+    def __init__(self, lock: int, uid_claim: int, uid_base: int) -> None:
         self.name = f"instance-{secrets.token_hex(4)}"
         self.uid_base = uid_base
         self._uid_claim = uid_claim
@@ -39,7 +39,7 @@ class Instance:
         """Give the place back; everything noted has been removed."""
         self.note([])
         os.close(self._lock)
-        self._uid_claim.close()
+        os.close(self._uid_claim)
 
 
 def claim(runtime_dir: Path, first_uid: int) -> Instance:
@@ -65,7 +65,7 @@ def claim(runtime_dir: Path, first_uid: int) -> Instance:
     if own < 0:
         raise OSError(errno.EBUSY, f"{INSTANCES_MAX} instances already run from {runtime_dir}")
     try:
-        uid_claim, uid_base = _claim_uids(first_uid)
+        uid_claim, uid_base = _claim_uids(runtime_dir, first_uid)
     except BaseException:
         os.close(own)
         raise
@@ -91,13 +91,15 @@ def _clean_up_after_previous(lock: int) -> None:
     os.pwrite(lock, b"{}".ljust(_NOTE_BYTES), 0)
 
 
-def _claim_uids(first_uid: int) -> tuple[socket.socket, int]:
+def _claim_uids(runtime_dir: Path, first_uid: int) -> tuple[int, int]:
+    """As a plain user there is nothing to share; a machine without /run shares within the runtime directory."""
+    directory = runtime_dir
+    if os.geteuid() == 0 and os.access(_MACHINE_DIR.parent, os.W_OK):
+        directory = _MACHINE_DIR
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     for number in range(INSTANCES_MAX):
         base = first_uid + number * policy.UIDS_PER_INSTANCE
-        holder = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        try:
-            holder.bind(f"\0belljar-uids-{base}")
-            return holder, base
-        except OSError:
-            holder.close()
+        claim = _lock(directory / f"uids-{base}.lock")
+        if claim >= 0:
+            return claim, base
     raise OSError(errno.EBUSY, f"{INSTANCES_MAX} instances already run on this machine")

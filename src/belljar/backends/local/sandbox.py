@@ -55,9 +55,7 @@ class LocalSandbox:
             if missing:
                 raise WallMissing("; ".join(missing) + ". Nothing was run.", walls=missing)
             self._berths = Berths(self._cgroups, changes_uid=os.geteuid() == 0)
-            await self._world(
-                "default" if "default" in self._settings.environments else next(iter(self._environments.known()))
-            )
+            await self._world(self._first_environment())
         except OSError as error:
             await self.close()
             raise SandboxFault(f"cannot use {self._settings.runtime_dir}: {error}") from error
@@ -65,6 +63,10 @@ class LocalSandbox:
             await self.close()
             raise
         self._maintain()
+
+    def _first_environment(self) -> str:
+        configured = self._settings.environments
+        return "default" if "default" in configured else next(iter(configured), "default")
 
     def _find_missing_walls(self) -> list[str]:
         """What cannot be had here and was not given up, each with how to get it."""

@@ -1,0 +1,30 @@
+"""Output as it is written, and a program ended by leaving: `python examples/client_stream.py`.
+
+Start a server with `belljar serve`; BELLJAR_URL and BELLJAR_API_KEY say where and with which key.
+"""
+
+import asyncio
+import contextlib
+
+from belljar.client import AsyncClient, Output
+
+ENDLESS = """
+import itertools, time
+for number in itertools.count():
+    print(number, flush=True)
+    time.sleep(0.05)
+"""
+
+
+async def main() -> None:
+    async with AsyncClient.from_env() as client:
+        async with contextlib.aclosing(client.stream(ENDLESS, timeout=60)) as events:
+            async for event in events:
+                if isinstance(event, Output):
+                    print(event.text, end="", flush=True)
+                    if "5" in event.text:
+                        break  # hangs up, and the server ends the program
+        print(f"and {(await client.health()).status} for the next one")
+
+
+asyncio.run(main())
