@@ -1,21 +1,31 @@
-"""What every test may ask for: real settings, an open sandbox behind all walls, and a count of what is left behind."""
+"""What every test may ask for: real settings, an open sandbox behind all walls, and the view from outside."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import json
 import os
+import shutil
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import pytest
 
 import belljar
 from belljar.jail import policy
-from belljar.jail.cgroups import CgroupsUnavailable, find_hierarchies
+from belljar.jail.cgroups import find_hierarchies
 from belljar.settings import Settings, load
 
-_INSTANCES = 64  # uid ranges that one test session may claim
+_UID_RANGES = 64  # one for each sandbox that a test session may have open
+_DEADLINE_SECONDS = 30.0
+_PLAIN_UID = 12345  # nobody's: it has no entry anywhere
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +44,7 @@ def sources(repository: Path) -> Path:
 def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     """Every wall, the environment that BELLJAR_STATE_DIR holds, and names that no other test session uses."""
     given = load()
-    uid_base = 2_000_000_000 + os.getpid() % 256 * _INSTANCES * policy.UIDS_PER_INSTANCE
+    uid_base = 2_000_000_000 + os.getpid() % 256 * _UID_RANGES * policy.UIDS_PER_INSTANCE
     jail = dataclasses.replace(given.jail, uid_base=uid_base, cgroup_parent=f"belljar-test-{os.getpid()}")
     return dataclasses.replace(given, jail=jail, runtime_dir=tmp_path_factory.mktemp("run"))
 
@@ -54,74 +64,180 @@ def narrow_box(settings: Settings) -> Iterator[belljar.Sandbox]:
         yield opened
 
 
-@dataclasses.dataclass(frozen=True)
-class Leftovers:
-    """What running programs must not make more of. Numbers of this machine, taken from outside the jail."""
+@pytest.fixture(scope="session")
+def plain_user(sources: Path, repository: Path) -> Iterator[PlainUser]:
+    """A user without rights, with a readable copy of the sources and a home of its own."""
+    home = Path(tempfile.mkdtemp(prefix="belljar-plain-"))
+    try:
+        home.chmod(0o755)
+        shutil.copytree(sources / "belljar", home / "src" / "belljar", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(repository / "tests" / "escape" / "plain_user_server.py", home)
+        (home / "own").mkdir()
+        os.chown(home / "own", _PLAIN_UID, _PLAIN_UID)
+        yield PlainUser(home)
+    finally:
+        shutil.rmtree(home)
 
-    processes: int  # of our guests' uids, zombies included
-    zombies: int  # children of this process that nobody has waited for
+
+@pytest.fixture(scope="session")
+def plain_box(plain_user: PlainUser) -> Iterator[PlainBox]:
+    """The sandbox of a plain user, who has given up the two walls that need root."""
+    with plain_user.open(without_walls="uid,cgroup") as box:
+        assert box.greeting == {"opened": True}, box.greeting
+        yield box
+
+
+@pytest.fixture(scope="session")
+def host(settings: Settings) -> Host:
+    """This machine as seen from outside the jail."""
+    return Host(settings)
+
+
+class Leftovers(NamedTuple):
+    """What running programs must not make more of."""
+
+    processes: int  # of our guests' uids, and children of this process; zombies included
     mounts: int  # in this mount namespace
     cgroups: int  # directories below our own
     descriptors: int  # open in this process
-    files: int  # in the runtime and state directories
+    files: int  # below the directories that we write to
 
-    @classmethod
-    def count(cls, settings: Settings) -> Leftovers:
-        """As things are now."""
-        return cls(
-            processes=len(guest_processes(settings)),
-            zombies=sum(state == "Z" and parent == os.getpid() for _, parent, state in _processes()),
+
+class Host:
+    """Looks at this machine from outside, where no program can forge what is seen."""
+
+    def __init__(self, settings: Settings) -> None:
+        first = settings.jail.uid_base
+        self._uids = range(first, first + _UID_RANGES * policy.UIDS_PER_INSTANCE)
+        self._settings = settings
+
+    def leftovers(self) -> Leftovers:
+        """Everything that could be left behind, counted now."""
+        ours = {process.pid for process in self.processes() if process.parent == os.getpid()}
+        return Leftovers(
+            processes=len(ours | {process.pid for process in self.guest_processes()}),
             mounts=len(Path("/proc/self/mountinfo").read_text().splitlines()),
-            cgroups=len(cgroup_directories(settings)),
+            cgroups=len(self.cgroup_directories()),
             descriptors=len(os.listdir("/proc/self/fd")),
-            files=sum(len(files) for _, _, files in os.walk(settings.runtime_dir)) + len(os.listdir(settings.state_dir)),
+            files=sum(1 for _ in self._settings.runtime_dir.rglob("*")) + len(os.listdir(self._settings.state_dir)),
         )
 
+    def guest_processes(self) -> list[Process]:
+        """Wardens, zygotes, sleepers and guests of this test session: everyone with one of its uids."""
+        return [process for process in self.processes() if process.uid in self._uids]
 
-def guest_processes(settings: Settings) -> list[int]:
-    """Every process whose host uid belongs to this test session: wardens, zygotes, sleepers, guests."""
-    first = settings.jail.uid_base
-    ours = range(first, first + _INSTANCES * policy.UIDS_PER_INSTANCE)
-    found = []
-    for pid, _, _ in _processes():
-        try:
-            if os.stat(f"/proc/{pid}").st_uid in ours or _real_uid(pid) in ours:
-                found.append(pid)
-        except OSError:
-            continue  # gone meanwhile
-    return found
+    def cgroup_directories(self) -> list[str]:
+        """Every cgroup of this test session, in every hierarchy."""
+        roots = [f"{each.path}/{self._settings.jail.cgroup_parent}" for each in find_hierarchies()]
+        return [path for root in roots for path, _, _ in os.walk(root)]
 
+    @staticmethod
+    def processes() -> Iterator[Process]:
+        """Every process of this machine."""
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    lines = (entry / "status").read_text().splitlines()
+                    command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+                except OSError:
+                    continue  # gone meanwhile
+                facts = {name: value.split() for name, _, value in (line.partition(":") for line in lines)}
+                yield Process(
+                    pid=int(entry.name), parent=int(facts["PPid"][0]), uid=int(facts["Uid"][0]), command=command
+                )
 
-def cgroup_directories(settings: Settings) -> list[str]:
-    """Every cgroup of this test session, in every hierarchy."""
-    try:
-        roots = [f"{each.path}/{settings.jail.cgroup_parent}" for each in find_hierarchies()]
-    except CgroupsUnavailable:
-        return []
-    return [path for root in roots for path, _, _ in os.walk(root)]
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 20.0, what: str = "it") -> None:
-    """Return once `condition` holds; fail when it does not within the deadline."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} never happened"
-        time.sleep(0.01)
-
-
-def _real_uid(pid: int) -> int:
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("Uid:"):
-            return int(line.split()[1])
-    return -1
+    @staticmethod
+    def wait_until(condition: Callable[[], object], what: str, seconds: float = _DEADLINE_SECONDS) -> None:
+        """Return once `condition` holds; fail when it does not in time."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, f"not within {seconds} seconds: {what}"
+            time.sleep(0.01)
 
 
-def _processes() -> Iterator[tuple[int, int, str]]:
-    """Every process of this machine: pid, parent, state letter."""
-    for name in os.listdir("/proc"):
-        if name.isdigit():
+class Process(NamedTuple):
+    """A process as the host sees it."""
+
+    pid: int
+    parent: int
+    uid: int
+    command: str
+
+
+class PlainUser:
+    """Opens sandboxes as somebody who has no rights at all."""
+
+    uid = _PLAIN_UID
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+
+    @contextlib.contextmanager
+    def open(self, without_walls: str) -> Iterator[PlainBox]:
+        """A sandbox in a process of this user; its greeting says whether it did open."""
+        process = subprocess.Popen(
+            [self._python(), str(self._home / "plain_user_server.py"), str(self._home / "own"), without_walls],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            user=self.uid,
+            group=self.uid,
+            extra_groups=[],
+            cwd="/",
+            env={"PATH": "/usr/bin:/bin", "HOME": str(self._home / "own"), "PYTHONPATH": str(self._home / "src")},
+        )
+        with process:
+            yield PlainBox(process)
+            assert process.stdin is not None
+            process.stdin.close()
+            assert process.wait(_DEADLINE_SECONDS) == 0
+
+    def _python(self) -> str:
+        """An interpreter that this user can run and that is new enough: one in somebody's home is not."""
+        for python in (sys.executable, "/usr/local/bin/python3", "/usr/bin/python3"):
+            command = [python, "-c", "import sys; sys.exit(sys.version_info < (3, 11))"]
             try:
-                after = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
-            except OSError:
+                asked = subprocess.run(command, user=self.uid, group=self.uid, extra_groups=[], cwd="/", check=False)
+            except (FileNotFoundError, PermissionError):
                 continue
-            yield int(name), int(after[1]), after[0]
+            if asked.returncode == 0:
+                return python
+        pytest.fail("no Python 3.11 that every user can run; install one in /usr/bin")
+
+
+class PlainBox:
+    """A sandbox of a plain user, used like one of ours."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        self.pid = process.pid
+        self.greeting = self._hear()
+
+    def run(self, code: str, **asked: Any) -> SimpleNamespace:
+        """Run one program to its end."""
+        answer = self._ask({"do": "run", "code": code, "asked": asked})
+        assert "outcome" in answer, answer
+        return SimpleNamespace(**answer["outcome"])
+
+    @contextlib.contextmanager
+    def hold(self, code: str, text: str, **asked: Any) -> Iterator[None]:
+        """A program that has written `text` and is still there."""
+        answer = self._ask({"do": "hold", "code": code, "asked": asked, "text": text})
+        assert not answer, answer
+        try:
+            yield
+        finally:
+            self._ask({"do": "release"})
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        return self._hear()
+
+    def _hear(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, "the plain user's process has ended"
+        heard: dict[str, Any] = json.loads(line)
+        return heard

@@ -37,7 +37,7 @@ def is_alive(mark: str) -> bool:
 
 async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
     async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110  the process table sends no events
+        while not condition():
             await asyncio.sleep(0.005)
 
 

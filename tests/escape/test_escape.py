@@ -120,7 +120,9 @@ def place(request: pytest.FixtureRequest, who: str, path: Path) -> Place:
 
 
 @pytest.mark.parametrize(("path", "who"), list(cases()))
-def test_hostile_program_ends_as_it_says_and_harms_nobody(place: Place, path: Path, who: str, canaries: Canaries) -> None:
+def test_hostile_program_ends_as_it_says_and_harms_nobody(
+    place: Place, path: Path, who: str, canaries: Canaries
+) -> None:
     code = path.read_text()
     header = Header.read(code)
     asked: dict[str, Any] = {"limits": header.limits} if header.limits else {}
@@ -229,7 +231,9 @@ def test_memory_holds_nothing_of_other_runs_or_of_the_host(narrow_box: belljar.S
     secret = "SECRET" + secrets.token_hex(16)  # in this process, which stands for a server with keys
     asked: dict[str, Any] = {"stdin": secret, "args": [secret], "env": {"KEY": secret}, "files": {"key": secret}}
     for _ in range(3):
-        planted = narrow_box.run(f"{imports}kept = [{secret!r} * count for count in range(99)]; print('planted')", **asked)
+        planted = narrow_box.run(
+            f"{imports}kept = [{secret!r} * count for count in range(99)]; print('planted')", **asked
+        )
         assert planted.stdout == "planted\n"
         scanned = narrow_box.run(imports + SCAN_MEMORY, args=[pattern_of(secret)])
         assert (scanned.stdout, scanned.stderr) == ("held\n", "")
@@ -302,7 +306,9 @@ def test_text_that_is_hard_to_parse_hurts_only_itself(box: belljar.Sandbox, code
     assert box.run("print('hello')").stdout == "hello\n"
 
 
-@pytest.mark.parametrize("coding", ["utf-7", "rot13", "unicode_escape", "idna", "utf-16", "hex", "zlib", "no-such", "utf-8-sig"])
+@pytest.mark.parametrize(
+    "coding", ["utf-7", "rot13", "unicode_escape", "idna", "utf-16", "hex", "zlib", "no-such", "utf-8-sig"]
+)
 def test_a_coding_cookie_is_read_behind_the_walls(box: belljar.Sandbox, coding: str) -> None:
     code = f"# -*- coding: {coding} -*-\nprint(open('/proc/self/status').read())"
     outcome = box.run(code, limits={"wall_seconds": 2})

@@ -5,6 +5,7 @@ What the kernel says (its tables under /proc/self, the files of a cgroup) is the
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import secrets
@@ -31,7 +32,7 @@ CONTROLLERS = {"memory", "pids", "cpuacct"}
 
 @pytest.fixture
 def ours() -> Iterator[Cgroups]:
-    made = Cgroups(find_hierarchies(), f"belljar-test-{os.getpid()}/{secrets.token_hex(4)}")
+    made = Cgroups(find_hierarchies(), unique_name())
     made.open()
     yield made
     made.close()
@@ -43,6 +44,10 @@ def cell(ours: Cgroups) -> Iterator[CellCgroup]:
     made = ours.cell(0)
     yield made
     made.close()
+
+
+def unique_name() -> str:
+    return f"belljar-test-{secrets.token_hex(4)}/instance"
 
 
 def join(cell: CellCgroup, code: str) -> subprocess.Popen[bytes]:
@@ -155,12 +160,12 @@ def test_cpu_of_all_processes_is_counted(cell: CellCgroup) -> None:
 
 
 def test_a_closed_cell_leaves_no_descriptor(ours: Cgroups) -> None:
-    before = set(os.listdir("/proc/self/fd"))
     cell = ours.cell(1)
     cell.limit(64 * MIB, 4)
     cell.begin()
+    assert open_below(ours)
     cell.close()
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert open_below(ours) == []
 
 
 def test_closing_ends_whoever_is_left_and_removes_everything(ours: Cgroups) -> None:
@@ -189,9 +194,11 @@ subprocess.Popen([sys.executable, "-c", orphan], pass_fds=cell.join_files)
 while cell.is_empty(): pass
 os.kill(os.getpid(), 9)
 """
-    name = f"belljar-test-{os.getpid()}/{secrets.token_hex(4)}"
+    name = unique_name()
     left = [Path(hierarchy.path) / name for hierarchy in find_hierarchies()]
-    subprocess.run([sys.executable, "-c", crashed, str(tmp_path), name], check=False, env={"PYTHONPATH": os.pathsep.join(sys.path)})
+    subprocess.run(
+        [sys.executable, "-c", crashed, str(tmp_path), name], check=False, env={"PYTHONPATH": os.pathsep.join(sys.path)}
+    )
     assert all(path.is_dir() for path in left)
     claimed = instance.claim(tmp_path, 3_000_000_000)
     try:
@@ -225,6 +232,15 @@ def test_two_instances_never_share_anything(tmp_path: Path) -> None:
 def test_a_spoiled_note_of_an_earlier_instance_stops_nobody(tmp_path: Path, note: bytes) -> None:
     (tmp_path / "slot-0.lock").write_bytes(note)
     instance.claim(tmp_path, 3_000_000_000).close()
+
+
+def open_below(ours: Cgroups) -> list[str]:
+    """Files of our cgroups that this process has open."""
+    found = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # the one that listed them, or closed meanwhile
+            found.append(str(descriptor.readlink()))
+    return [path for path in found for _, directory in ours.directories if path.startswith(f"{directory}/")]
 
 
 def kill_all(cell: CellCgroup) -> None:

@@ -158,7 +158,9 @@ def test_closing_a_stream_ends_every_descendant_before_it_returns(box: belljar.S
     assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []
 
 
-@pytest.mark.parametrize("limits", [{"wall_seconds": 0.5}, {"cpu_seconds": 0.3, "wall_seconds": 20}], ids=["wall", "cpu"])
+@pytest.mark.parametrize(
+    "limits", [{"wall_seconds": 0.5}, {"cpu_seconds": 0.3, "wall_seconds": 20}], ids=["wall", "cpu"]
+)
 def test_a_limit_ends_every_descendant_before_the_answer(
     box: belljar.Sandbox, host: Host, limits: dict[str, float]
 ) -> None:
@@ -200,7 +202,9 @@ class Server:
         self.settings = dataclasses.replace(
             settings,
             runtime_dir=directory / "run",
-            jail=dataclasses.replace(settings.jail, cgroup_parent=f"{settings.jail.cgroup_parent}-{secrets.token_hex(4)}"),
+            jail=dataclasses.replace(
+                settings.jail, cgroup_parent=f"{settings.jail.cgroup_parent}-{secrets.token_hex(4)}"
+            ),
         )
         environ = {
             "BELLJAR_STATE_DIR": str(settings.state_dir),
@@ -282,7 +286,9 @@ def test_giving_up_one_wall_does_not_give_up_another(plain_user: PlainUser, give
 # ---- what a plain user's guests are held by. Limits are per process there, so less holds than as root.
 
 
-def test_a_plain_users_guests_have_his_uid_and_no_rights(plain_box: PlainBox, plain_user: PlainUser, host: Host) -> None:
+def test_a_plain_users_guests_have_his_uid_and_no_rights(
+    plain_box: PlainBox, plain_user: PlainUser, host: Host
+) -> None:
     marker = f"marker-{secrets.token_hex(8)}"
     with plain_box.hold(SLEEPERS, "planted", args=[marker]):
         host.wait_until(lambda: len(marked(host, marker)) == 4, "four processes with the marker")
@@ -304,7 +310,12 @@ def test_a_plain_users_guests_have_his_uid_and_no_rights(plain_box: PlainBox, pl
         pytest.param("print('x' * 20)\nx = bytearray(40 << 20)", {"memory_mb": 64}, "ok", id="memory_that_fits"),
         pytest.param("while True: pass", {"cpu_seconds": 1, "wall_seconds": 20}, "timed_out", id="cpu_of_one_process"),
         pytest.param("import time; time.sleep(99)", {"wall_seconds": 0.5}, "timed_out", id="wall"),
-        pytest.param("import os\nwhile True:\n try: os.fork()\n except OSError: pass", {"wall_seconds": 1}, "timed_out", id="forks"),
+        pytest.param(
+            "import os\nwhile True:\n try: os.fork()\n except OSError: pass",
+            {"wall_seconds": 1},
+            "timed_out",
+            id="forks",
+        ),
         pytest.param("open('f','wb').write(bytes(99 << 20))", {"disk_mb": 16, "memory_mb": 512}, "failed", id="disk"),
     ],
 )
@@ -328,5 +339,3 @@ def test_a_plain_users_program_that_forks_all_it_can_leaves_room_for_other_progr
     with plain_box.hold(textwrap.dedent(forks), "planted", limits={"wall_seconds": 30}):
         for _ in range(5):
             assert plain_box.run("print('hello')").stdout == "hello\n"
-
-

@@ -1,3 +1,3 @@
 import gc
 print(gc.isenabled(), gc.get_threshold(), gc.get_debug(), gc.garbage, gc.callbacks)
-print(gc.get_count()[0] < 700, gc.get_count()[1] < 12)
+print(gc.get_count()[1] < 12, gc.get_count()[2] < 12)

@@ -1,6 +1,7 @@
-import sys
+import os, sys
+basename = os.path.basename
 def trace(frame, event, argument):
-    print(event, frame.f_code.co_name, frame.f_code.co_filename[-20:])
+    sys.stdout.write(f"{event} {frame.f_code.co_name} {basename(frame.f_code.co_filename)}\n")
 sys.settrace(trace)
 def f():
     pass

@@ -2,4 +2,4 @@ import subprocess
 try:
     subprocess.run(["sleep", "10"], timeout=0.2)
 except subprocess.TimeoutExpired as error:
-    print(error)
+    print(error.cmd)

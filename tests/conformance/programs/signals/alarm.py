@@ -7,5 +7,5 @@ try:
     time.sleep(10)
 except TimeoutError as error:
     print(error)
-signal.alarm(1)
+signal.setitimer(signal.ITIMER_REAL, 0.1)
 signal.pause()

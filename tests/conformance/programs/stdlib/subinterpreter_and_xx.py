@@ -1,4 +1,5 @@
 import _xxsubinterpreters as interpreters
 one = interpreters.create()
-print(interpreters.run_string(one, "print('inside', __name__)"))
+print("outside", flush=True)
+print(interpreters.run_string(one, "print('inside', __name__, flush=True)"))
 interpreters.destroy(one)

@@ -1,0 +1,321 @@
+"""What HTTP costs: `belljar serve` under wrk, beside a server that does nothing and one that starts bwrap each time.
+
+Not called http.py: a script's own directory comes first on the module search path, and `http` is in the standard
+library.
+
+    python bench/http_server.py [--seconds 5] [--rounds 3] [--connections 100] [--json FILE] [--plot FILE]
+
+All servers are up during the whole run, rounds are interleaved, the median counts, and every answer is checked.
+CPU is that of the server's own process: the zygote and the guests are others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+CODE = "x=5\nprint(x)"
+BODY = json.dumps({"code": CODE})
+BATCH_EXECUTIONS = 1000
+TARGETS = {"cpu_ms": 0.8, "batch_cpu_ms": 0.3, "of_engine": 0.8}
+
+#: wrk counts every answer that is not what it should be.
+_SCRIPT = """
+wrk.method = "POST"
+wrk.headers["Content-Type"] = "application/json"
+wrk.body = [==[%s]==]
+local threads = {}
+function setup(thread) table.insert(threads, thread) end
+function init() wrong = 0 end
+function response(status, headers, body)
+  if status ~= 200 or not string.find(body, '"stdout":"5\\\\n"', 1, true) then wrong = wrong + 1 end
+end
+function done(summary, latency)
+  local bad = 0
+  for _, thread in ipairs(threads) do bad = bad + thread:get("wrong") end
+  local errors = summary.errors
+  bad = bad + errors.connect + errors.read + errors.write + errors.timeout
+  io.write(string.format("RESULT %%d %%d %%d %%d %%d\\n", summary.requests, summary.duration, bad,
+    latency:percentile(50), latency:percentile(99)))
+end
+"""
+
+_ECHO = """
+import sys, uvicorn
+from starlette.applications import Starlette
+from starlette.responses import Response
+from starlette.routing import Route
+ANSWER = b'{"id":"x_0","language":"python","status":"ok","exit_code":0,"stdout":"5\\\\n","stderr":""}'
+async def execute(request):
+    await request.json()
+    return Response(ANSWER, media_type="application/json")
+app = Starlette(routes=[Route("/v1/execute", execute, methods=["POST"])])
+uvicorn.run(app, port=int(sys.argv[1]), log_level="error", access_log=False)
+"""
+
+_BWRAP = """
+import asyncio, json, sys, uvicorn
+from starlette.applications import Starlette
+from starlette.responses import Response
+from starlette.routing import Route
+JAIL = "bwrap --ro-bind / / --unshare-all --die-with-parent --tmpfs /tmp /usr/bin/python3 -I -c".split()
+turns = asyncio.Semaphore(8)
+async def execute(request):
+    async with turns:
+        run = await asyncio.create_subprocess_exec(*JAIL, (await request.json())["code"], stdout=-1, stderr=-1)
+        out, err = await run.communicate()
+    answer = {"stdout": out.decode(), "stderr": err.decode(), "exit_code": run.returncode}
+    return Response(json.dumps(answer, separators=(",", ":")), media_type="application/json")
+app = Starlette(routes=[Route("/v1/execute", execute, methods=["POST"])])
+uvicorn.run(app, port=int(sys.argv[1]), log_level="error", access_log=False)
+"""
+
+
+@dataclass(kw_only=True)
+class Server:
+    """One of those compared."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    port: int
+
+    @property
+    def url(self) -> str:
+        """Where programs are sent."""
+        return f"http://127.0.0.1:{self.port}/v1/execute"
+
+    def cpu_seconds(self) -> float:
+        """Of this process alone, since it was started."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(kw_only=True)
+class Measured:
+    """One round with one server."""
+
+    requests_per_second: float
+    cpu_ms: float
+    p50_ms: float
+    p99_ms: float
+    wrong: int
+
+
+def main() -> int:
+    """Measure, print, compare with the targets; fails when an answer was wrong."""
+    options = _read_options()
+    if shutil.which("wrk") is None:
+        print(
+            "\n!!! wrk is not installed, so NOTHING IS MEASURED. On Debian and Ubuntu: apt-get install wrk\n",
+            file=sys.stderr,
+        )
+        return 3
+    with contextlib.ExitStack() as stack:
+        script = stack.enter_context(tempfile.NamedTemporaryFile("w", suffix=".lua"))
+        script.write(_SCRIPT % BODY)
+        script.flush()
+        servers = [stack.enter_context(start(*each)) for each in _contenders()]
+        rounds: dict[str, list[Measured]] = {server.name: [] for server in servers}
+        batches, engine = [], []
+        for number in range(options.rounds):
+            for server in servers:
+                rounds[server.name].append(load(server, script.name, options))
+                print(f"round {number + 1}: {server.name}: {rounds[server.name][-1]}", file=sys.stderr)
+            batches.append(run_batch(servers[0]))
+            engine.append(asyncio.run(run_engine(options.seconds, options.connections)))
+    report = summarise(rounds, batches, engine)
+    show(report)
+    if options.json:
+        Path(options.json).write_text(json.dumps(report, indent=2) + "\n")
+    if options.plot:
+        draw(report, options.plot)
+    return 1 if any(each["wrong"] for each in report["servers"].values()) else 0
+
+
+def _read_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--connections", type=int, default=100)
+    parser.add_argument("--json", help="write the numbers here")
+    parser.add_argument("--plot", help="draw them here (needs matplotlib)")
+    return parser.parse_args()
+
+
+def _contenders() -> Iterator[tuple[str, list[str]]]:
+    yield "belljar", [sys.executable, "-m", "belljar", "serve", "--port"]
+    yield "starlette echo (runs nothing)", [sys.executable, "-c", _ECHO]
+    if shutil.which("bwrap"):
+        yield "bwrap + python", [sys.executable, "-c", _BWRAP]
+    else:
+        print("!!! bwrap is not installed and NOT compared", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def start(name: str, command: list[str]) -> Iterator[Server]:
+    """Start one server on a free port and wait until it answers rightly."""
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    with tempfile.TemporaryDirectory() as runtime:
+        environ = {"BELLJAR_RUNTIME_DIR": f"{runtime}/run", "BELLJAR_SERVER_KEYS_FILE": f"{runtime}/keys.json"}
+        process = subprocess.Popen([*command, str(port)], env={**os.environ, **environ}, stderr=subprocess.DEVNULL)
+        server = Server(name=name, process=process, port=port)
+        try:
+            _wait_until_right(server)
+            yield server
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def _wait_until_right(server: Server) -> None:
+    deadline = time.monotonic() + 120
+    while True:
+        try:
+            if '"stdout":"5\\n"' in post(server.url, BODY.encode()):
+                return
+        except OSError:
+            assert server.process.poll() is None, f"{server.name} ended"
+        assert time.monotonic() < deadline, f"{server.name} does not answer rightly"
+        time.sleep(0.1)
+
+
+def post(url: str, body: bytes) -> str:
+    """Send JSON, return the answer."""
+    request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=600) as response:
+        text: str = response.read().decode()
+    return text
+
+
+def load(server: Server, script: str, options: argparse.Namespace) -> Measured:
+    """One round of wrk."""
+    before = server.cpu_seconds()
+    connections = ["-t1", f"-c{options.connections}", f"-d{options.seconds}", "--timeout", "60"]
+    said = subprocess.run(["wrk", *connections, "-s", script, server.url], capture_output=True, text=True, check=True)
+    cpu_seconds = server.cpu_seconds() - before
+    found = re.search(r"RESULT (\d+) (\d+) (\d+) (\d+) (\d+)", said.stdout)
+    assert found, said.stdout
+    requests, microseconds, wrong, p50, p99 = map(int, found.groups())
+    return Measured(
+        requests_per_second=requests / (microseconds / 1e6),
+        cpu_ms=1000 * cpu_seconds / max(requests, 1),
+        p50_ms=p50 / 1000,
+        p99_ms=p99 / 1000,
+        wrong=wrong,
+    )
+
+
+def run_batch(server: Server) -> dict[str, float]:
+    """A thousand executions in one request."""
+    body = json.dumps({"executions": [{"code": CODE}] * BATCH_EXECUTIONS}).encode()
+    before, began = server.cpu_seconds(), time.monotonic()
+    answer = json.loads(post(server.url.replace("execute", "batch"), body))
+    seconds, cpu_seconds = time.monotonic() - began, server.cpu_seconds() - before
+    assert all(result["stdout"] == "5\n" for result in answer["results"]), "a wrong answer in the batch"
+    assert answer["passed"] == BATCH_EXECUTIONS
+    return {"per_second": BATCH_EXECUTIONS / seconds, "cpu_ms": 1000 * cpu_seconds / BATCH_EXECUTIONS}
+
+
+async def run_engine(seconds: float, width: int) -> dict[str, float]:
+    """The same program without HTTP, as many at a time."""
+    from belljar.assembly import build_engine
+    from belljar.engine.admission import admit
+    from belljar.settings import load as load_settings
+
+    with tempfile.TemporaryDirectory() as runtime:
+        settings = load_settings(flags={"runtime_dir": f"{runtime}/run"})
+        engine = build_engine(settings)
+        await engine.open()
+        try:
+            execution = admit(settings, CODE)
+            await engine.run(execution)
+            ends, count = time.monotonic() + seconds, 0
+
+            async def work() -> None:
+                nonlocal count
+                while time.monotonic() < ends:
+                    outcome = await engine.run(execution)
+                    assert outcome.stdout == "5\n"
+                    count += 1
+
+            before, began = time.process_time(), time.monotonic()
+            await asyncio.gather(*(work() for _ in range(width)))
+            passed = time.monotonic() - began
+            return {"per_second": count / passed, "cpu_ms": 1000 * (time.process_time() - before) / count}
+        finally:
+            await engine.close(0.0)
+
+
+def summarise(
+    rounds: dict[str, list[Measured]], batches: list[dict[str, float]], engine: list[dict[str, float]]
+) -> dict[str, Any]:
+    """Medians, and how they compare with the targets."""
+
+    def middle(values: list[dict[str, Any]]) -> dict[str, Any]:
+        return {name: round(statistics.median(each[name] for each in values), 3) for name in values[0]}
+
+    servers = {name: middle([asdict(each) for each in measured]) for name, measured in rounds.items()}
+    for name, measured in rounds.items():
+        servers[name]["wrong"] = sum(each.wrong for each in measured)
+    report: dict[str, Any] = {"servers": servers, "batch": middle(batches), "engine": middle(engine)}
+    ours = servers["belljar"]
+    report["reached"] = {
+        "cpu_ms": ours["cpu_ms"] <= TARGETS["cpu_ms"],
+        "batch_cpu_ms": report["batch"]["cpu_ms"] <= TARGETS["batch_cpu_ms"],
+        "of_engine": ours["requests_per_second"] >= TARGETS["of_engine"] * report["engine"]["per_second"],
+    }
+    report["load_average"] = os.getloadavg()[0]
+    return report
+
+
+def show(report: dict[str, Any]) -> None:
+    """The table, as Markdown."""
+    print("| server | requests/s | server CPU ms/request | p50 ms | p99 ms | wrong |\n|---|---|---|---|---|---|")
+    for name, each in report["servers"].items():
+        numbers = (f"{each['requests_per_second']:.0f}", f"{each['cpu_ms']:.3f}", f"{each['p50_ms']:.1f}")
+        print(f"| {name} | {' | '.join(numbers)} | {each['p99_ms']:.1f} | {each['wrong']:.0f} |")
+    print(f"| engine without HTTP | {report['engine']['per_second']:.0f} | {report['engine']['cpu_ms']:.3f} | | | |")
+    batch = report["batch"]
+    print(f"| belljar, one batch of {BATCH_EXECUTIONS} | {batch['per_second']:.0f} | {batch['cpu_ms']:.3f} | | | |")
+    print(f"\ntargets reached: {report['reached']}; load average at the end: {report['load_average']:.1f}")
+
+
+def draw(report: dict[str, Any], path: str) -> None:
+    """Requests per second beside each other."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    rates = {name: each["requests_per_second"] for name, each in report["servers"].items()}
+    rates |= {"engine without HTTP": report["engine"]["per_second"], "belljar, batch": report["batch"]["per_second"]}
+    figure, axes = plt.subplots(figsize=(8, 3))
+    bars = axes.barh(list(rates), list(rates.values()))
+    axes.bar_label(bars, fmt="%.0f", padding=3)
+    axes.set_xscale("log")
+    axes.set_xlabel("small programs per second (log scale)")
+    axes.invert_yaxis()
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,51 @@
+"""Many requests over kept connections: every answer right, and nothing grows."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from pathlib import Path
+
+from .conftest import JSON, Server, Start
+
+CONNECTIONS = 8
+REQUESTS = 60  # on each connection
+
+
+def test_nothing_grows_and_every_answer_is_right(start: Start) -> None:
+    with start() as server:
+        _load(server)
+        before = _resident_kilobytes(server), _descriptors(server)
+        _load(server)
+        assert _resident_kilobytes(server) - before[0] < 4_000
+        assert _descriptors(server) - before[1] <= CONNECTIONS
+
+
+def _load(server: Server) -> None:
+    wrong: list[object] = []
+
+    def work(worker: int) -> None:
+        with contextlib.closing(server.connect()) as connection:
+            for number in range(REQUESTS):
+                said = f"{worker}/{number}"
+                connection.request("POST", "/v1/execute", json.dumps({"code": f"print({said!r})"}), JSON)
+                body = json.loads(connection.getresponse().read())
+                if body.get("stdout") != f"{said}\n":
+                    wrong.append(body)
+
+    workers = [threading.Thread(target=work, args=(number,)) for number in range(CONNECTIONS)]
+    for each in workers:
+        each.start()
+    for each in workers:
+        each.join()
+    assert not wrong
+
+
+def _resident_kilobytes(server: Server) -> int:
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    return int(status.partition("VmRSS:")[2].split()[0])
+
+
+def _descriptors(server: Server) -> int:
+    return sum(1 for _ in Path(f"/proc/{server.process.pid}/fd").iterdir())

@@ -1,0 +1,31 @@
+"""What /openapi.json promises, tried with requests nobody would think of."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import schemathesis
+from hypothesis import HealthCheck
+from hypothesis import settings as examples
+from schemathesis.specs.openapi.checks import positive_data_acceptance
+
+from belljar.frontends.api.openapi import SCHEMA
+
+from .conftest import Server
+
+schema = schemathesis.openapi.from_dict(json.loads(json.dumps(SCHEMA)))
+
+
+def test_schema_is_served(server: Server) -> None:
+    assert server.ask("GET", "/openapi.json").body == json.loads(json.dumps(SCHEMA))
+
+
+@schema.parametrize()
+@examples(max_examples=30, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+def test_answers_are_as_promised(case: Any, server: Server) -> None:
+    """No 5xx, no status and no body that is not in the schema, nothing invalid accepted.
+
+    That everything valid is accepted cannot be asked: no schema says which languages a server has.
+    """
+    case.call_and_validate(base_url=f"http://{server.host}", excluded_checks=[positive_data_acceptance])

@@ -1,0 +1,80 @@
+"""The benchmark and the soak run to their end and write what they promise. Nothing here looks at a duration."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("matplotlib", reason="the benchmark draws with matplotlib: pip install belljar[bench]")
+
+_PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def _run(repository: Path, sources: Path, *arguments: str) -> str:
+    finished = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=repository,
+        env={**os.environ, "PYTHONPATH": str(sources), "MPLBACKEND": "agg"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    return finished.stdout
+
+
+@pytest.mark.timeout(300)
+def test_quick_benchmark_writes_its_tables_and_its_plot(repository: Path, sources: Path, tmp_path: Path) -> None:
+    page = tmp_path / "performance.md"
+    page.write_text("# Ours\n\n<!-- bench:begin -->\nof yesterday\n<!-- bench:end -->\n\nkept\n")
+
+    _run(repository, sources, "bench/run.py", "--quick", "--at-once", "20", "--output-dir", str(tmp_path))
+
+    text = page.read_text()
+    assert "of yesterday" not in text
+    assert text.endswith("\n\nkept\n")
+    for heading in ("### Targets", "### hello", "### data", "### cpu", "### mbpp", "### Memory of an idle service"):
+        assert heading in text
+    assert (tmp_path / "performance.png").read_bytes().startswith(_PNG)
+    numbers = json.loads((tmp_path / "performance.json").read_text())
+    measured = {(row["contender"], row["workload"]) for row in numbers["rows"]}
+    wanted = {(name, workload) for name in ("fork+run", "belljar", "cold python") for workload in ("hello", "data")}
+    assert wanted <= measured
+    assert all(row["cpu_many_ms"] > 0 for row in numbers["rows"])
+    assert {target["what"] for target in numbers["targets"] if target["measured"] is None} <= {
+        "hello: rate at 16 of bubblewrap's"
+    }
+
+
+@pytest.mark.timeout(300)
+def test_short_soak_passes_and_writes_its_plot(repository: Path, sources: Path, tmp_path: Path) -> None:
+    output = _run(
+        repository, sources, "bench/soak.py", "--runs", "200", "--samples", "8", "--output-dir", str(tmp_path)
+    )
+
+    assert "nothing grew" in output
+    report = json.loads((tmp_path / "soak.json").read_text())
+    assert report["passed"]
+    assert sum(report["statuses"].values()) == 200
+    assert {"ok", "failed", "timed_out", "out_of_memory", "output_limit", "cancelled"} <= report["statuses"].keys()
+    assert (tmp_path / "soak.png").read_bytes().startswith(_PNG)
+    assert "<!-- soak:begin -->" in (tmp_path / "performance.md").read_text()
+
+
+def test_growth_is_told_from_a_step_and_from_noise(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(repository / "bench"))
+    import soak  # type: ignore[import-not-found]
+
+    flat = [{"runs": float(n), **dict.fromkeys(soak.ALLOWED_GROWTH, 50.0)} for n in range(1, 101)]
+    leaking = [{**sample, "descriptors": 50.0 + sample["runs"]} for sample in flat]
+    early_step = [{**sample, "processes": 40.0 if sample["runs"] < 8 else 60.0} for sample in flat]
+
+    assert not any(each["grew"] for each in soak.judge_growth(flat, 100).values())
+    assert [name for name, each in soak.judge_growth(leaking, 100).items() if each["grew"]] == ["descriptors"]
+    assert not any(each["grew"] for each in soak.judge_growth(early_step, 100).values())

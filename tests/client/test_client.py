@@ -1,0 +1,547 @@
+"""The client and what the world does to it: what is sent, what comes back, what breaks in between."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from belljar.client import (
+    AnswerLost,
+    AsyncClient,
+    Case,
+    Client,
+    Display,
+    File,
+    Finished,
+    Limits,
+    Outcome,
+    Output,
+    Retries,
+    Started,
+    Status,
+)
+from belljar.contract.errors import CallerError, InvalidExecution, QueueFull, SandboxFault, UnknownLanguage, ZygoteDied
+from belljar.contract.execution import MIB, ProgramError, Usage
+
+ONCE = Retries(attempts=1)
+
+
+@pytest.fixture
+def client(world: Any) -> Any:
+    """A client of the world."""
+    with Client(world.url, api_key="bj_secret", retries=ONCE, room_seconds=0.5) as opened:
+        yield opened
+
+
+# ---- what is sent
+
+
+def test_only_what_is_named_is_sent(world: Any, client: Client) -> None:
+    client.execute("print(1)")
+    assert world.seen[0].body == {"code": "print(1)"}
+    assert world.seen[0].headers["authorization"] == "Bearer bj_secret"
+    assert world.seen[0].headers["content-type"] == "application/json"
+
+
+def test_everything_that_is_named_is_sent(world: Any, client: Client, tmp_path: Path) -> None:
+    (tmp_path / "local.bin").write_bytes(b"\xff")
+    client.execute(
+        "1",
+        language="cpp",
+        stdin="ü".encode(),
+        args=("a", "b"),
+        env={"K": "V"},
+        files={"t": "ü", "b": b"\x00", "p": tmp_path / "local.bin"},
+        artifacts=["*.png"],
+        timeout=3,
+        memory_mb=64,
+        limits={"processes": 8},
+        environment="data",
+        network=True,
+        tools=["web_search"],
+        coverage={"branch": True},
+        restrict={"imports": ["math"]},
+    )
+    assert world.seen[0].body == {
+        "code": "1",
+        "language": "cpp",
+        "stdin": "ü",
+        "args": ["a", "b"],
+        "env": {"K": "V"},
+        "files": [
+            {"path": "t", "content": "ü", "encoding": "utf-8"},
+            {"path": "b", "content": "AA==", "encoding": "base64"},
+            {"path": "p", "content": "/w==", "encoding": "base64"},
+        ],
+        "artifacts": ["*.png"],
+        "timeout": 3,
+        "limits": {"processes": 8, "memory_mb": 64},
+        "environment": "data",
+        "network": True,
+        "tools": ["web_search"],
+        "coverage": {"branch": True},
+        "restrict": {"imports": ["math"]},
+    }
+
+
+def test_files_may_be_a_list(world: Any, client: Client, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a")
+    client.execute("1", files=[tmp_path / "a.txt", File(path="d/b", content=b"b")])
+    assert [file["path"] for file in world.seen[0].body["files"]] == ["a.txt", "d/b"]
+
+
+def test_whole_limits_are_a_base_for_the_short_names(world: Any, client: Client) -> None:
+    client.execute("1", limits=Limits(memory_bytes=100 * MIB, output_bytes=512), timeout=2)
+    assert world.seen[0].body["limits"] == {
+        "wall_seconds": 2,
+        "cpu_seconds": 10.0,
+        "memory_mb": 100,
+        "output_kb": 0.5,
+        "disk_mb": 256,
+        "processes": 64,
+    }
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        pytest.param({"stdin": b"\xff"}, "not UTF-8", id="stdin_is_not_text"),
+        pytest.param({"stdin": 1}, "stdin must be", id="stdin_is_a_number"),
+        pytest.param({"args": "abc"}, "list of strings", id="args_is_a_string"),
+        pytest.param({"files": "abc"}, "files must be", id="files_is_a_string"),
+        pytest.param({"files": {"a": 1}}, "a string, bytes or a Path", id="a_file_is_a_number"),
+        pytest.param({"files": {1: "a"}}, "must be a string", id="a_path_is_a_number"),
+        pytest.param({"files": [1]}, "a File or a Path", id="files_is_a_list_of_numbers"),
+        pytest.param({"files": {"a": Path("/nowhere/at/all")}}, "cannot read", id="a_file_is_not_there"),
+        pytest.param({"limits": 5}, "limits must be", id="limits_is_a_number"),
+        pytest.param({"memory_mb": 1, "limits": {"memory_mb": 2}}, "disagree", id="two_limits_disagree"),
+        pytest.param({"timeout": float("nan")}, "cannot be written as JSON", id="timeout_is_no_number"),
+        pytest.param({"env": {"K": "\ud800"}}, "lone surrogate", id="half_a_character"),
+        pytest.param({"env": {"K": object()}}, "cannot be written as JSON", id="an_object"),
+    ],
+)
+def test_what_cannot_be_sent_is_refused_here(client: Client, world: Any, asked: Any, message: str) -> None:
+    with pytest.raises(InvalidExecution, match=message):
+        client.execute("1", **asked)
+    assert not world.seen
+
+
+def test_a_misspelt_name_is_an_error(client: Client) -> None:
+    with pytest.raises(TypeError, match="tiemout"):
+        client.execute("1", tiemout=1)  # type: ignore[call-arg]
+    with pytest.raises(InvalidExecution, match="tiemout"):
+        list(client.run_many([{"code": "1", "tiemout": 1}]))
+
+
+# ---- what comes back
+
+
+def test_an_outcome_has_the_shapes_of_the_contract(world: Any, client: Client, body: Any) -> None:
+    expected = Outcome(
+        id="x_9",
+        language="python",
+        status=Status.FAILED,
+        exit_code=1,
+        signal=None,
+        stdout="a\u2028b\r\n",
+        stderr="…",
+        stdout_cut=True,
+        stderr_cut=False,
+        error=ProgramError(type="NameError", message="no", traceback=("one", "two")),
+        displays=(
+            Display(mime="image/png", content=b"\x89PNG"),
+            Display(mime="text/plain", content="ü".encode()),
+            Display(mime="image/svg+xml", content=b"<svg/>"),
+            Display(mime="application/json", content=b"{}"),
+        ),
+        artifacts=(File(path="out/a", content=b"\x00"),),
+        usage=Usage(wall_seconds=1.5, cpu_seconds=0.25, memory_peak_bytes=7, queue_seconds=0.125),
+    )
+    world.script = [world.reply(200, expected.as_json() | {"of_tomorrow": 1})]
+    assert client.execute("1") == expected
+
+
+def test_events_have_the_shapes_of_the_contract(world: Any, client: Client, body: Any) -> None:
+    finished = {key: value for key, value in body().items() if key not in ("stdout", "stderr", "displays")}
+    events = [
+        {"event": "started", "id": "x_1"},
+        {"event": "stdout", "text": "a\u2028"},
+        {"event": "tool_call", "tool": "web_search"},
+        {"event": "display", "mime": "image/png", "data": base64.b64encode(b"png").decode()},
+        {"event": "stderr", "text": "e"},
+        {"event": "stdout", "text": "b"},
+        {"event": "finished", **finished},
+    ]
+    # Cut where it hurts: inside characters and lines, with the separators that only look like line ends unescaped.
+    wire = b"".join(json.dumps(event, ensure_ascii=False).encode() + b"\n" for event in events)
+    world.script = [world.tell([wire[at : at + 7] for at in range(0, len(wire), 7)])]
+    *before, last = list(client.stream("1"))
+    picture = Display(mime="image/png", content=b"png")
+    assert before == [
+        Started(id="x_1"),
+        Output(stream="stdout", text="a\u2028"),
+        picture,
+        Output(stream="stderr", text="e"),
+        Output(stream="stdout", text="b"),
+    ]
+    assert isinstance(last, Finished)
+    assert (last.outcome.stdout, last.outcome.stderr, last.outcome.displays) == ("a\u2028b", "e", (picture,))
+    assert world.seen[0].headers["accept"] == "application/x-ndjson"
+
+
+def test_events_arrive_while_the_program_runs(world: Any, client: Client) -> None:
+    world.script = [world.tell([{"event": "stdout", "text": "early"}], then=world.wait_for_hang_up())]
+    with contextlib.closing(client.stream("1", timeout=30)) as events:
+        assert next(events) == Output(stream="stdout", text="early")
+    assert world.is_left_alone()
+
+
+def test_an_abandoned_stream_hangs_up_in_an_event_loop_too(world: Any) -> None:
+    world.script = [world.tell([{"event": "stdout", "text": "early"}], then=world.wait_for_hang_up())]
+
+    async def abandon() -> None:
+        async with AsyncClient(world.url) as client, contextlib.aclosing(client.stream("1", timeout=30)) as events:
+            assert await anext(events) == Output(stream="stdout", text="early")
+
+    asyncio.run(abandon())
+    assert world.is_left_alone()
+
+
+def test_cancelling_an_execution_hangs_up(world: Any) -> None:
+    world.script = [world.wait_for_hang_up()]
+
+    async def give_up() -> None:
+        async with AsyncClient(world.url) as client:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(client.execute("1", timeout=30), 0.3)
+
+    asyncio.run(give_up())
+    assert world.is_left_alone()
+
+
+# ---- what breaks
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        pytest.param([], id="nothing"),
+        pytest.param([{"event": "started", "id": "x"}], id="without_an_end"),
+        pytest.param([b'{"event": "finished", "id"'], id="half_a_line"),
+        pytest.param([b"<html>\n"], id="no_json"),
+        pytest.param([b"[1]\n"], id="no_object"),
+        pytest.param([b"[" * 100_000 + b"\n"], id="a_nesting_bomb"),
+        pytest.param([{"event": "finished", "id": "x"}], id="an_end_without_an_outcome"),
+        pytest.param([{"event": "stdout", "text": 5}], id="a_number_for_text"),
+        pytest.param([{"event": "display", "mime": "image/png", "data": "%"}], id="no_base64"),
+    ],
+)
+def test_a_broken_stream_is_an_answer_lost(world: Any, client: Client, lines: list[object]) -> None:
+    world.script = [world.tell(lines)]
+    with pytest.raises(AnswerLost):
+        list(client.stream("1"))
+
+
+def test_a_stream_that_is_cut_is_an_answer_lost(world: Any, client: Client) -> None:
+    world.script = [world.tell([{"event": "stdout", "text": "a"}], then=world.hang_up())]
+    events = client.stream("1")
+    assert next(events) == Output(stream="stdout", text="a")
+    with pytest.raises(AnswerLost, match="may have run"):
+        next(events)
+    assert len(world.seen) == 1
+
+
+def test_an_error_in_a_stream_is_raised(world: Any, client: Client) -> None:
+    told = {"event": "error", "error": {"code": "zygote_died", "message": "gone", "details": {}}}
+    world.script = [world.tell([told])]
+    with pytest.raises(SandboxFault, match="gone"):
+        list(client.stream("1"))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(b"", id="empty"),
+        pytest.param(b"<html>hello</html>", id="html"),
+        pytest.param(b"{}", id="an_empty_object"),
+        pytest.param(b"[]", id="a_list"),
+        pytest.param(b"null", id="null"),
+        pytest.param(b"\xff", id="no_unicode"),
+        pytest.param(b"[" * 100_000, id="a_nesting_bomb"),
+    ],
+)
+def test_garbage_is_an_answer_lost(world: Any, client: Client, content: bytes) -> None:
+    world.script = [world.reply(200, content)]
+    with pytest.raises(AnswerLost, match="is the URL right"):
+        client.execute("1")
+    for ask in (client.languages, client.environments, client.info):
+        with pytest.raises(AnswerLost, match="is the URL right"):
+            ask()
+
+
+def test_a_status_word_of_tomorrow_is_told_as_such(world: Any, client: Client) -> None:
+    world.script = [world.outcome(status="enlightened")]
+    with pytest.raises(AnswerLost, match="version"):
+        client.execute("1")
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b'{"error": 1}', b'{"error": {"code": 1}}', b"[" * 100_000])
+def test_a_garbled_error_is_told_by_its_status(world: Any, client: Client, content: bytes) -> None:
+    world.script = [world.reply(404, content)]
+    with pytest.raises(CallerError, match="404"):
+        client.execute("1")
+
+
+def test_a_redirect_is_named(world: Any, client: Client) -> None:
+    world.script = [world.reply(301, b"", Location="https://elsewhere.test/")]
+    with pytest.raises(CallerError, match=r"301 to https://elsewhere\.test/"):
+        client.execute("1")
+
+
+def test_an_error_keeps_its_words(world: Any, client: Client) -> None:
+    world.script = [world.refuse(422, "unknown_language", "no cobol", {"languages": ["python"], "message": "x"})]
+    with pytest.raises(UnknownLanguage, match="no cobol") as caught:
+        client.execute("1")
+    assert caught.value.details == {"languages": ["python"], "message": "x", "http_status": 422}
+    world.script = [world.refuse(401, "unauthorized", "no key")]
+    with pytest.raises(CallerError, match="no key") as unknown:
+        client.execute("1")
+    assert unknown.value.code == "unauthorized"
+    assert CallerError.code == "invalid_request"
+
+
+def test_a_silent_server_is_given_up_only_after_the_programs_own_limit(world: Any, client: Client) -> None:
+    """The room is half a second here: shorter than the program, which would otherwise be given up."""
+    release = threading.Event()
+
+    def slow(exchange: Any) -> None:
+        release.wait(1.0)  # what the program takes
+        world.outcome()(exchange)
+
+    world.script = [slow]
+    assert client.execute("1", timeout=5).ok
+    assert client.execute("1", limits={"wall_seconds": 5}).ok
+    assert client.execute("1").ok  # no limit named: the server's own may be long
+    world.script = [world.wait_for_hang_up()]
+    with pytest.raises(AnswerLost, match=r"nothing was heard for 0\.6 seconds"):
+        client.execute("1", timeout=0.1)
+    assert world.is_left_alone()
+
+
+# ---- many
+
+
+def test_many_keep_their_order_and_their_bound(world: Any, client: Client) -> None:
+    programs = [str(number) for number in range(40)]
+    assert len(list(client.run_many(programs, max_in_flight=4))) == 40
+    assert sorted(int(seen.body["code"]) for seen in world.seen) == list(range(40))
+    assert 1 <= world.most_running <= 4
+
+
+@pytest.mark.parametrize("kind", ["blocking", "asynchronous"])
+def test_many_come_back_in_order_however_they_finish(world: Any, kind: str) -> None:
+    """The first program is answered last, and each answer says whose it is."""
+    others = threading.Semaphore(0)
+
+    class Echo:
+        def __call__(self, exchange: Any) -> None:
+            with world.lock:
+                body = next(seen.body for seen in world.seen if seen.body.get("mine") is None)
+                body["mine"] = True
+            if body["code"] == "0":
+                for _ in range(5):
+                    assert others.acquire(timeout=20)
+            else:
+                others.release()
+            world.outcome(stdout=body["code"])(exchange)
+
+    world.script = [Echo()]
+    programs = [str(number) for number in range(6)]
+
+    async def in_a_loop() -> list[str]:
+        async with AsyncClient(world.url) as client:
+            return [outcome.stdout async for outcome in client.run_many(programs, max_in_flight=6)]
+
+    if kind == "asynchronous":
+        assert asyncio.run(in_a_loop()) == programs
+    else:
+        with Client(world.url) as client:
+            assert [outcome.stdout for outcome in client.run_many(programs, max_in_flight=6)] == programs
+
+
+def test_leaving_many_early_hangs_up_on_all_of_them(world: Any, client: Client) -> None:
+    world.script = [world.outcome(), world.wait_for_hang_up()]
+    outcomes = client.run_many(({"code": "1", "timeout": 30} for _ in range(100)), max_in_flight=3)
+    assert next(outcomes).ok
+    outcomes.close()
+    assert world.is_left_alone()
+    assert len(world.seen) < 100
+
+
+def test_an_error_ends_many_or_takes_its_place(world: Any, client: Client) -> None:
+    world.script = [world.outcome(), world.refuse(429, "queue_full"), world.outcome()]
+    kept = list(client.run_many(["1", "2", "3"], max_in_flight=1, return_exceptions=True))
+    assert [isinstance(each, QueueFull) for each in kept] == [False, True, False]
+    world.script = [world.refuse(429, "queue_full")]
+    with pytest.raises(QueueFull):
+        list(client.run_many(["1"]))
+    with pytest.raises(InvalidExecution, match="at least 1"):
+        list(client.run_many(["1"], max_in_flight=0))
+    with pytest.raises(InvalidExecution, match="'code'"):
+        list(client.run_many([{"language": "python"}]))
+
+
+def test_a_bar_counts_to_the_end_on_standard_error(world: Any, client: Client, capfd: Any) -> None:
+    assert len(list(client.run_many(["1", "2", "3"], progress=True))) == 3
+    printed = capfd.readouterr()
+    assert "3/3" in printed.err
+    assert not printed.out
+
+
+def test_many_from_an_endless_source(world: Any, client: Client) -> None:
+    def forever() -> Any:
+        while True:
+            yield "1"
+
+    with contextlib.closing(client.run_many(forever(), max_in_flight=2)) as outcomes:
+        assert [next(outcomes).ok for _ in range(5)] == [True] * 5
+
+
+def test_an_interpreter_that_exits_in_the_middle_does_not_hang(world: Any, sources: Path) -> None:
+    world.script = [world.outcome(), world.wait_for_hang_up()]
+    code = "import sys; from belljar.client import Client\nmany = Client(sys.argv[1]).run_many(['1'] * 9); next(many)"
+    subprocess.run([sys.executable, "-c", code, world.url], env={"PYTHONPATH": str(sources)}, timeout=60, check=True)
+
+
+# ---- batches and the rest
+
+
+def test_programs_of_their_own_go_in_one_request(world: Any, client: Client, body: Any) -> None:
+    fault = {"code": "zygote_died", "message": "gone", "details": {}}
+    lines = [
+        {"event": "result", "index": 1, "error": fault, "verdict": "not_run"},
+        {"event": "result", "index": 0, **body()},
+        {"event": "finished", "passed": 1, "failed": 1},
+    ]
+    world.script = [world.tell(lines)]
+    answer = client.batch(["1", {"code": "2", "timeout": 1}])
+    assert world.seen[0].body == {"executions": [{"code": "1"}, {"code": "2", "timeout": 1}]}
+    good, bad = answer.results
+    assert (good.passed, good.verdict, bad.passed, bad.verdict, bad.outcome) == (True, None, False, "not_run", None)
+    assert isinstance(bad.error, ZygoteDied)
+
+
+def test_one_program_against_cases(world: Any, client: Client, body: Any) -> None:
+    lines = [
+        {"event": "result", "index": at, **body(verdict=word)} for at, word in enumerate(("passed", "wrong_answer"))
+    ]
+    world.script = [world.tell([*lines, {"event": "finished", "passed": 1, "failed": 1}])]
+    cases: list[Any] = [Case(stdin="1", expected_stdout="1\n"), {"args": ["x"]}]
+    answer = client.batch("code", cases=cases, compare="tokens", stop_on_failure=True, timeout=2)
+    assert world.seen[0].body == {
+        "code": "code",
+        "timeout": 2,
+        "cases": [{"stdin": "1", "expected_stdout": "1\n"}, {"args": ["x"]}],
+        "compare": "tokens",
+        "stop_on_failure": True,
+    }
+    assert [(each.passed, each.verdict) for each in answer.results] == [(True, "passed"), (False, "wrong_answer")]
+    assert (answer.passed, answer.failed) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        pytest.param([], id="nothing"),
+        pytest.param([{"event": "result", "index": 0}], id="without_an_end"),
+        pytest.param([{"event": "result"}], id="without_an_index"),
+        pytest.param(
+            [{"event": "result", "index": 1}, {"event": "finished", "passed": 0, "failed": 1}], id="with_a_gap"
+        ),
+        pytest.param([{"event": "finished"}], id="without_counts"),
+    ],
+)
+def test_a_broken_batch_is_an_answer_lost(world: Any, client: Client, lines: list[object]) -> None:
+    world.script = [world.tell(lines)]
+    with pytest.raises(AnswerLost):
+        client.batch(["1", "2"])
+
+
+def test_the_two_forms_of_a_batch_do_not_mix(client: Client) -> None:
+    with pytest.raises(InvalidExecution, match="needs cases"):
+        client.batch("code")
+    with pytest.raises(InvalidExecution, match="each carry theirs"):
+        client.batch(["code"], cases=[Case()])  # type: ignore[call-overload]
+    with pytest.raises(InvalidExecution, match="each carry theirs"):
+        client.batch(["code"], timeout=1)  # type: ignore[call-overload]
+
+
+def test_a_server_that_cannot_run_programs_says_so(world: Any, client: Client) -> None:
+    world.script = [
+        world.reply(503, {"status": "stuck"}),
+        world.refuse(503, "draining"),
+        world.reply(200, {"status": "ok"}),
+    ]
+    assert [(health.ok, health.status) for health in (client.health(), client.health(), client.health())] == [
+        (False, "stuck"),
+        (False, "draining"),
+        (True, "ok"),
+    ]
+
+
+# ---- how a client is made
+
+
+@pytest.mark.parametrize("url", ["", "localhost:8000", "ftp://host", "http://", "http://h:99999"])
+def test_what_is_no_url_is_refused(url: str) -> None:
+    with pytest.raises(CallerError):
+        Client(url)
+
+
+@pytest.mark.parametrize("key", ["a\nb", "ключ", "\x00"])
+def test_a_key_that_no_header_can_carry_is_refused_and_not_shown(key: str) -> None:
+    with pytest.raises(CallerError) as caught:
+        Client(api_key=key)
+    assert key not in str(caught.value)
+
+
+def test_a_key_is_never_shown(client: Client) -> None:
+    assert "secret" not in repr(client) + repr(vars(client))
+    assert "secret" not in repr(Client("http://user:secret@host"))
+
+
+def test_a_client_can_come_from_the_environment(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BELLJAR_URL", world.url)
+    monkeypatch.setenv("BELLJAR_API_KEY", "bj_env")
+    with Client.from_env(retries=ONCE) as client:
+        client.execute("1")
+    assert world.seen[0].headers["authorization"] == "Bearer bj_env"
+
+
+def test_a_path_in_the_url_is_kept(world: Any) -> None:
+    with Client(world.url + "/behind/a/proxy/") as client:
+        client.execute("1")
+    assert world.seen[0].path == "/behind/a/proxy/v1/execute"
+
+
+def test_a_closed_client_says_so(client: Client) -> None:
+    client.close()
+    for use in (lambda: client.execute("1"), lambda: list(client.stream("1")), lambda: list(client.run_many(["1"]))):
+        with pytest.raises(CallerError, match="closed"):
+            use()
+
+
+def test_without_httpx_it_says_what_to_install(sources: Path) -> None:
+    code = "import belljar.client as c\ntry: c.Client()\nexcept ImportError as error: print(error)"
+    command = [sys.executable, "-S", "-c", code]
+    said = subprocess.run(command, env={"PYTHONPATH": str(sources)}, capture_output=True, text=True, check=True)
+    assert "pip install 'belljar[client]'" in said.stdout

@@ -1,0 +1,2 @@
+import locale
+print(locale.getlocale(), locale.getpreferredencoding(False), f"{1234.5:n}")

@@ -1,0 +1,3 @@
+import os
+import helper
+print(os.path.exists("__pycache__"))

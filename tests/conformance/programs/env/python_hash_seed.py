@@ -1,0 +1,1 @@
+print(hash("a"), list({"x", "y", "z", "w"}))

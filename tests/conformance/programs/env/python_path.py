@@ -1,0 +1,2 @@
+import in_library
+print(in_library.value)

@@ -1,0 +1,3 @@
+import sys, warnings
+warnings.warn("told to fail", UserWarning)
+print(sys.warnoptions)

@@ -1,0 +1,1 @@
+exec("import sys; sys.exit(4)")

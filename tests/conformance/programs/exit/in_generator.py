@@ -1,0 +1,6 @@
+import sys
+def numbers():
+    yield 1
+    sys.exit(6)
+for number in numbers():
+    print(number)

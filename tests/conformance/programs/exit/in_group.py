@@ -1,0 +1,1 @@
+raise BaseExceptionGroup("several", [SystemExit(3), ValueError("x")])

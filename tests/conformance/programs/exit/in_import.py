@@ -1,0 +1,2 @@
+import leaves_at_import
+print("never printed")

@@ -1,0 +1,3 @@
+import os
+os.environ["PYTHONINSPECT"] = "1"
+value = 1

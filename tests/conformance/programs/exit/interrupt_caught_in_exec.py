@@ -1,0 +1,4 @@
+try:
+    exec("raise KeyboardInterrupt")
+except KeyboardInterrupt:
+    print("caught")

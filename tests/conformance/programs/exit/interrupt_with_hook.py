@@ -1,0 +1,3 @@
+import sys
+sys.excepthook = lambda kind, value, traceback: print("hook:", kind.__name__)
+raise KeyboardInterrupt

@@ -1,2 +1,0 @@
-import sys
-print(sorted(name for name in sys.modules if not name.startswith("_")))

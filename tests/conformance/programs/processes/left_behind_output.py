@@ -1,0 +1,3 @@
+import subprocess
+subprocess.Popen("sleep 0.3; echo late", shell=True)
+print("the program ends")

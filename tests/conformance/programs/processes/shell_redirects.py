@@ -1,0 +1,2 @@
+import subprocess
+subprocess.run("echo one > /dev/stderr; echo two | tee /dev/stderr", shell=True)

@@ -1,0 +1,2 @@
+import IPython
+print(IPython.get_ipython(), IPython.__name__)

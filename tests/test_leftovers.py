@@ -1,0 +1,370 @@
+"""After many runs of every kind nothing is left, and what dies among our own processes takes no run along."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import secrets
+import signal
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import belljar
+from belljar.contract.execution import Output
+from belljar.settings import Settings
+
+if TYPE_CHECKING:
+    from tests.conftest import Host, Process
+
+RUNS = 300
+AT_ONCE = 16
+ROUNDS = 3  # whoever leaks needs more than one to tell from whoever only warms up
+
+#: A name, the program, what is asked beside it, and the word it must end with.
+KINDS: list[tuple[str, str, dict[str, Any], str]] = [
+    ("ok", "print('hello')", {}, "ok"),
+    ("reads", "import sys; print(len(sys.stdin.read()))", {"stdin": "x" * 200_000}, "ok"),
+    ("does not read", "print('no')", {"stdin": "x" * 200_000}, "ok"),
+    ("files", "open('out', 'w').write('x')", {"files": {"a/b": "c"}, "artifacts": ["**"]}, "ok"),
+    ("large", "#" * 200_000 + "\nprint(1)", {}, "ok"),
+    ("fails", "1/0", {}, "failed"),
+    ("exits", "raise SystemExit(3)", {}, "failed"),
+    ("crashes", "import os; os.abort()", {}, "crashed"),
+    ("denied", "import ctypes; ctypes.CDLL(None).syscall(0x40000000)", {}, "denied"),
+    ("spins", "while True: pass", {"timeout": 0.1}, "timed_out"),
+    ("sleeps", "import time; time.sleep(99)", {"timeout": 0.2}, "timed_out"),
+    ("stops", "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)", {"timeout": 0.15}, "timed_out"),
+    ("hoards", "x = bytearray(b'x') * (99 << 20)", {"memory_mb": 24}, "out_of_memory"),
+    (
+        "hoards in children",
+        "import os\nfor _ in 'abc': os.fork()\nx = bytearray(b'x') * (9 << 20)\nos.read(os.pipe()[0], 1)",
+        {"memory_mb": 32, "timeout": 5},
+        "out_of_memory",
+    ),
+    ("floods", "while True: print('x' * 9999)", {"timeout": 20}, "output_limit"),
+    ("forks", "import os\nfor _ in range(9):\n if os.fork() == 0: os._exit(0)", {}, "ok"),
+    (
+        "forks all it can",
+        "import os\nwhile True:\n try: os.fork()\n except OSError: pass",
+        {"timeout": 0.2},
+        "timed_out",
+    ),
+    ("daemonises", "import os, time\nif os.fork() == 0:\n os.setsid()\n if os.fork() == 0: time.sleep(99)", {}, "ok"),
+    (
+        "talks to itself",
+        "import socket\ns = socket.create_server(('127.0.0.1', 0)); socket.create_connection(s.getsockname())",
+        {},
+        "ok",
+    ),
+    (
+        "leaves memory",
+        "import ctypes; l = ctypes.CDLL(None); l.shmget(7, 1 << 20, 0o1666); l.semget(7, 3, 0o1666)",
+        {},
+        "ok",
+    ),
+    (
+        "leaves sockets",
+        "import array, socket\na, b = socket.socketpair()\n"
+        "a.sendmsg([b'x'], [(1, 1, array.array('i', [a.fileno(), b.fileno()]))])",
+        {},
+        "ok",
+    ),
+    ("cancelled", "import time; print('begun', flush=True); time.sleep(99)", {}, "cancelled"),
+    ("stream closed", "import time; print('begun', flush=True); time.sleep(99)", {}, "closed"),
+    ("streamed", "print('x' * 300_000)", {}, "streamed"),
+]
+
+
+@pytest.fixture
+def own(settings: Settings, tmp_path: Path) -> Settings:
+    """Settings that no other sandbox of this session shares, with a flood that is soon reached."""
+    jail = dataclasses.replace(settings.jail, cgroup_parent=f"{settings.jail.cgroup_parent}-{secrets.token_hex(4)}")
+    return dataclasses.replace(
+        settings,
+        runtime_dir=tmp_path / "run",
+        jail=jail,
+        pool=dataclasses.replace(settings.pool, max_running=AT_ONCE),
+        request=dataclasses.replace(settings.request, flood_bytes=2 << 20),
+    )
+
+
+async def run_one(box: belljar.AsyncSandbox, kind: tuple[str, str, dict[str, Any], str]) -> str:
+    """Run one program in the way its kind asks for; the word it ended with."""
+    _, code, asked, expected = kind
+    if expected in ("closed", "streamed"):
+        async with contextlib.aclosing(box.stream(code, **asked)) as events:
+            async for event in events:
+                if expected == "closed" and isinstance(event, Output):
+                    return "closed"
+        return "streamed"
+    if expected == "cancelled":
+        task = asyncio.create_task(box.run(code, **asked))
+        await asyncio.sleep(0.05)  # anywhere between the queue and the middle of the program
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            return str((await task).status)
+        return "cancelled"
+    return str((await box.run(code, **asked)).status)
+
+
+async def run_mixture(box: belljar.AsyncSandbox, count: int) -> tuple[Counter[str], int, int]:
+    """Many runs, AT_ONCE of them at a time; what went wrong, and the most descriptors and tasks ever seen."""
+    waiting = iter(KINDS[number % len(KINDS)] for number in range(count))
+    wrong: Counter[str] = Counter()
+    most_descriptors = most_tasks = 0
+
+    async def work() -> None:
+        for kind in waiting:
+            ended = await run_one(box, kind)
+            if ended != kind[3]:
+                wrong[f"{kind[0]}: {ended}"] += 1
+
+    async def watch() -> None:
+        nonlocal most_descriptors, most_tasks
+        while True:
+            most_descriptors = max(most_descriptors, len(os.listdir("/proc/self/fd")))
+            most_tasks = max(most_tasks, len(asyncio.all_tasks()))
+            await asyncio.sleep(0.02)
+
+    watcher = asyncio.create_task(watch())
+    async with asyncio.TaskGroup() as group:
+        for _ in range(AT_ONCE):
+            group.create_task(work())
+    watcher.cancel()
+    return wrong, most_descriptors, most_tasks
+
+
+@pytest.mark.timeout(240)
+def test_nothing_grows_with_mixed_runs_and_nothing_is_left_after_closing(own: Settings, host: Host) -> None:
+    outside = type(host)(own)
+    before = settled(outside)
+    seen: list[Any] = []
+
+    async def main() -> None:
+        async with belljar.AsyncSandbox(settings=own) as box:
+            for _ in range(ROUNDS):
+                wrong, most_descriptors, most_tasks = await run_mixture(box, RUNS // ROUNDS)
+                assert not wrong
+                assert most_descriptors < before.descriptors + 80 * AT_ONCE
+                assert most_tasks < 8 * AT_ONCE
+                await until_idle(box)
+                seen.append(await asyncio.to_thread(settled, outside))
+                assert len(asyncio.all_tasks()) < 8
+
+    asyncio.run(main())
+    host.wait_until(lambda: outside.leftovers()[:4] == before[:4], f"all is as it was: {before}")
+    first, last = seen[0], seen[-1]
+    assert last.mounts == first.mounts
+    assert last.files == first.files
+    for name in ("processes", "cgroups", "descriptors"):
+        # Ready guests and idle cells come and go within what the pool keeps; a leak would be one for each run.
+        assert getattr(last, name) < getattr(first, name) + RUNS // 10, (name, seen)
+
+
+def settled(host: Host) -> Any:
+    """Count once the numbers have stopped moving: what is forked ahead comes a little later."""
+    deadline, last = time.monotonic() + 20, host.leftovers()
+    while time.monotonic() < deadline:
+        time.sleep(0.3)
+        now = host.leftovers()
+        if now == last:
+            break
+        last = now
+    return last
+
+
+async def until_idle(box: belljar.AsyncSandbox) -> None:
+    async with asyncio.timeout(30):
+        while box.facts()["running"]:
+            await asyncio.sleep(0.01)
+
+
+# ---- deaths among our own
+
+
+@pytest.fixture
+def outside(own: Settings, host: Host) -> Iterator[Host]:
+    """The view of one sandbox alone, as its uids begin where no other's do."""
+    yield type(host)(own)
+
+
+@contextlib.asynccontextmanager
+async def opened(own: Settings) -> AsyncIterator[tuple[belljar.AsyncSandbox, set[int]]]:
+    """A sandbox, and the processes that are its own: those below the keeper that was started with it."""
+    before = set(children_of(os.getpid()))
+    async with belljar.AsyncSandbox(settings=own) as box:
+        yield box, set(children_of(os.getpid())) - before
+
+
+def children_of(pid: int) -> list[int]:
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):
+            found += map(int, (task / "children").read_text().split())
+    return found
+
+
+def find_own(host: Host, keepers: set[int], role: str) -> list[Process]:
+    """Our own processes of one role, found by their place in the tree."""
+    wardens = [pid for keeper in keepers for pid in children_of(keeper)]
+    if role == "keeper":
+        wanted = keepers
+    elif role == "warden":
+        wanted = set(wardens)
+    else:
+        wanted = {pid for warden in wardens for pid in children_of(warden)}
+    everyone = [process for process in host.processes() if process.pid in wanted]
+    if role == "zygote":  # guests that have lost theirs are the warden's children as well, but have other uids
+        root = {process.uid for process in host.processes() if process.pid in wardens}
+        return [process for process in everyone if "main.py" in process.command and process.uid in root]
+    if role == "sleeper":
+        return [process for process in everyone if process.command == "sleep infinity"]
+    return everyone
+
+
+SLOW = "import time; time.sleep(0.6); print('done')"
+
+
+async def all_begun(box: belljar.AsyncSandbox, count: int) -> None:
+    async with asyncio.timeout(30):
+        while box.facts()["running"] < count:
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0.1)
+
+
+def test_a_zygote_that_is_killed_takes_no_run_along(own: Settings, outside: Host) -> None:
+    async def main() -> None:
+        async with opened(own) as (box, keepers):
+            tasks = [asyncio.create_task(box.run(SLOW)) for _ in range(8)]
+            await all_begun(box, 8)
+            (zygote,) = find_own(outside, keepers, "zygote")
+            os.kill(zygote.pid, signal.SIGKILL)
+            outcomes = await asyncio.gather(*tasks)
+            assert [(outcome.status, outcome.stdout) for outcome in outcomes] == [("ok", "done\n")] * 8
+            assert (await box.run("print('hello')")).stdout == "hello\n"
+            (fresh,) = find_own(outside, keepers, "zygote")
+            assert fresh.pid != zygote.pid
+            assert box.facts()["sandbox"]["zygotes_replaced"] == 1
+
+    asyncio.run(main())
+
+
+def test_zygotes_killed_again_and_again_change_no_answer(own: Settings, outside: Host) -> None:
+    async def main() -> None:
+        async with opened(own) as (box, keepers):
+            killed = 0
+            programs = [f"print({number})\nraise SystemExit({number % 7})" for number in range(120)]
+            numbers = iter(range(120))
+            async with contextlib.aclosing(box.run_many(programs, max_in_flight=8)) as outcomes:
+                async for outcome in outcomes:
+                    number = next(numbers)
+                    assert (outcome.stdout, outcome.exit_code) == (f"{number}\n", number % 7)
+                    if number % 30 == 29:
+                        for zygote in find_own(outside, keepers, "zygote"):
+                            os.kill(zygote.pid, signal.SIGKILL)
+                            killed += 1
+            assert killed >= 3
+            assert (await box.run("print('hello')")).stdout == "hello\n"
+
+    asyncio.run(main())
+
+
+def test_exit_codes_and_limits_are_right_when_the_zygote_is_gone(own: Settings, outside: Host) -> None:
+    kinds = [
+        ("import time; time.sleep(0.5); raise SystemExit(3)", {}, ("failed", 3, None)),
+        ("import os, time; time.sleep(0.5); os.abort()", {}, ("crashed", None, "SIGABRT")),
+        ("import time; time.sleep(99)", {"timeout": 0.8}, ("timed_out", None, "SIGKILL")),
+        (
+            "import time; time.sleep(0.5); x = bytearray(b'x') * (99 << 20)",
+            {"memory_mb": 32},
+            ("out_of_memory", None, "SIGKILL"),
+        ),
+    ]
+
+    async def main() -> None:
+        async with opened(own) as (box, keepers):
+            tasks = [asyncio.create_task(box.run(code, **asked)) for code, asked, _ in kinds]
+            await all_begun(box, len(kinds))
+            (zygote,) = find_own(outside, keepers, "zygote")
+            os.kill(zygote.pid, signal.SIGKILL)
+            for task, (_, _, expected) in zip(tasks, kinds, strict=True):
+                outcome = await task
+                assert (outcome.status, outcome.exit_code, outcome.signal) == expected
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("role", ["warden", "keeper"])
+def test_a_warden_that_is_killed_is_told_or_made_up_for_and_replaced(own: Settings, outside: Host, role: str) -> None:
+    async def main() -> None:
+        async with opened(own) as (box, keepers):
+            tasks = [asyncio.create_task(box.run(SLOW)) for _ in range(4)]
+            await all_begun(box, 4)
+            (process,) = find_own(outside, keepers, role)
+            os.kill(process.pid, signal.SIGKILL)
+            for outcome in await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60):
+                if isinstance(outcome, BaseException):
+                    assert isinstance(outcome, belljar.SandboxFault), outcome
+                else:
+                    assert (outcome.status, outcome.stdout) == ("ok", "done\n")
+            for _ in range(3):
+                assert (await asyncio.wait_for(box.run("print('hello')"), 60)).stdout == "hello\n"
+
+    asyncio.run(main())
+
+
+def test_sleepers_that_are_killed_cost_nothing_but_their_cells(own: Settings, outside: Host) -> None:
+    async def main() -> None:
+        async with opened(own) as (box, keepers):
+            for _ in range(5):
+                assert (await box.run("print('hello')")).stdout == "hello\n"
+                sleepers = find_own(outside, keepers, "sleeper")
+                for sleeper in sleepers:
+                    os.kill(sleeper.pid, signal.SIGKILL)
+                while any(Path(f"/proc/{sleeper.pid}").exists() for sleeper in sleepers):
+                    await asyncio.sleep(0.01)
+                outcomes = [await box.run(f"print({number})") for number in range(5)]
+                assert [outcome.stdout for outcome in outcomes] == [f"{number}\n" for number in range(5)]
+
+    asyncio.run(main())
+
+
+def test_a_zygote_that_no_longer_answers_does_not_hold_up_runs_for_ever(own: Settings, outside: Host) -> None:
+    async def main() -> None:
+        async with opened(own) as (box, keepers):
+            await box.run("print('warm')")
+            (zygote,) = find_own(outside, keepers, "zygote")
+            os.kill(zygote.pid, signal.SIGSTOP)
+            try:
+                for _ in range(2 * AT_ONCE):  # some with a guest that was forked ahead, some without
+                    with contextlib.suppress(belljar.SandboxFault):
+                        await asyncio.wait_for(box.run("print('hello')", timeout=1), 30)
+                assert (await asyncio.wait_for(box.run("print('hello')", timeout=1), 30)).stdout == "hello\n"
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(zygote.pid, signal.SIGCONT)
+
+    asyncio.run(main())
+
+
+def test_a_sandbox_that_is_dropped_in_the_middle_leaves_nothing(own: Settings, host: Host) -> None:
+    outside = type(host)(own)
+    before = settled(outside)
+
+    async def main() -> None:
+        async with belljar.AsyncSandbox(settings=own) as box:
+            for _ in range(8):
+                asyncio.create_task(box.run(SLOW))  # noqa: RUF006  nobody waits for them: that is the point
+            await all_begun(box, 8)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(main())
+    host.wait_until(lambda: outside.leftovers()[:4] == before[:4], "all is as it was")
