@@ -1,4 +1,4 @@
-"""A sandbox opened by a plain user, driven by requests on standard input: run by the `plain_box` fixture as another uid.
+"""A sandbox opened by a plain user, driven by requests on standard input; `plain_box` runs it as another uid.
 
 Each line in is one request, each line out its answer, both JSON.
 """
