@@ -282,34 +282,25 @@ DIFFERS: dict[str, Difference] = {
     ),
 }
 
-_SHUTDOWN = "the program's modules should be let go of as the interpreter does it: dropped and collected, then cleared"
+_SHUTDOWN = (
+    "at the end finalizers run in another order, or a moment earlier, than when the interpreter takes itself apart"
+)
 _FRAME = "before Python 3.12 sys.exit is a function of ours, and shows in tracebacks"
 _BY_HAND = "what the program itself put into sys.last_value is taken for its end"
 _OWN_CODE = "an exit code that a subclass of SystemExit computes is not seen"
-_FLUSH = "a failing flush at the end runs into an error of our own"
-_REOPEN = "the pipes belong to the host's uid, so the program cannot open its own streams by name"
-_NO_STDIN = "without input, descriptor 0 is closed in every program that the program starts"
-_BACKEND = "MPLBACKEND reaches child processes, where there is no such module"
-_SHADOW = "a module of the program should win over one that was loaded ahead"
 _TRACED = "what we do at the end is visible to the program's own tracer"
 
 AWAITING: dict[str, str] = {
     **dict.fromkeys(
         (
-            "asyncio/loop_left_open",
             "end/coroutine_and_async_generator_left",
-            "end/del_exits",
             "end/del_imports_something_new",
-            "end/del_in_module",
+            "end/del_in_list_and_dict",
             "end/del_in_two_modules",
-            "end/del_kept_by_stdlib",
-            "end/del_of_globals",
-            "end/del_resurrects",
-            "end/del_sees_globals",
             "end/del_system_exit",
             "end/is_finalizing",
             "end/unclosed_file_in_cycle_is_written",
-            "end/weakref_callback",
+            "end/unclosed_file_in_function_default",
         ),
         _SHUTDOWN,
     ),
@@ -342,53 +333,11 @@ AWAITING: dict[str, str] = {
     ),
     **dict.fromkeys(
         (
-            "stdout/broken_pipe",
-            "stdout/descriptor_closed",
-            "stdout/descriptor_closed_flush",
-            "stdout/detached",
-            "stdout/replaced_until_end",
-            "stdout/replaced_with_broken_flush",
-            "stdout/to_full_device",
-            "stdout/without_closed_attribute",
-        ),
-        _FLUSH,
-    ),
-    **dict.fromkeys(
-        (
-            "processes/shell_redirects",
-            "stdin/by_name",
-            "stdout/reopened_by_name",
-        ),
-        _REOPEN,
-    ),
-    **dict.fromkeys(
-        (
-            "env/all",
-            "env/reaches_children",
-            "workload/matplotlib_in_child",
-        ),
-        _BACKEND,
-    ),
-    **dict.fromkeys(
-        (
-            "import/shadows_every_warm_module",
-            "import/shadows_what_is_loaded",
-            "workload/numpy_shadowed",
-        ),
-        _SHADOW,
-    ),
-    **dict.fromkeys(
-        (
             "main/profile_at_exit",
             "main/trace_at_exit",
         ),
         _TRACED,
     ),
-    **dict.fromkeys(("processes/child_stdin", "processes/subprocess_descriptors"), _NO_STDIN),
-    "exit/atexit_run_by_hand": "exit functions run by hand end the program",
-    "exit/keyboard_interrupt_subclass": "only KeyboardInterrupt itself ends a program by SIGINT, not its subclasses",
-    "main/system_exit_type": "the attribute has lost its documentation",
-    "workload/matplotlib_by_other_means": "fontconfig complains that it has no configuration",
 }
 
 

@@ -146,7 +146,6 @@ def test_pictures_past_the_count_are_dropped(box: belljar.Sandbox) -> None:
     assert sizes(outcome) == [(100, 100)] * box.settings.request.display_count
 
 
-@pytest.mark.xfail(reason="nobody reads the pipe any more, and the program waits for ever to write to it", strict=True)
 @pytest.mark.parametrize(
     "code",
     [
@@ -161,7 +160,6 @@ def test_pictures_past_the_limits_do_not_stop_the_program(box: belljar.Sandbox, 
     assert all(sizes(outcome))
 
 
-@pytest.mark.xfail(reason="the bytes of two pictures get mixed up", strict=True)
 @pytest.mark.parametrize(
     "code",
     [
@@ -184,7 +182,6 @@ def test_pictures_shown_side_by_side_all_arrive(box: belljar.Sandbox, code: str)
     assert sizes(outcome) == [(200, 200)] * 32
 
 
-@pytest.mark.xfail(reason="only the program's own text is looked at to tell whether it may show pictures", strict=True)
 @pytest.mark.parametrize(
     ("code", "given"),
     [
@@ -202,7 +199,6 @@ def test_pictures_arrive_whoever_imports_matplotlib(box: belljar.Sandbox, code: 
     assert sizes(outcome) == [USUAL]
 
 
-@pytest.mark.xfail(reason="a forked child shows the figures it has inherited as well", strict=True)
 def test_a_forked_child_does_not_show_its_parents_figures_again(box: belljar.Sandbox) -> None:
     outcome = box.run(PLOT + "import os\nplt.plot([1])\npid = os.fork()\nif pid:\n    os.waitpid(pid, 0)")
     assert sizes(outcome) == [USUAL]
@@ -216,7 +212,6 @@ def test_warnings_while_drawing_name_no_file_of_ours(box: belljar.Sandbox, end: 
     assert "belljar" not in outcome.stderr
 
 
-@pytest.mark.xfail(reason="show(block=False) closes the figures, as a show that waits does", strict=True)
 def test_a_show_that_does_not_wait_leaves_its_figures_open(box: belljar.Sandbox) -> None:
     code = PLOT + "plt.plot([1]); plt.show(block=False); plt.pause(0.01); print(plt.get_fignums())"
     assert box.run(code).stdout == "[1]\n"

@@ -6,6 +6,7 @@ What a program sees from inside is in `tests/escape/`.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import os
 import secrets
@@ -119,7 +120,7 @@ def test_whoever_holds_a_cell_has_no_rights_either(box: belljar.Sandbox, host: H
         for process in sleepers:
             status = Path(f"/proc/{process.pid}/status").read_text()
             facts = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
-            assert facts["NoNewPrivs"] == "1"
+            assert (facts["NoNewPrivs"], facts["Seccomp"]) == ("1", "2")
             assert {int(facts[f"Cap{each}"], 16) for each in ("Inh", "Prm", "Eff", "Bnd", "Amb")} == {0}
             assert not (Path(f"/proc/{process.pid}/environ").read_bytes())
 
@@ -147,6 +148,27 @@ def descendants(host: Host, pid: int) -> Iterator[Process]:
             if process.parent == parent:
                 pending.append(process.pid)
                 yield process
+
+
+HOARD_WATCHERS = """
+import ctypes, time
+libc = ctypes.CDLL(None)
+while libc.inotify_init() >= 0:
+    pass
+print("planted", flush=True)
+time.sleep(1000)
+"""
+
+
+def test_what_the_host_has_few_of_cannot_be_used_up_from_inside(box: belljar.Sandbox) -> None:
+    """The kernel counts some things for whoever made the user namespace as well, and that must not be root."""
+    with contextlib.closing(box.stream(HOARD_WATCHERS)) as events:
+        assert any(isinstance(event, Output) and "planted" in event.text for event in events)
+        neighbour = box.run("import ctypes; print(ctypes.CDLL(None).inotify_init() >= 0)")
+        assert neighbour.stdout == "True\n"
+        ours = ctypes.CDLL(None).inotify_init()
+        assert ours >= 0
+        os.close(ours)
 
 
 # ---- what dies with whom
@@ -301,6 +323,23 @@ def test_a_plain_users_guests_have_his_uid_and_no_rights(
                 theirs, his = (os.readlink(f"/proc/{pid}/ns/{kind}") for pid in (process.pid, plain_box.pid))
                 assert theirs != his, kind
     host.wait_until(lambda: not marked(host, marker), "all of them gone")
+
+
+TAKE_OVER_INIT = """
+import os
+try:
+    os.open("/proc/1/mem", os.O_RDWR)
+except OSError:
+    print("held")
+else:
+    print("held" if "Seccomp:\\t2" in open("/proc/1/status").read() else "init can be made to call anything")
+"""
+
+
+def test_without_landlock_init_of_a_jail_is_still_behind_the_filter(plain_user: PlainUser) -> None:
+    """It has the guest's own uid then, so that a program can write to its memory."""
+    with plain_user.open(without_walls="uid,cgroup,landlock") as box:
+        assert box.run(TAKE_OVER_INIT).stdout == "held\n"
 
 
 @pytest.mark.parametrize(

@@ -8,17 +8,28 @@ checked there: a program can forge pictures, and nothing else.
 from __future__ import annotations
 
 import io
+import itertools
 import os
+import select
+import struct
 import sys
 from typing import Any
 
 BACKEND_NAME = "_belljar_displays"
+_PIECE = struct.Struct("=QIH")  # number of the picture, its bytes in all, bytes of this piece
+_numbers = itertools.count(1)
+_shown: set[int] = set()  # figures that were shown and stay open
+_owner = 0  # the process whose open figures are shown at its end
 _pipe = -1  # a pipe, not a socket: over a socket a program could send the host its descriptors
 
 
-def register() -> None:
-    """Make this module findable as a matplotlib back end, and known to PIL when that is loaded."""
+def register_back_end() -> None:
+    """Make this module findable as a matplotlib back end; before matplotlib is imported."""
     sys.modules[BACKEND_NAME] = sys.modules[__name__]
+
+
+def register_viewer() -> None:
+    """Make PIL show its images through us; after it has been imported."""
     if "PIL.Image" in sys.modules:
         from PIL import ImageShow
 
@@ -34,39 +45,50 @@ def register() -> None:
 
 def open_pipe(descriptor: int) -> None:
     """From now on pictures have somewhere to go."""
-    global _pipe
-    _pipe = descriptor
+    global _pipe, _owner
+    _pipe, _owner = descriptor, os.getpid()
 
 
 def send(mime: str, content: bytes) -> None:
-    """Send one picture: the length of its type, its type, its own length, itself."""
-    if _pipe < 0:
+    """Send one picture in pieces that the kernel keeps whole, whoever else writes to the pipe at the same time."""
+    if _pipe < 0 or not content:
         return
-    head = bytes([len(mime)]) + mime.encode() + len(content).to_bytes(4, "big")
-    view = memoryview(head + content)
+    number = os.getpid() << 32 | next(_numbers)
+    room = select.PIPE_BUF - _PIECE.size
     try:
-        while view:
-            view = view[os.write(_pipe, view) :]
+        _write(number, len(content), mime.encode())
+        for start in range(0, len(content), room):
+            _write(number, len(content), content[start : start + room])
     except OSError:
         pass  # the host has had enough
 
 
+def _write(number: int, size: int, piece: bytes) -> None:
+    os.write(_pipe, _PIECE.pack(number, size, len(piece)) + piece)
+
+
 def show_open_figures() -> None:
-    """Send what is still open, at the end of the program."""
+    """Send what is still open and was not shown, at the end of the program; a fork of it has nothing to add."""
     pyplot = sys.modules.get("matplotlib.pyplot")
-    if _pipe >= 0 and pyplot is not None and hasattr(pyplot, "get_fignums"):
+    if _pipe >= 0 and _owner == os.getpid() and hasattr(pyplot, "get_fignums"):
         try:
-            _show_figures(pyplot)
+            _show_figures(pyplot, closes=True)
         except Exception as error:  # noqa: BLE001  (the program's own figure, whatever is wrong with it)
             print(f"an open figure could not be drawn: {error!r}", file=sys.stderr)
 
 
-def _show_figures(pyplot: Any) -> None:
+def _show_figures(pyplot: Any, closes: bool) -> None:
     for number in pyplot.get_fignums():
-        buffer = io.BytesIO()
-        pyplot.figure(number).savefig(buffer, format="png")
-        pyplot.close(number)
-        send("image/png", buffer.getvalue())
+        figure = pyplot.figure(number)
+        if number not in _shown:
+            buffer = io.BytesIO()
+            figure.savefig(buffer, format="png")
+            send("image/png", buffer.getvalue())
+        if closes:
+            _shown.discard(number)
+            pyplot.close(number)
+        else:
+            _shown.add(number)
 
 
 def __getattr__(name: str) -> Any:
@@ -81,7 +103,7 @@ def __getattr__(name: str) -> Any:
         def pyplot_show(cls, *, block: Any = None) -> None:
             from matplotlib import pyplot
 
-            _show_figures(pyplot)
+            _show_figures(pyplot, closes=block is not False)
 
     class FigureCanvas(FigureCanvasAgg):
         manager_class = FigureManager

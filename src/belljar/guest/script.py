@@ -10,12 +10,14 @@ does the part of it that a program can see and ends the process.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import gc
 import os
 import signal
 import socket
 import sys
+import weakref
 from os import close, dup2, write
 from os import open as open_file
 from typing import Any, NoReturn, cast
@@ -26,16 +28,27 @@ from belljar.guest import displays
 _PROGRAM = "main.py"
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 _requested_exit: list[Any] = []  # what `raise SystemExit(...)` asked for, once the interpreter acts on it
+_always_loaded: frozenset[str] = frozenset()  # what every interpreter loads before it looks at a program
 _last_module = ""  # the last one loaded before the fork
 
 
-def prepare() -> None:
+def prepare(always_loaded: frozenset[str]) -> None:
     """In the warm process, before the first fork: everything that every guest would do anyway."""
-    global _last_module
+    global _last_module, _always_loaded
+    _always_loaded = always_loaded
     _watch_system_exit()
     atexit.register(leave)  # first in, so it runs after every exit function of the program
     _name_program([])
     _last_module = next(reversed(sys.modules))
+
+
+def renew_main() -> None:
+    """A `__main__` made after the collector was frozen: at the end it must be possible to collect it."""
+    fresh = type(sys)("__main__")
+    members = fresh.__dict__
+    members.clear()
+    members.update(sys.modules["__main__"].__dict__)
+    sys.modules["__main__"] = fresh
 
 
 def receive(peer: socket.socket) -> bool:
@@ -48,6 +61,8 @@ def receive(peer: socket.socket) -> bool:
         message, blob = channel.parse(_read_all(descriptors.pop(0)))
     try:
         _write_files(message["files"] if message else [(_PROGRAM, len(blob))], blob)
+        if message:
+            _forget_shadowed(message["files"])
     except OSError as error:
         channel.send(peer, {"failed": "files", "reason": str(error)})
         return False
@@ -66,6 +81,13 @@ def receive(peer: socket.socket) -> bool:
     _reseed()
     gc.enable()
     return True
+
+
+def _forget_shadowed(files: list[tuple[str, int]]) -> None:
+    """A module of the program wins over one of the same name that we have loaded ahead."""
+    own = {path.partition("/")[0].partition(".")[0] for path, _ in files if path.endswith(".py") and path != _PROGRAM}
+    for name in [name for name in sys.modules if name.partition(".")[0] in own - _always_loaded]:
+        del sys.modules[name]
 
 
 def _move(source: int, target: int) -> int:
@@ -142,7 +164,7 @@ def _watch_system_exit() -> None:
             _requested_exit.append(value)
         return value
 
-    members["code"] = property(code, real.__set__, real.__delete__)
+    members["code"] = property(code, real.__set__, real.__delete__, real.__doc__)
     ctypes.pythonapi.PyType_Modified(ctypes.py_object(SystemExit))
     if sys.version_info < (3, 12):
         sys.exit = _exit_with_instance
@@ -180,11 +202,15 @@ def _uncaught() -> BaseException | None:
 
 def leave() -> None:
     """End the process as the interpreter would, without taking it apart."""
+    if _has_caller():
+        return  # the program runs its exit functions by hand
     code = _exit_code()
-    interrupted = isinstance(_uncaught(), KeyboardInterrupt) and not _requested_exit
+    interrupted = type(_uncaught()) is KeyboardInterrupt and not _requested_exit
     displays.show_open_figures()
+    clean = _flush()
+    sys.setswitchinterval(1e6)  # from here on daemon threads stand still, as they do when the interpreter ends
     _let_go_of_program()
-    if not _flush():
+    if not clean or not _flush():
         code = 120
     if interrupted:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -192,23 +218,46 @@ def leave() -> None:
     os._exit(code)
 
 
+def _has_caller() -> bool:
+    try:
+        sys._getframe(2)
+    except ValueError:
+        return False
+    return True
+
+
 def _let_go_of_program() -> None:
-    """Run the finalizers of what the program made, in the interpreter's own order: `__main__` first."""
+    """Run the finalizers of what the program made, as the interpreter does.
+
+    Its modules are dropped and collected, so that a finalizer still finds its globals; only what survives that,
+    because somebody else holds it, is emptied by force.
+    """
     if _uncaught() is not None:
         for name in ("last_type", "last_value", "last_traceback", "last_exc"):
             if hasattr(sys, name):
                 setattr(sys, name, None)
+    dropped = []
     for name in ("__main__", *_modules_of_program()):
-        members = getattr(sys.modules.get(name), "__dict__", None)
-        if not isinstance(members, dict):
-            continue
-        for key in [key for key in members if key[:1] == "_" and key[1:2] != "_"]:
-            members[key] = None
-        for key in [key for key in members if key != "__builtins__"]:
-            members[key] = None
+        module = sys.modules.pop(name, None)
+        if module is not None:
+            with contextlib.suppress(TypeError):  # a program may put anything there
+                dropped.append(weakref.ref(module))
+    module = None
     # A full collection also empties the interpreter's free lists, page by page; a program too short to have had a
     # collection of its own needs none.
     gc.collect(1 if gc.get_count()[1:] == (0, 0) else 2)
+    for reference in reversed(dropped):
+        members = getattr(reference(), "__dict__", None)
+        if isinstance(members, dict):
+            _empty(members)
+
+
+def _empty(members: dict[Any, Any]) -> None:
+    """Names with one underscore first, as the language reference says."""
+    for key in [key for key in members if isinstance(key, str) and key[:1] == "_" and key[1:2] != "_"]:
+        members[key] = None
+    for key in [key for key in members if key != "__builtins__"]:
+        members[key] = None
 
 
 def _modules_of_program() -> list[str]:
@@ -226,16 +275,31 @@ def _flush() -> bool:
     clean = True
     for stream in (sys.stdout, sys.stderr):
         try:
-            if stream is not None and not stream.closed:
+            if stream is not None and not getattr(stream, "closed", False):
                 stream.flush()
-        except Exception as error:  # noqa: BLE001  (a stream of the program's making may raise anything)
-            clean = clean and stream is not sys.stdout
-            sys.unraisablehook(cast(Any, _Unraisable(error, stream)))
+        except BaseException as error:  # noqa: BLE001  (a stream of the program's making may raise anything)
+            clean = False
+            if stream is sys.stdout:
+                _complain(error, stream)
     return clean
 
 
+def _complain(error: BaseException, stream: Any) -> None:
+    """The interpreter's way of saying what it cannot raise; its own hook takes no arguments made in Python."""
+    if sys.unraisablehook is not sys.__unraisablehook__:
+        with contextlib.suppress(Exception):
+            sys.unraisablehook(cast(Any, _Unraisable(error, stream)))
+        return
+    with contextlib.suppress(Exception):
+        print(f"Exception ignored in: {stream!r}", file=sys.stderr)
+        import traceback
+
+        trace = error.__traceback__.tb_next if error.__traceback__ else None  # without our own frame
+        traceback.print_exception(type(error), error, trace, file=sys.stderr)
+
+
 class _Unraisable:
-    """What `sys.unraisablehook` expects; its own type cannot be made from Python."""
+    """What `sys.unraisablehook` is given; its own type cannot be made from Python."""
 
     def __init__(self, error: BaseException, stream: Any) -> None:
         self.exc_type, self.exc_value, self.exc_traceback = type(error), error, None

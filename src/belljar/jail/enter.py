@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from os import chdir, close, closerange, dup2, setpgid, setresgid, setresuid, write
+from os import chdir, closerange, dup2, setpgid, setresgid, setresuid, write
 from os import open as open_path
 
 from belljar.jail import limits, namespaces, policy, seccomp, syscalls
@@ -97,9 +97,8 @@ def enter(
         dup2(stdout, 1)
         dup2(stderr, 2)
         dup2(channel, 3, False)
+        dup2(open_path("/dev/null", 0), 0)  # flags set on an open file that guests share would be seen by the next
         closerange(4, 1048576)
-        close(0)  # flags set on an open file that guests share would be seen by the next
-        open_path("/dev/null", 0)
         setpgid(0, 0)  # kill(0) stays at home. A session of its own would cost half a run (autogroup scheduling)
         step = "uid"
         if _changes_uid:  # which drops every capability

@@ -19,7 +19,14 @@ UIDS_PER_INSTANCE = 65536
 #: Read-only places of the host that every guest sees. A missing one is left out, a link is copied as a link.
 SYSTEM_TREES = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 CONFIGURATION_TREES = ("/etc/alternatives",)  # each mount costs every run a little
-CONFIGURATION_FILES = ("/etc/ld.so.cache", "/etc/localtime", "/etc/mime.types", "/etc/protocols", "/etc/services")
+CONFIGURATION_FILES = (
+    "/etc/fonts/fonts.conf",
+    "/etc/ld.so.cache",
+    "/etc/localtime",
+    "/etc/mime.types",
+    "/etc/protocols",
+    "/etc/services",
+)
 
 #: One inode for this many bytes of a writable directory, so that empty files are limited too.
 BYTES_PER_INODE = 8192

@@ -33,6 +33,7 @@ _WARMING = {
     "LD_BIND_NOW": "1",  # symbols bound late are bound anew in every guest
     "OPENBLAS_NUM_THREADS": "1",  # a process with threads cannot be forked safely
     "OMP_NUM_THREADS": "1",
+    "MPLBACKEND": "module://_belljar_displays",
 }
 
 Reaped = Callable[[int, float], None]  # wait status, CPU seconds

@@ -40,10 +40,10 @@ _unpack_order = protocol.FORK.unpack
 _BORN, _ENDED = protocol.BORN, protocol.ENDED
 
 
-def serve() -> None:
+def serve(always_loaded: frozenset[str]) -> None:
     """Serve until the host leaves. Returns only in a guest that has its program; never in the zygote."""
     try:
-        _get_warm()
+        _get_warm(always_loaded)
         if _loop():
             return
     except BaseException:  # noqa: BLE001  (the end of the process: say why)
@@ -54,7 +54,7 @@ def serve() -> None:
     os._exit(0)
 
 
-def _get_warm() -> None:
+def _get_warm(always_loaded: frozenset[str]) -> None:
     global _control, _counts_cpu, _woken, _poll
     _control = socket.socket(fileno=CHANNEL)
     greeting, _, _ = channel.receive(_control)
@@ -62,7 +62,7 @@ def _get_warm() -> None:
     namespaces.drop_bounding_set()
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
     limits.set_common()
-    _warm_up(greeting["imports"], greeting["environ"])
+    _warm_up(greeting["imports"], greeting["environ"], always_loaded)
     jail.prepare(greeting["landlock_version"], greeting["changes_uid"])
     _woken, alarm = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     _signal.signal(_signal.SIGCHLD, operator.is_)  # anything that takes two arguments; the wake-up is the point
@@ -75,6 +75,7 @@ def _get_warm() -> None:
     gc.collect()
     gc.freeze()
     gc.disable()
+    script.renew_main()
     channel.send(_control, {"warm": sys.version.split()[0]})
 
 
@@ -163,8 +164,9 @@ def _reap() -> None:
         channel.send(_control, {}, _news(_ENDED, _guests.pop(pid), status, cpu))
 
 
-def _warm_up(imports: list[str], environ: dict[str, str]) -> None:
+def _warm_up(imports: list[str], environ: dict[str, str], always_loaded: frozenset[str]) -> None:
     """Do the imports, then leave the interpreter as a program expects to find it."""
+    displays.register_back_end()
     if imports:
         _lend_matplotlib_its_cache()
     for name in imports:
@@ -176,10 +178,10 @@ def _warm_up(imports: list[str], environ: dict[str, str]) -> None:
     sys.path[:] = [path for path in sys.path if path != policy.CODE_DIR]
     for path in [path for path in sys.path_importer_cache if path.startswith(policy.CODE_DIR)]:
         del sys.path_importer_cache[path]
-    displays.register()
+    displays.register_viewer()
     for name in [name for name in sys.modules if name == "belljar" or name.startswith("belljar.")]:
         del sys.modules[name]  # a program finds nothing of ours; what we have loaded we keep
-    script.prepare()
+    script.prepare(always_loaded)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 

@@ -10,13 +10,15 @@ The first ImportError is taken by `site` for "there is no sitecustomize": the mo
 import sys
 from typing import Any
 
-from belljar.zygote.server import serve
+_always_loaded = frozenset(sys.modules)
+
+from belljar.zygote.server import serve  # noqa: E402  (after the look at what was there without us)
 
 
 def _wait_for_a_program(path: str) -> Any:
     if path == "/work/main.py":
         sys.path_hooks.pop()  # this one; a program finds the hooks as they should be
-        serve()
+        serve(_always_loaded)
     raise ImportError
 
 

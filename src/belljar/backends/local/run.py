@@ -14,6 +14,7 @@ import contextlib
 import os
 import re
 import signal
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +35,7 @@ _PIPE_BYTES = 65536
 _INLINE_BYTES = 64 * 1024  # a program larger than this travels in a memfd
 _CORES = os.cpu_count() or 1
 _CPU_CHECK_SECONDS_MIN = 0.01
+PIECE = struct.Struct("=QIH")  # number of the picture, its bytes in all, bytes of this piece
 _MIME = re.compile(r"[a-z]+/[a-z0-9.+-]{1,64}")
 
 
@@ -155,6 +157,7 @@ class Run:
 
     def _open_stdin(self, content: bytes) -> int:
         theirs, self._stdin = os.pipe2(os.O_CLOEXEC)
+        os.fchmod(theirs, 0o666)  # it is ours; a program that opens /dev/stdin must be able to
         os.set_blocking(self._stdin, False)
         self._stdin_left = memoryview(content)
         self._feed_stdin()
@@ -231,7 +234,7 @@ class Run:
             self._guest.cell.kill()
 
     def _on_picture(self) -> bool:
-        """Read some of the pictures; False when nothing is left for now, or the program breaks the rules."""
+        """Read some of the pictures; False when nothing is left for now. What is refused is read and dropped."""
         try:
             chunk = os.read(self._picture_pipe, _READ_BYTES)
         except BlockingIOError:
@@ -239,10 +242,9 @@ class Run:
         for picture in self._pictures.feed(chunk):
             if self._watcher is not None:
                 self._watcher.displayed(picture)
-        if not chunk or self._pictures.is_refused:
+        if not chunk:
             self._unwatch(self._picture_pipe)
-            return False
-        return True
+        return bool(chunk)
 
     def _hear_guest(self) -> None:
         """What our own code in the guest says, once, before the program starts; then its end of the socket closes."""
@@ -430,7 +432,8 @@ class Run:
 class PictureReader:
     """Puts pictures together from a pipe into which a hostile program may write anything.
 
-    A picture is one byte with the length of its type, its type, four bytes with its own length, and itself.
+    Pieces of several pictures may alternate, as threads and processes write them. A piece is `PIECE`, and that much
+    of the picture; a picture's first piece is its type. See `guest/displays.py`.
     """
 
     def __init__(self, bounds: RequestSettings) -> None:
@@ -439,29 +442,44 @@ class PictureReader:
         self._bytes_left = bounds.display_bytes
         self._count_max = bounds.display_count
         self._unread = bytearray()
+        self._begun: dict[int, tuple[str, int, bytearray]] = {}  # type, size and what there is, by number
 
     def feed(self, chunk: bytes) -> list[Display]:
         """Take some bytes; the pictures they complete."""
+        if self.is_refused:
+            return []
         self._unread += chunk
-        found: list[Display] = []
-        while not self.is_refused and self._unread:
-            end_of_mime = 1 + self._unread[0]
-            start = end_of_mime + 4
-            if len(self._unread) < start:
+        already = len(self.complete)
+        while len(self._unread) >= PIECE.size and not self.is_refused:
+            number, size, length = PIECE.unpack_from(self._unread)
+            end = PIECE.size + length
+            if len(self._unread) < end:
                 break
-            size = int.from_bytes(self._unread[end_of_mime:start], "big")
-            mime = self._unread[1:end_of_mime].decode("ascii", "replace")
-            if not _MIME.fullmatch(mime) or size > self._bytes_left or len(self.complete) >= self._count_max:
-                self.is_refused = True
-                self._unread.clear()
-            elif len(self._unread) < start + size:
-                break
-            else:
-                found.append(Display(mime=mime, content=bytes(self._unread[start : start + size])))
-                self._bytes_left -= size
-                del self._unread[: start + size]
-                self.complete.append(found[-1])
-        return found
+            self._take(number, size, bytes(self._unread[PIECE.size : end]))
+            del self._unread[:end]
+        return self.complete[already:]
+
+    def _take(self, number: int, size: int, piece: bytes) -> None:
+        if number not in self._begun:
+            mime = piece.decode("ascii", "replace")
+            too_many = len(self.complete) + len(self._begun) >= self._count_max
+            if not _MIME.fullmatch(mime) or not 0 < size <= self._bytes_left or too_many:
+                self._refuse()
+                return
+            self._bytes_left -= size
+            self._begun[number] = mime, size, bytearray()
+            return
+        mime, size, content = self._begun[number]
+        content += piece
+        if len(content) > size or not piece:
+            self._refuse()
+        elif len(content) == size:
+            del self._begun[number]
+            self.complete.append(Display(mime=mime, content=bytes(content)))
+
+    def _refuse(self) -> None:
+        self.is_refused = True
+        self._begun.clear()
 
 
 def program_packet(execution: Execution, shows: bool) -> bytes:

@@ -110,7 +110,7 @@ class LocalSandbox:
         world = self._worlds.get(execution.environment)
         if world is None or world.is_lost:
             world = await self._world(execution.environment)
-        weight = world.weigh(execution.code)
+        weight = world.weigh(execution)
         guest = await world.lease(weight, execution.limits)
         try:
             bounds = self._settings.request

@@ -21,7 +21,7 @@ from typing import Any
 from belljar import channel
 from belljar.backends.local.cells import CELLS_MAX, Berths, Cell
 from belljar.contract.errors import EnvironmentBroken, JailSetupFailed, Overloaded, ZygoteDied
-from belljar.contract.execution import Limits
+from belljar.contract.execution import Execution, Limits
 from belljar.environments import Environment
 from belljar.jail import policy
 from belljar.settings import PoolSettings
@@ -53,8 +53,9 @@ class Guest:
         self.channel.setblocking(False)
         self.stdout, self.their_stdout = os.pipe2(os.O_CLOEXEC)
         self.stderr, self.their_stderr = os.pipe2(os.O_CLOEXEC)
-        os.set_blocking(self.stdout, False)
-        os.set_blocking(self.stderr, False)
+        for pipe in (self.stdout, self.stderr):
+            os.set_blocking(pipe, False)
+            os.fchmod(pipe, 0o666)  # it is ours; a program that opens /dev/stdout must be able to
 
     def close_their_ends(self) -> None:
         """The zygote has its copies."""
@@ -141,9 +142,15 @@ class World(ZygoteListener):
 
     # ---- zygotes
 
-    def weigh(self, code: str) -> str:
-        """Which zygote this program should come from, by what it imports."""
-        return HEAVY if self._heavy_pattern is not None and self._heavy_pattern.search(code) else BARE
+    def weigh(self, execution: Execution) -> str:
+        """Which zygote this program should come from, by what it and its own modules import."""
+        pattern = self._heavy_pattern
+        if pattern is None:
+            return BARE
+        if pattern.search(execution.code):
+            return HEAVY
+        modules = (file.content for file in execution.files if file.path.endswith(".py"))
+        return HEAVY if any(pattern.search(module.decode("utf-8", "replace")) for module in modules) else BARE
 
     async def zygote(self, weight: str) -> ZygoteHandle:
         """The zygote of this weight, started if need be; callers at the same time share one start.
@@ -428,7 +435,9 @@ class World(ZygoteListener):
 
 def _import_pattern(names: set[str]) -> re.Pattern[str]:
     words = "|".join(sorted(re.escape(name) for name in {*names, *_USE_WHAT_IS_WARM}))
-    return re.compile(rf"^[ \t]*(?:import|from)[ \t][^\n#]*\b(?:{words})\b", re.MULTILINE)
+    statement = rf"^[ \t]*(?:import|from)[ \t][^\n#]*\b(?:{words})\b"
+    call = rf"(?:import_module|__import__)\([ \t]*['\"](?:{words})\b"
+    return re.compile(f"{statement}|{call}", re.MULTILINE)
 
 
 def bound_places(environment: Environment) -> dict[str, str]:
@@ -467,7 +476,6 @@ def guest_environ() -> dict[str, str]:
         "USER": "sandbox",
         "LANG": "C.UTF-8",
         "VIRTUAL_ENV": policy.ENVIRONMENT_DIR,
-        "MPLBACKEND": "module://_belljar_displays",
     }
 
 
