@@ -88,7 +88,7 @@ def receive(peer: socket.socket, descriptors_max: int = 0) -> tuple[dict[str, An
         raise ChannelClosed("the peer has left") from error
     descriptors = _descriptors(ancillary) if ancillary else []
     try:
-        if flags & _CUT_SHORT:
+        if flags & _CUT_SHORT or len(descriptors) > descriptors_max:  # the kernel's room for them is padded
             raise ChannelClosed("a packet was larger than allowed")
         message, blob = parse(packet)
         return message, blob, descriptors

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 
 RESIDUE_BYTES_MAX = 4 << 20  # slabs and page tables of past guests, which the kernel gives back when it likes
+_HOST_LEAF = "belljar-host"
 CONTROLLERS = ("memory", "pids", "cpuacct")  # version 2 calls the last one cpu
 
 
@@ -46,7 +47,7 @@ def find_hierarchies() -> list[Hierarchy]:
             held = tuple(sorted(missing & set(options)))
             inner = own.get(held[0] if held else "", "/")
         else:
-            inner = own.get("", "/")
+            inner = own.get("", "/").removesuffix(f"/{_HOST_LEAF}") or "/"  # where an earlier start has put us
             held = _unified_controllers(_below(mount_point, root, inner), missing)
         if held:
             found.append(Hierarchy(1 if kind == "cgroup" else 2, _below(mount_point, root, inner), held))
@@ -77,7 +78,7 @@ def _cgroup_mounts() -> Iterator[tuple[str, str, str, list[str]]]:
 
 
 def _below(mount_point: str, root: str, path: str) -> str:
-    inner = os.path.relpath(path, root) if path.startswith(root) else "."
+    inner = os.path.relpath(path, root) if f"{path}/".startswith(f"{root.rstrip('/')}/") else "."
     return os.path.normpath(os.path.join(mount_point, inner))
 
 
@@ -161,7 +162,7 @@ def _hand_down(hierarchy: Hierarchy) -> None:
     try:
         _write(f"{hierarchy.path}/cgroup.subtree_control", _enable(hierarchy))
     except OSError:
-        leaf = f"{hierarchy.path}/belljar-host"
+        leaf = f"{hierarchy.path}/{_HOST_LEAF}"
         os.makedirs(leaf, exist_ok=True)
         with open(f"{hierarchy.path}/cgroup.procs") as file:
             for line in file.read().split():
@@ -205,7 +206,9 @@ class CellCgroup:
             with contextlib.suppress(OSError):
                 _write(f"{path}/memory.swap.max", "0")
             self._memory_max = [_open(f"{path}/memory.max")]
-            self._memory_peak = _open(f"{path}/memory.peak")
+            peak = f"{path}/memory.peak"  # since Linux 5.19; before, what is held at the end has to do
+            known = os.path.exists(peak)
+            self._memory_peak = _open(peak) if known else _open(f"{path}/memory.current", os.O_RDONLY)
             self._memory_now = _open(f"{path}/memory.current", os.O_RDONLY)
             self._oom = _open(f"{path}/memory.events", os.O_RDONLY)
 

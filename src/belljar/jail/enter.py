@@ -11,6 +11,8 @@ is touched for the first time after a fork costs a page fault and the copy of a 
 from __future__ import annotations
 
 import os
+import resource
+import struct
 from collections.abc import Sequence
 from os import chdir, closerange, dup2, setpgid, setresgid, setresuid, write
 from os import open as open_path
@@ -22,7 +24,11 @@ from belljar.jail.syscalls import call
 CHANNEL = 3  # where a guest finds the socket to its host
 
 _NUMBERS = seccomp.SYSCALLS.get(os.uname().machine, {})
-_SETNS, _UNSHARE, _MOUNT, _PRCTL = (_NUMBERS.get(name, -1) for name in ("setns", "unshare", "mount", "prctl"))
+_SETNS, _UNSHARE, _MOUNT, _PRCTL, _PRLIMIT = (
+    _NUMBERS.get(name, -1) for name in ("setns", "unshare", "mount", "prctl", "prlimit64")
+)
+_OPEN_FILES = int(resource.RLIMIT_NOFILE)
+_OPEN_FILES_LIMIT = struct.pack("=QQ", policy.OPEN_FILES_MAX, policy.OPEN_FILES_MAX)
 _NEW_PID = syscalls.CLONE_NEWPID
 _CELL = syscalls.CLONE_NEWNET | syscalls.CLONE_NEWNS
 _FRESH = syscalls.CLONE_NEWNS | syscalls.CLONE_NEWIPC
@@ -83,6 +89,8 @@ def enter(
     try:
         for procs in cgroups:
             write(procs, b"0")
+        if call(_PRLIMIT, 0, _OPEN_FILES, _OPEN_FILES_LIMIT, 0):  # not the zygote's: it holds those of every cell
+            raise _refused("rlimits")
         if not cgroups:
             step = "rlimits"
             limits.set_for_guest(*substitutes)

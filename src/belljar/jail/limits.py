@@ -12,7 +12,6 @@ UNLIMITED = resource.RLIM_INFINITY
 def set_common() -> None:
     """Limits that are the same for every guest; set once in the warm process and inherited."""
     _lower(resource.RLIMIT_CORE, 0, 0)
-    _lower(resource.RLIMIT_NOFILE, policy.OPEN_FILES_MAX, policy.OPEN_FILES_MAX)
     _lower(resource.RLIMIT_MEMLOCK, 65536, 65536)
     _lower(resource.RLIMIT_MSGQUEUE, 819200, 819200)
     _lower(resource.RLIMIT_RTPRIO, 0, 0)

@@ -44,6 +44,14 @@ def enter_as_plain_user(inner_id: int) -> None:
             syscalls.prctl(syscalls.PR_CAP_AMBIENT, syscalls.PR_CAP_AMBIENT_RAISE, capability)
 
 
+def limit_user_namespace() -> None:
+    """What the kernel counts for each user namespace: nobody in here makes another, or uses up the host's share."""
+    for name, most in (("max_user_namespaces", 0), ("max_inotify_instances", 16), ("max_inotify_watches", 8192)):
+        path = f"/proc/sys/user/{name}"
+        if os.path.exists(path):
+            _write(path, str(most))
+
+
 def drop_bounding_set() -> None:
     """No exec from here on can gain a capability. What the caller holds now it keeps."""
     for capability in range(LAST_CAPABILITY + 1):

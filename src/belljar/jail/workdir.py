@@ -87,4 +87,7 @@ def _read_regular(root: int, path: str, bytes_max: int) -> bytes | None:
             return None
         if facts.st_size > bytes_max:
             raise TooMuch(f"{path} has {facts.st_size} bytes, {bytes_max} are left of what can be returned")
-        return file.read()
+        content = file.read(bytes_max + 1)
+        if len(content) > bytes_max:  # it grew, or never told the truth about its size
+            raise TooMuch(f"{path} has more than the {bytes_max} bytes that are left of what can be returned")
+        return content

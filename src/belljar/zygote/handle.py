@@ -26,6 +26,7 @@ _log = logging.getLogger("belljar.zygote")
 _START = "import sys; sys.path.insert(0, sys.argv[2]); from belljar.zygote.warden import main; main(int(sys.argv[1]))"
 _SOURCES = str(Path(__file__).resolve().parents[2])
 _LOG_BYTES_KEPT = 8192
+_EARLY_SECONDS = 2.0  # how far two sockets may disagree about the order of things; pids come round much later
 
 #: How a zygote is started. Its programs do not see these: it sets its environment anew when it is warm.
 _WARMING = {
@@ -83,7 +84,7 @@ class WardenHandle:
         self._asked: dict[int, asyncio.Future[tuple[int, int]]] = {}
         self._next_ask = 0
         self._watched: dict[int, Reaped] = {}
-        self._early: dict[int, tuple[int, float]] = {}  # ended before we knew who they were
+        self._early: dict[int, tuple[float, int, float]] = {}  # ended before we knew who they were, and when
         self._ready: asyncio.Future[None] = self._loop.create_future()
 
     async def start(self, orders: Mapping[str, Any]) -> None:
@@ -123,9 +124,9 @@ class WardenHandle:
 
     def watch(self, pid: int, ended: Reaped) -> None:
         """Call `ended` once the warden has reaped `pid`, be it already so."""
-        early = self._early.pop(pid, None)
-        if early is not None:
-            ended(*early)
+        at, status, cpu_seconds = self._early.pop(pid, (0.0, 0, 0.0))
+        if at > self._loop.time() - _EARLY_SECONDS:  # else it was somebody else, who had the same pid
+            ended(status, cpu_seconds)
         else:
             self._watched[pid] = ended
 
@@ -166,7 +167,9 @@ class WardenHandle:
             if ended is not None:
                 ended(*seen)
             else:
-                self._early[message["reaped"]] = seen
+                now = self._loop.time()
+                self._early = {pid: each for pid, each in self._early.items() if each[0] > now - _EARLY_SECONDS}
+                self._early[message["reaped"]] = (now, *seen)
         elif "ask" in message:
             answer = self._asked.pop(message["ask"])
             if answer.cancelled():

@@ -22,7 +22,7 @@ import traceback
 from typing import Any
 
 from belljar import channel
-from belljar.jail import mounts, namespaces, policy, syscalls
+from belljar.jail import mounts, namespaces, policy, seccomp, syscalls
 
 _OWN_WORLD = (
     syscalls.CLONE_NEWNS
@@ -68,7 +68,7 @@ def _start(control: socket.socket, orders: dict[str, Any]) -> None:
     if orders["as_root"]:
         syscalls.unshare(syscalls.CLONE_NEWNS)
         mounts.build_root(orders["bound"], orders["hidden"], orders["guest_uids"], _own_code())
-        syscalls.unshare(syscalls.CLONE_NEWUSER | _OWN_WORLD)
+        _unshare_as_nobody(orders["uid_base"])
         channel.send(warden_end, {"map": True})
         channel.receive(warden_end)
         namespaces.become_mapped_root()
@@ -76,11 +76,23 @@ def _start(control: socket.socket, orders: dict[str, Any]) -> None:
         syscalls.unshare(_OWN_WORLD)
         mounts.build_root(orders["bound"], orders["hidden"], orders["guest_uids"], _own_code())
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of uid forgets it
+    namespaces.limit_user_namespace()
     channel.send(warden_end, {"settled": True})
     channel.receive(warden_end)
     warden_end.close()
     socket.sethostname(policy.HOSTNAME)
     Warden(control).serve()
+
+
+def _unshare_as_nobody(uid: int) -> None:
+    """The kernel charges what a user namespace uses (inotify, for one) to who made it: that must not be root."""
+    flags = syscalls.CLONE_NEWUSER | _OWN_WORLD
+    try:
+        os.seteuid(uid)
+        syscalls.unshare(flags)
+    except PermissionError:  # this machine lets only root make them
+        os.seteuid(0)
+        syscalls.unshare(flags)
 
 
 def _keep(pid: int, warden: socket.socket, orders: dict[str, Any]) -> None:
@@ -123,6 +135,7 @@ class Warden:
 
     def __init__(self, control: socket.socket) -> None:
         self.control = control
+        self.seccomp_filter = syscalls.FilterProgram(seccomp.compile_filter(os.uname().machine))
         self.woken, alarm = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the host's to answer
@@ -187,7 +200,7 @@ class Warden:
                 namespaces.raise_loopback()
                 sleeper = os.fork()
                 if sleeper == 0:
-                    _sleep_for_ever(report)
+                    _sleep_for_ever(report, self.seccomp_filter)
                 os.write(report, str(sleeper).encode())
             except OSError as error:
                 os.write(report, str(error).encode())
@@ -214,12 +227,13 @@ class Warden:
             channel.send(self.control, {"reaped": pid, "status": status, "cpu_seconds": cpu_seconds})
 
 
-def _sleep_for_ever(until_exec: int) -> None:
+def _sleep_for_ever(until_exec: int, seccomp_filter: syscalls.FilterProgram) -> None:
     """Be pid 1 of a cell: children that lose their parent vanish, signals from inside do nothing."""
     mounts.mount_proc()
     namespaces.drop_bounding_set()
     namespaces.drop_capabilities()
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
+    syscalls.install_seccomp(seccomp_filter)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     null = os.open("/dev/null", os.O_RDWR)

@@ -144,12 +144,14 @@ class Cell:
             self.on_memory_event()
 
     def _read_traffic(self) -> list[bytes]:
-        return [os.pread(file, 16384, 0) for file in self._traffic]
+        counters, open_sockets = self._traffic[:-1], self._traffic[-1]
+        # Of the last file only the first line is the cell's own; sockets in flight die long after their process.
+        return [*(os.pread(file, 16384, 0) for file in counters), os.pread(open_sockets, 64, 0).partition(b"\n")[0]]
 
 
 def _open_traffic_counters(pidfd: int) -> list[int]:
     """The protocol counters of the cell's network namespace: they tell whether anybody ever sent, or tried to."""
     facts = Path(f"/proc/self/fdinfo/{pidfd}").read_text()
     pid = next(line.split()[1] for line in facts.splitlines() if line.startswith("Pid:"))
-    files = (f"/proc/{pid}/net/{name}" for name in ("snmp", "snmp6"))
+    files = (f"/proc/{pid}/net/{name}" for name in ("snmp", "snmp6", "sockstat"))
     return [os.open(file, os.O_RDONLY | os.O_CLOEXEC) for file in files if Path(file).exists()]

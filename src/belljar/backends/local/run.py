@@ -192,12 +192,23 @@ class Run:
         elapsed = self._loop.time() - self._started_at
         for stream in self._streams:
             self._watch(stream.descriptor, self._on_output, stream)
-        self._timers["wall"] = self._loop.call_later(max(0.0, limits.wall_seconds - elapsed), self._on_deadline)
+        self._await_start(elapsed)
         self._timers["start"] = self._loop.call_later(_SILENCE_SECONDS, self._check_started)
         if self._guest.cell.berth.cgroup is not None:
             self._timers["cpu"] = self._loop.call_later(
                 max(0.0, limits.cpu_seconds / _CORES - elapsed), self._check_cpu
             )
+
+    def _await_start(self, elapsed_seconds: float = 0.0) -> None:
+        """A program's time begins when it does: a busy machine may take longer to fork it than it may run."""
+        if not self._has_started:
+            with contextlib.suppress(BlockingIOError, channel.ChannelClosed):
+                self._hear_guest()
+        if self._has_started:
+            left = max(0.0, self._execution.limits.wall_seconds - elapsed_seconds)
+            self._timers["wall"] = self._loop.call_later(left, self._on_deadline)
+        else:
+            self._timers["wall"] = self._loop.call_later(_SETTLE_SECONDS, self._await_start)
 
     def _watch(self, descriptor: int, callback: Any, *args: Any) -> None:
         if descriptor not in self._watched:

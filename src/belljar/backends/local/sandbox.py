@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -48,6 +49,7 @@ class LocalSandbox:
             SandboxFault: the jail does not work here.
         """
         jail = self._settings.jail
+        _raise_descriptor_limit()
         self._landlock_version = syscalls.landlock_version() if "landlock" not in jail.without_walls else 0
         try:
             self._instance = instance.claim(self._settings.runtime_dir, jail.uid_base)
@@ -196,3 +198,10 @@ class LocalSandbox:
             for key, value in world.facts().items():
                 totals[key] = totals.get(key, 0) + value
         return totals
+
+
+def _raise_descriptor_limit() -> None:
+    """Every cell takes about a dozen; the soft limit is there for programs that use select()."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -206,6 +206,8 @@ class World(ZygoteListener):
             _log.error("the %s zygote of %s died; replacing it", zygote.weight, self.environment.name)
             self.zygotes_replaced += 1
             del self._zygotes[zygote.weight]
+            if not self._is_closing and not self.is_lost and zygote.weight not in self._starting:
+                self._starting[zygote.weight] = self._in_background(self._start_zygote(zygote.weight))
         for guest in list(self._guests.values()):
             if guest.pid is None and guest.zygote is zygote:
                 guest.cell.kill()
@@ -355,7 +357,12 @@ class World(ZygoteListener):
             raise
         finally:
             self._cells_being_made -= 1
-        cell = Cell(berth, self._warden, pid, pidfd, self._cell_gone)
+        try:
+            cell = Cell(berth, self._warden, pid, pidfd, self._cell_gone)
+        except (OSError, StopIteration) as error:  # it has died meanwhile
+            os.close(pidfd)
+            self._berths.give_back(berth)
+            raise ZygoteDied("a cell ended while it was made") from error
         self._cells[cell.number] = cell
         return cell
 
