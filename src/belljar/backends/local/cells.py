@@ -153,5 +153,13 @@ def _open_traffic_counters(pidfd: int) -> list[int]:
     """The protocol counters of the cell's network namespace: they tell whether anybody ever sent, or tried to."""
     facts = Path(f"/proc/self/fdinfo/{pidfd}").read_text()
     pid = next(line.split()[1] for line in facts.splitlines() if line.startswith("Pid:"))
-    files = (f"/proc/{pid}/net/{name}" for name in ("snmp", "snmp6", "sockstat"))
-    return [os.open(file, os.O_RDONLY | os.O_CLOEXEC) for file in files if Path(file).exists()]
+    opened: list[int] = []
+    try:
+        for name in ("snmp", "snmp6", "sockstat"):
+            with contextlib.nullcontext() if name != "snmp6" else contextlib.suppress(FileNotFoundError):  # no IPv6
+                opened.append(os.open(f"/proc/{pid}/net/{name}", os.O_RDONLY | os.O_CLOEXEC))
+    except BaseException:
+        for file in opened:
+            os.close(file)
+        raise
+    return opened

@@ -387,9 +387,10 @@ class World(ZygoteListener):
 
     def guest_unborn(self, number: int, reason: str) -> None:
         """The fork failed: the cell is of no use."""
-        _log.error("a guest could not be forked: %s", reason)
         guest = self._guests.get(number)
         if guest is not None:
+            if not guest.cell.is_condemned:  # else its run was given up before it began
+                _log.error("a guest could not be forked: %s", reason)
             guest.cell.kill()
             self._end(guest, None, 0.0)
 
