@@ -174,6 +174,7 @@ class CellCgroup:
     """The cgroup of one cell: joined by a guest, watched and limited by the host."""
 
     def __init__(self, directories: list[tuple[Hierarchy, str]]) -> None:
+        self._paths = [path for _, path in directories]
         self.join_files: list[int] = []  # each guest writes itself into these
         self.kill_file: int | None = None
         self.oom_event: int | None = None  # readable when version 1 has killed one process of several
@@ -196,6 +197,7 @@ class CellCgroup:
                 self._memory_max.append(_open(f"{path}/memory.memsw.limit_in_bytes"))
             self._memory_peak = _open(f"{path}/memory.max_usage_in_bytes")
             self._memory_now = _open(f"{path}/memory.usage_in_bytes", os.O_RDONLY)
+            self._reclaim = _open(f"{path}/memory.force_empty", os.O_WRONLY)
             with contextlib.suppress(OSError):  # socket buffers, counted apart
                 self._socket_max = _open(f"{path}/memory.kmem.tcp.limit_in_bytes")
             self._oom = _open(f"{path}/memory.oom_control")
@@ -210,6 +212,8 @@ class CellCgroup:
             known = os.path.exists(peak)
             self._memory_peak = _open(peak) if known else _open(f"{path}/memory.current", os.O_RDONLY)
             self._memory_now = _open(f"{path}/memory.current", os.O_RDONLY)
+            reclaim = f"{path}/memory.reclaim"  # since Linux 5.19
+            self._reclaim = _open(reclaim if os.path.exists(reclaim) else "/dev/null", os.O_WRONLY)
             self._oom = _open(f"{path}/memory.events", os.O_RDONLY)
 
     def _open_pids(self, version: int, path: str) -> None:
@@ -259,6 +263,11 @@ class CellCgroup:
         """Whether nobody is in it and an earlier guest's memory has been freed, for which the kernel takes its time."""
         return self.is_empty() and int(os.pread(self._memory_now, 32, 0)) < RESIDUE_BYTES_MAX
 
+    def reclaim(self) -> None:
+        """Ask the kernel to free what nobody uses any more, as it would in its own good time."""
+        with contextlib.suppress(OSError):
+            os.write(self._reclaim, b"0" if self._memory_version == 1 else b"64M")
+
     def _cpu_nanoseconds(self) -> int:
         text = os.pread(self._cpu, 64, 0)
         return int(text) if self._cpu_version == 1 else int(text.split(None, 2)[1]) * 1000
@@ -267,10 +276,20 @@ class CellCgroup:
         words = os.pread(self._oom, 512, 0).split()
         return int(words[words.index(b"oom_kill") + 1])
 
+    def remove(self) -> bool:
+        """Close our files and remove the directories; False, and nothing done, while somebody is in them."""
+        if not self.is_empty():
+            return False
+        for path in self._paths:
+            with contextlib.suppress(OSError):  # then it goes with `Cgroups.close`
+                os.rmdir(path)
+        self.close()
+        return True
+
     def close(self) -> None:
         """Close our files; the directories go with `Cgroups.close`."""
         files = [*self.join_files, *self._memory_max, self._memory_peak, self._oom, self._pids_max]
-        files += [self._pids_current, self._cpu, self._memory_now]
+        files += [self._pids_current, self._cpu, self._memory_now, self._reclaim]
         files += [each for each in (self.kill_file, self.oom_event, self._socket_max) if each is not None]
         for file in files:
             os.close(file)

@@ -81,7 +81,7 @@ class WardenHandle:
         self.is_lost = False
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
-        self._asked: dict[int, asyncio.Future[tuple[int, int]]] = {}
+        self._asked: dict[int, asyncio.Future[Any]] = {}
         self._next_ask = 0
         self._watched: dict[int, Reaped] = {}
         self._early: dict[int, tuple[float, int, float]] = {}  # ended before we knew who they were, and when
@@ -112,15 +112,20 @@ class WardenHandle:
         channel.send(self._socket, dict(orders))
         await self._ready
 
-    async def start_zygote(self, python: str, environ: Mapping[str, str], control: int) -> int:
-        """A new zygote with `control` as its socket; returns its pidfd, which the caller owns."""
+    async def start_zygote(self, python: str, environ: Mapping[str, str], control: int) -> tuple[int, int]:
+        """A new zygote with `control` as its socket: its pid, and a pidfd of it that the caller owns."""
         message = {"python": python, "environ": dict(environ)}
-        _, pidfd = await self._ask(message, [control, self.log.write])
-        return pidfd
+        pid, pidfd = await self._ask(message, [control, self.log.write])
+        return pid, pidfd
+
+    async def find_missing(self, pids: Sequence[int]) -> list[int]:
+        """Which of these are not, or no longer, the warden's children."""
+        return list(await self._ask({"orphans": list(pids)}, []))
 
     async def make_cell(self) -> tuple[int, int]:
         """A new empty cell: the pid, and a pidfd that the caller owns, of the process that holds it."""
-        return await self._ask({}, [])
+        pid, pidfd = await self._ask({}, [])
+        return pid, pidfd
 
     def watch(self, pid: int, ended: Reaped) -> None:
         """Call `ended` once the warden has reaped `pid`, be it already so."""
@@ -135,8 +140,8 @@ class WardenHandle:
         self._watched.pop(pid, None)
         self._early.pop(pid, None)
 
-    def _ask(self, message: dict[str, Any], descriptors: Sequence[int]) -> asyncio.Future[tuple[int, int]]:
-        answer: asyncio.Future[tuple[int, int]] = self._loop.create_future()
+    def _ask(self, message: dict[str, Any], descriptors: Sequence[int]) -> asyncio.Future[Any]:
+        answer: asyncio.Future[Any] = self._loop.create_future()
         if self.is_lost:
             answer.set_exception(StartFailed("the warden has ended"))
             return answer
@@ -178,6 +183,8 @@ class WardenHandle:
                     os.close(descriptor)
             elif "failed" in message:
                 answer.set_exception(StartFailed(message["failed"]))
+            elif "missing" in message:
+                answer.set_result(message["missing"])
             else:
                 answer.set_result((message["pid"], descriptors[0]))
         elif not self._ready.done():
@@ -222,6 +229,8 @@ class WardenHandle:
 
     async def _keeper_gone(self) -> None:
         """Without a thread: closing must work while the interpreter exits, which starts none."""
+        if self.process.poll() is not None:
+            return
         gone = asyncio.Event()
         pidfd = os.pidfd_open(self.process.pid)
         self._loop.add_reader(pidfd, gone.set)
@@ -258,7 +267,7 @@ class ZygoteHandle:
         environ = {**greeting["environ"], **_WARMING}
         try:
             with theirs:
-                self._pidfd = await warden.start_zygote(python, environ, theirs.fileno())
+                self.pid, self._pidfd = await warden.start_zygote(python, environ, theirs.fileno())
             channel.send(self._socket, dict(greeting))
             self.python_version = await asyncio.wait_for(self._warm, warm_seconds)
         except (TimeoutError, channel.ChannelClosed) as error:

@@ -162,6 +162,10 @@ class Warden:
             message, _, descriptors = channel.receive(self.control, descriptors_max=2)
         except channel.ChannelClosed:
             os._exit(0)
+        if "orphans" in message:
+            missing = [pid for pid in message["orphans"] if not _is_child(pid)]
+            channel.send(self.control, {"ask": message["ask"], "missing": missing})
+            return
         try:
             pid = self.start_zygote(message, *descriptors) if "python" in message else self.make_cell()
             pidfd = os.pidfd_open(pid)
@@ -225,6 +229,15 @@ class Warden:
                 return
             cpu_seconds = usage.ru_utime + usage.ru_stime
             channel.send(self.control, {"reaped": pid, "status": status, "cpu_seconds": cpu_seconds})
+
+
+def _is_child(pid: int) -> bool:
+    """Whether `pid` is alive, or dead and yet to be reaped, and ours."""
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
 
 
 def _sleep_for_ever(until_exec: int, seccomp_filter: syscalls.FilterProgram) -> None:

@@ -31,35 +31,42 @@ class Berth:
 
 
 class Berths:
-    """Every berth of this instance."""
+    """Every berth of this instance. Free ones beyond `kept` are given up: bursts of kills leave no trace."""
 
-    def __init__(self, cgroups: Cgroups | None, changes_uid: bool) -> None:
+    def __init__(self, cgroups: Cgroups | None, changes_uid: bool, kept: int) -> None:
         self._cgroups = cgroups
         self._changes_uid = changes_uid
+        self._kept = kept
         self._free: list[Berth] = []
-        self._made: list[Berth] = []
+        self._made: dict[int, Berth] = {}
 
     def take(self) -> Berth | None:
         """A free berth, or None when all are in use."""
         for index, berth in enumerate(self._free):
+            if berth.cgroup is not None and berth.cgroup.is_empty() and not berth.cgroup.is_as_new():
+                berth.cgroup.reclaim()
             if berth.cgroup is None or berth.cgroup.is_as_new():
                 return self._free.pop(index)
         if len(self._made) >= CELLS_MAX:
             return None
-        number = len(self._made)
+        number = next(number for number in range(CELLS_MAX) if number not in self._made)
         berth = Berth(number, self._cgroups.cell(number) if self._cgroups else None)
         if not self._changes_uid:
             berth.uid = policy.GUEST_UID_FIRST
-        self._made.append(berth)
+        self._made[number] = berth
         return berth
 
     def give_back(self, berth: Berth) -> None:
         """The namespaces of this berth are gone."""
         self._free.append(berth)
+        for each in self._free[: -self._kept]:
+            if each.cgroup is None or each.cgroup.remove():
+                self._free.remove(each)
+                del self._made[each.number]
 
     def close(self) -> None:
         """Close every cgroup's files."""
-        for berth in self._made:
+        for berth in self._made.values():
             if berth.cgroup is not None:
                 berth.cgroup.close()
         self._made.clear()

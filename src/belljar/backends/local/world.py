@@ -180,6 +180,7 @@ class World(ZygoteListener):
             raise JailSetupFailed("zygote", str(error)) from error
         finally:
             self._starting.pop(weight, None)
+        self._warden.watch(fresh.pid, lambda *_: self._zygote_reaped(fresh))
         before = self._zygotes.get(weight)
         self._zygotes[weight] = fresh
         if before is not None and not before.is_lost:
@@ -210,6 +211,19 @@ class World(ZygoteListener):
                 self._starting[zygote.weight] = self._in_background(self._start_zygote(zygote.weight))
         for guest in list(self._guests.values()):
             if guest.pid is None and guest.zygote is zygote:
+                guest.cell.kill()
+                self._end(guest, None, 0.0)
+
+    def _zygote_reaped(self, zygote: ZygoteHandle) -> None:
+        """Its guests are the warden's children now, but for those it had reaped and not yet told us about."""
+        orphans = {each.pid: each for each in self._guests.values() if each.zygote is zygote and each.pid is not None}
+        if orphans and not self._is_closing and not self.is_lost:
+            self._in_background(self._end_unreported(orphans))
+
+    async def _end_unreported(self, orphans: Mapping[int, Guest]) -> None:
+        for pid in await self._warden.find_missing(list(orphans)):
+            guest = orphans[pid]
+            if guest.number in self._guests:
                 guest.cell.kill()
                 self._end(guest, None, 0.0)
 
