@@ -5,6 +5,7 @@ PYTHON ?= python3
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 SOAK_ARGS ?=
+SERVE_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -17,7 +18,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test check format bench soak clean
+.PHONY: help setup run hello test check format bench soak clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,7 +37,10 @@ $(INSTALLED): pyproject.toml
 setup: $(INSTALLED) ## install everything; run, test, bench and soak do it by themselves
 	@$(BELLJAR) env create default --if-missing
 
-run: setup ## run a first program behind all walls
+run: setup ## start the server on http://127.0.0.1:8000
+	@$(BELLJAR) serve $(SERVE_ARGS)
+
+hello: setup ## run a first program behind all walls, without a server
 	@$(BELLJAR) run examples/hello.py
 
 test: setup check ## check, then run every test

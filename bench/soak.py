@@ -41,12 +41,13 @@ _WARM_UP_SHARE = 0.1  # of the runs: pools fill, caches grow, the heavy zygote s
 _MISTAKES_KEPT = 20
 
 #: What is counted, and by how much the last quarter of a soak may exceed the first: absolute, and as a share.
+#: A cell made at a new peak is kept, with a directory in each hierarchy and a dozen descriptors: a few may come late.
 ALLOWED_GROWTH = {
     "processes": (2.0, 0.05),
     "zombies": (0.0, 0.0),
     "mounts": (2.0, 0.05),
-    "cgroup directories": (3.0, 0.05),
-    "descriptors": (4.0, 0.05),
+    "cgroup directories": (12.0, 0.05),
+    "descriptors": (48.0, 0.05),
     "files": (0.0, 0.0),
     "host MB": (3.0, 0.05),
     "warden MB": (1.0, 0.05),
@@ -417,10 +418,10 @@ def _draw(report: dict[str, Any], path: Path) -> None:
         for name in names:
             axes.plot(runs, [sample[name] for sample in samples], linewidth=1.4, label=name.removesuffix(" MB"))
         axes.set_title(title, loc="left", fontsize=9.5)
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.3 * max(1.0, *(sample[name] for sample in samples for name in names)))  # room for the legend
         axes.grid(color="#e3e7ea")
         if len(names) > 1:
-            axes.legend(frameon=False, fontsize=8, ncols=2, loc="best")
+            axes.legend(frameon=False, fontsize=8, ncols=2, loc="upper right")
     for axes in grid[1]:
         axes.set_xlabel("runs")
     figure.suptitle(f"Soak: {report['runs']:,} mixed runs, {report['when']}", x=0.01, ha="left", weight="bold")
