@@ -56,8 +56,8 @@ class LocalSandbox:
             missing = self._find_missing_walls()
             if missing:
                 raise WallMissing("; ".join(missing) + ". Nothing was run.", walls=missing)
-            kept = self._settings.pool.max_running + 2 * self._settings.pool.ready_guests
-            self._berths = Berths(self._cgroups, changes_uid=os.geteuid() == 0, kept=max(1, kept))
+            kept = max(1, self._settings.pool.ready_guests)
+            self._berths = Berths(self._cgroups, changes_uid=os.geteuid() == 0, kept=kept)
             await self._world(self._first_environment())
         except OSError as error:
             await self.close()
