@@ -239,8 +239,8 @@ def _reset_signals() -> None:
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         signal.signal(number, signal.SIG_DFL)
     sigaction = seccomp.SYSCALLS.get(os.uname().machine, {}).get("rt_sigaction", -1)
-    for number in (32, 33):  # libc keeps these to itself, and passes on what it was started with
-        syscalls.call(sigaction, number, bytes(32), 0, 8)
+    for hidden in (32, 33):  # libc keeps these to itself, and passes on what it was started with
+        syscalls.call(sigaction, hidden, bytes(32), 0, 8)
 
 
 def _is_child(pid: int) -> bool:
