@@ -23,6 +23,7 @@ from belljar.settings import Settings
 
 _log = logging.getLogger("belljar.local")
 _MAINTENANCE_SECONDS = 15.0
+_ATTEMPTS = 4
 
 
 class LocalSandbox:
@@ -96,18 +97,19 @@ class LocalSandbox:
         self._cgroups = cgroups
 
     async def run(self, execution: Execution, watcher: Watcher | None = None) -> Evidence:
-        """Run one program. A guest lost before its program started is replaced once, unseen by the caller."""
-        try:
-            return await self._run(execution, watcher)
-        except ZygoteDied as error:
-            if watcher is not None:
+        """Run one program. A guest that is lost with its zygote is replaced, unseen by the caller, a few times."""
+        for attempt in range(_ATTEMPTS):
+            try:
+                return await self._run(execution, watcher)
+            except ZygoteDied as error:
+                if watcher is not None or attempt == _ATTEMPTS - 1:
+                    self._faults += 1
+                    raise
+                _log.warning("running again on a new guest: %s", error)
+            except JailSetupFailed:
                 self._faults += 1
                 raise
-            _log.warning("running again on a new guest: %s", error)
-            return await self._run(execution, watcher)
-        except JailSetupFailed:
-            self._faults += 1
-            raise
+        raise AssertionError("unreachable")
 
     async def _run(self, execution: Execution, watcher: Watcher | None) -> Evidence:
         world = self._worlds.get(execution.environment)
