@@ -32,6 +32,7 @@ _log = logging.getLogger("belljar.local")
 BARE, HEAVY = "bare", "heavy"
 _WARM_SECONDS = 120.0  # for imports, however slow the disk
 _CELL_SECONDS = 30.0
+_TRIM_SECONDS = 0.2
 _USE_WHAT_IS_WARM = ("scipy", "seaborn", "sklearn", "statsmodels", "pylab")  # slow without numpy at hand
 #: A guest pays for every page of the interpreter it touches, because touching copies it. That is not the program's.
 INTERPRETER_BYTES = {BARE: 4 << 20, HEAVY: 16 << 20}
@@ -97,6 +98,7 @@ class World(ZygoteListener):
         self._cells: dict[int, Cell] = {}
         self._idle_cells: list[Cell] = []
         self._cells_being_made = 0
+        self._trimming: asyncio.TimerHandle | None = None
         self._ready: dict[str, deque[Guest]] = {BARE: deque(), HEAVY: deque()}
         self._guests: dict[int, Guest] = {}
         self._next_guest = 0
@@ -132,6 +134,8 @@ class World(ZygoteListener):
     async def close(self) -> None:
         """End every process of this world and wait until it is gone."""
         self._is_closing = True
+        if self._trimming is not None:
+            self._trimming.cancel()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -306,6 +310,18 @@ class World(ZygoteListener):
             self._idle_cells.append(cell)
         else:
             cell.kill()
+        if self._trimming is None and not self._is_closing:
+            self._trimming = self._loop.call_later(_TRIM_SECONDS, self._trim_idle_cells)
+
+    def _trim_idle_cells(self) -> None:
+        """Once nothing runs, give up the cells of the last burst: what is kept must not depend on past load."""
+        self._trimming = None
+        if len(self._guests) > sum(map(len, self._ready.values())):
+            self._trimming = self._loop.call_later(_TRIM_SECONDS, self._trim_idle_cells)
+            return
+        for cell in list(self._idle_cells):
+            cell.kill()
+        self._idle_cells.clear()
 
     def refill(self, weight: str) -> None:
         """Fork guests ahead of demand. Called after an answer, never before."""
