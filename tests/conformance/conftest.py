@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from belljar.contract.execution import Outcome
+from belljar.zygote.warden import reset_signals
 
 _NATIVE_SECONDS = 60.0
 _ADDRESS = re.compile(r"\b0x[0-9a-f]{9,16}\b")
@@ -71,6 +72,7 @@ def run_natively(
         capture_output=True,
         timeout=_NATIVE_SECONDS,
         start_new_session=True,  # what it does to its process group must not reach us
+        preexec_fn=reset_signals,  # whatever our own caller ignores, such as a CI runner
         **({"input": _encoded(stdin)} if stdin else {"stdin": subprocess.DEVNULL}),
     )
     names = {str(root): "/env", str(directory): "/work"}

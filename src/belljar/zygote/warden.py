@@ -38,7 +38,7 @@ _SLEEP = "/usr/bin/sleep"
 def main(control_descriptor: int) -> None:
     """Start, then serve until the host leaves. Never returns."""
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
-    _reset_signals()
+    reset_signals()
     control = socket.socket(fileno=control_descriptor)
     try:
         orders, _, _ = channel.receive(control)
@@ -189,7 +189,7 @@ class Warden:
                 for source, target in ((null, 0), (log, 1), (log, 2), (control, 3)):
                     os.dup2(source, target)
                 os.closerange(4, 1 << 20)
-                _reset_signals()
+                reset_signals()
                 os.execve(message["python"], ["python", f"{policy.WORK_DIR}/{policy.PROGRAM_NAME}"], message["environ"])
             finally:
                 os._exit(127)
@@ -232,7 +232,7 @@ class Warden:
             channel.send(self.control, {"reaped": pid, "status": status, "cpu_seconds": cpu_seconds})
 
 
-def _reset_signals() -> None:
+def reset_signals() -> None:
     """Programs find every signal as a fresh login would, whatever whoever started the host ignored or blocked."""
     signal.set_wakeup_fd(-1)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
