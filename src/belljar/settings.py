@@ -95,6 +95,7 @@ class ServerSettings:
 
     host: str = "127.0.0.1"  # any address but loopback needs a key
     port: int = 8000  # 0: any free one
+    listen: tuple[str, ...] = ()  # dialects with a port of their own, each as NAME:PORT
     api_key: str = ""  # one key beside those of `belljar key`; its name is "operator"
     keys_file: str = ""  # where `belljar key` keeps its hashes; empty: keys.json in the state directory
     allowed_hosts: tuple[str, ...] = ()  # names in the Host header beside localhost and addresses; "*" for any

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from belljar.contract.execution import Display, Evidence, Execution
+from belljar.contract.execution import Display, Evidence, Execution, ToolAnswered, ToolCalled
+from belljar.contract.sessions import LiveSession, SessionOrder
 
 
 class Watcher(Protocol):
@@ -19,6 +20,12 @@ class Watcher(Protocol):
 
     def displayed(self, display: Display) -> None:
         """A picture came out."""
+
+    def called(self, call: ToolCalled) -> None:
+        """The program has called a tool."""
+
+    def answered(self, answer: ToolAnswered) -> None:
+        """The tool has answered."""
 
     @property
     def is_behind(self) -> bool:
@@ -39,8 +46,11 @@ class Sandbox(Protocol):
     async def run(self, execution: Execution, watcher: Watcher | None = None) -> Evidence:
         """Run one program to its end and report what was seen. Raises SandboxFault when it could not be run."""
 
+    async def open_session(self, order: SessionOrder) -> LiveSession:
+        """Start an interpreter that stays. Raises NotOffered where this sandbox has none of that language."""
+
     async def close(self) -> None:
-        """End everything and leave nothing behind."""
+        """End everything, sessions too, and leave nothing behind."""
 
     def facts(self) -> Mapping[str, Any]:
         """Numbers for monitoring: ready guests, running programs, replaced zygotes."""

@@ -80,6 +80,54 @@ class InvalidSettings(CallerError):
     code = "invalid_settings"
 
 
+class NotFound(CallerError):
+    """There is nothing of that name, or it is somebody else's."""
+
+    code = "not_found"
+
+
+class SessionNotFound(NotFound):
+    """No session has that id, or it belongs to another key."""
+
+    code = "session_not_found"
+
+
+class SessionEnded(NotFound):
+    """The session was there; `reason` says why it is not any more."""
+
+    code = "session_ended"
+
+
+class FileNotInSession(NotFound):
+    """The work directory holds no regular file of that name."""
+
+    code = "file_not_found"
+
+
+class Conflict(CallerError):
+    """The request does not fit the state that something is in now."""
+
+    code = "conflict"
+
+
+class SessionBusy(Conflict):
+    """A cell runs, and the caller did not want to wait."""
+
+    code = "session_busy"
+
+
+class SessionExists(Conflict):
+    """The id is taken."""
+
+    code = "session_exists"
+
+
+class CannotBranch(Conflict):
+    """The live state cannot be copied now; the message says why."""
+
+    code = "cannot_branch"
+
+
 class Overloaded(BelljarError):
     """The same request may work later."""
 
@@ -94,6 +142,12 @@ class QueueFull(Overloaded):
     """More executions wait than the queue holds."""
 
     code = "queue_full"
+
+
+class TooManySessions(Overloaded):
+    """As many sessions are open as the server, or this key, may have."""
+
+    code = "too_many_sessions"
 
 
 class QuotaExceeded(Overloaded):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from belljar.contract.files import File
+from belljar.contract.restriction import Restriction
 
 MIB = 1024 * 1024
 
@@ -39,6 +40,28 @@ class Limits:
     disk_bytes: int = 256 * MIB  # work directory, /tmp and /dev/shm, each
     processes: int = 64  # threads included
 
+    def as_json(self) -> dict[str, float]:
+        """By the names and units of the native API."""
+        return {
+            "wall_seconds": self.wall_seconds,
+            "cpu_seconds": self.cpu_seconds,
+            "memory_mb": _plain(self.memory_bytes / MIB),
+            "output_kb": _plain(self.output_bytes / 1024),
+            "disk_mb": _plain(self.disk_bytes / MIB),
+            "processes": self.processes,
+        }
+
+
+def _plain(number: float) -> float:
+    return int(number) if number == int(number) else number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coverage:
+    """Which lines ran is to be measured, and which branches were taken if asked."""
+
+    branch: bool = False
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
@@ -53,6 +76,10 @@ class Execution:
     artifacts: tuple[str, ...] = ()  # globs over the work directory
     limits: Limits = field(default_factory=Limits)
     environment: str = "default"
+    network: bool = False
+    tools: tuple[str, ...] = ()  # names of host functions the program may call
+    coverage: Coverage | None = None
+    restrict: Restriction | None = None
     caller: str = ""  # whose turn it takes in the queue
 
 
@@ -71,6 +98,75 @@ class Display:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Compilation:
+    """How the compile step went; a program whose compile step fails is never run."""
+
+    status: Status
+    exit_code: int | None
+    stdout: str
+    stderr: str
+    wall_seconds: float
+    was_cached: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        """The wire form."""
+        return {
+            "status": str(self.status),
+            "exit_code": self.exit_code,
+            "stdout": self.stdout,
+            "stderr": self.stderr,
+            "wall_seconds": round(self.wall_seconds, 6),
+            "cached": self.was_cached,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """One call of a host function, after it was answered."""
+
+    tool: str
+    ok: bool
+    seconds: float
+
+    def as_json(self) -> dict[str, Any]:
+        """The wire form."""
+        return {"tool": self.tool, "ok": self.ok, "seconds": round(self.seconds, 6)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileCoverage:
+    """Which lines of one file ran. Measured beside the program, so a hostile one can forge it."""
+
+    path: str
+    percent: float
+    executed: tuple[int, ...]
+    missing: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoverageReport:
+    """Which lines of the program's own files ran."""
+
+    percent: float
+    files: tuple[FileCoverage, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """The wire form."""
+        return {
+            "percent": self.percent,
+            "files": [
+                {
+                    "path": each.path,
+                    "percent": each.percent,
+                    "executed": list(each.executed),
+                    "missing": list(each.missing),
+                }
+                for each in self.files
+            ],
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """Facts a back end observed from outside. Back ends report facts; they never judge."""
 
@@ -81,12 +177,16 @@ class Evidence:
     cancelled: bool = False
     oom_kills: int = 0
     output_flooded: bool = False
+    refused: bool = False  # by the `restrict` policy, before or while it ran
+    compilation: Compilation | None = None
     stdout: bytes = b""
     stderr: bytes = b""
     stdout_cut: bool = False
     stderr_cut: bool = False
     displays: tuple[Display, ...] = ()
     artifacts: tuple[File, ...] = ()
+    tool_calls: tuple[ToolCall, ...] = ()
+    coverage: CoverageReport | None = None
     wall_seconds: float = 0.0
     cpu_seconds: float = 0.0
     memory_peak_bytes: int = 0
@@ -100,13 +200,15 @@ def classify(seen: Evidence) -> Status:
     """
     if seen.cancelled:
         return Status.CANCELLED
+    if seen.compilation is not None and seen.compilation.status is not Status.OK:
+        return Status.COMPILE_FAILED
     if seen.oom_kills:
         return Status.OUT_OF_MEMORY
     if seen.deadline_passed or seen.cpu_exhausted or seen.signal == signals.SIGXCPU:
         return Status.TIMED_OUT
     if seen.output_flooded:
         return Status.OUTPUT_LIMIT
-    if seen.signal == signals.SIGSYS:
+    if seen.refused or seen.signal == signals.SIGSYS:
         return Status.DENIED
     if seen.signal is not None:
         return Status.CRASHED
@@ -149,6 +251,10 @@ class Outcome:
     displays: tuple[Display, ...]
     artifacts: tuple[File, ...]
     usage: Usage
+    compilation: Compilation | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    coverage: CoverageReport | None = None
+    cell: int | None = None  # its number in a session; None: not in one
 
     @property
     def ok(self) -> bool:
@@ -159,6 +265,7 @@ class Outcome:
         """The 200 body of POST /v1/execute."""
         return {
             "id": self.id,
+            **({} if self.cell is None else {"cell": self.cell}),
             "language": self.language,
             "status": str(self.status),
             "exit_code": self.exit_code,
@@ -179,9 +286,9 @@ class Outcome:
                 }
                 for file in self.artifacts
             ],
-            "compile": None,
-            "tool_calls": [],
-            "coverage": None,
+            "compile": None if self.compilation is None else self.compilation.as_json(),
+            "tool_calls": [call.as_json() for call in self.tool_calls],
+            "coverage": None if self.coverage is None else self.coverage.as_json(),
             "usage": {
                 "wall_seconds": round(self.usage.wall_seconds, 6),
                 "cpu_seconds": round(self.usage.cpu_seconds, 6),
@@ -207,10 +314,45 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCalled:
+    """The program has asked the host for something."""
+
+    number: int  # of the call, within its execution
+    tool: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolAnswered:
+    """The host has answered."""
+
+    number: int
+    call: ToolCall
+    result: Any  # a JSON value, or the message of the failure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
     """Last event of a stream."""
 
     outcome: Outcome
 
 
-Event = Started | Output | Display | Finished
+Event = Started | Output | Display | ToolCalled | ToolAnswered | Finished
+
+
+def describe(event: Event) -> dict[str, Any]:
+    """An event as a line of a stream; what a stream has told already is not in its last line."""
+    if isinstance(event, Output):
+        return {"event": event.stream, "text": event.text}
+    if isinstance(event, Started):
+        return {"event": "started", "id": event.id}
+    if isinstance(event, Display):
+        return {"event": "display", **event.as_json()}
+    if isinstance(event, ToolCalled):
+        return {"event": "tool_call", "number": event.number, "tool": event.tool, "arguments": dict(event.arguments)}
+    if isinstance(event, ToolAnswered):
+        return {"event": "tool_result", "number": event.number, **event.call.as_json(), "result": event.result}
+    told_already = ("stdout", "stderr", "displays")
+    rest = {name: value for name, value in event.outcome.as_json().items() if name not in told_already}
+    return {"event": "finished", **rest}

@@ -32,6 +32,8 @@ from belljar.contract.execution import (
     Output,
     Started,
     Status,
+    ToolAnswered,
+    ToolCalled,
     Usage,
     classify,
 )
@@ -223,6 +225,9 @@ def judge(execution_id: str, execution: Execution, seen: Evidence, queue_seconds
         error=read_error(stderr) if may_show_error and execution.language == "python" else None,
         displays=seen.displays,
         artifacts=seen.artifacts,
+        compilation=seen.compilation,
+        tool_calls=seen.tool_calls,
+        coverage=seen.coverage,
         usage=Usage(
             wall_seconds=seen.wall_seconds,
             cpu_seconds=seen.cpu_seconds,
@@ -265,6 +270,12 @@ class _Feed:
 
     def displayed(self, display: Display) -> None:
         self._put(display, len(display.content))
+
+    def called(self, call: ToolCalled) -> None:
+        self._put(call, _EVENT_BYTES)
+
+    def answered(self, answer: ToolAnswered) -> None:
+        self._put(answer, _EVENT_BYTES)
 
     @property
     def is_behind(self) -> bool:

@@ -54,7 +54,7 @@ def renew_main() -> None:
 def receive(peer: socket.socket) -> bool:
     """Wait for the program and lay it out in the work directory; False when the host has no use for this guest."""
     try:
-        message, blob, descriptors = channel.receive(peer, 3)
+        message, blob, descriptors = channel.receive(peer, 8)
     except channel.ChannelClosed:
         return False
     if "in_memfd" in message:  # too large for a packet: the packet is a file
@@ -75,12 +75,28 @@ def receive(peer: socket.socket) -> bool:
     close(peer.fileno())  # the object itself is left alone: freeing touches pages
     if message and message["displays"]:
         displays.open_pipe(_move(descriptors.pop(0), peer.fileno()))
+    for extra in message["extras"] if message else ():
+        extra.append([descriptors.pop(0) for _ in range(extra[2])])
     if descriptors:
         dup2(descriptors[0], 0)
         close(descriptors[0])
     _reseed()
     gc.enable()
+    for name, argument, _, given in message["extras"] if message else ():
+        load(name).prepare(argument, given)
     return True
+
+
+def load(name: str) -> Any:
+    """A module of ours that few programs need: read from its file when needed, so that no fork carries it."""
+    from importlib import util
+
+    spec = util.spec_from_file_location(f"_belljar_{name}", f"{os.path.dirname(__file__)}/{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _forget_shadowed(files: list[tuple[str, int]]) -> None:

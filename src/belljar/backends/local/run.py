@@ -15,8 +15,8 @@ import os
 import re
 import signal
 import struct
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from belljar import channel
 from belljar.backends.local.world import INTERPRETER_BYTES, Guest
@@ -70,6 +70,14 @@ class Stream:
         return fitting
 
 
+class Extra(NamedTuple):
+    """Something few programs ask for: `guest/NAME.py` prepares it, just before the program starts."""
+
+    name: str
+    argument: Any  # JSON
+    descriptors: tuple[int, ...] = ()  # the guest gets copies; whoever made them closes them
+
+
 class Run:
     """A guest with its program. `finish` must be awaited to its end, or cancelled: both leave nothing running."""
 
@@ -82,12 +90,14 @@ class Run:
         *,
         shows: bool,
         on_stuck: Callable[[Guest], None],
+        extras: Sequence[Extra] = (),
     ) -> None:
         self._guest = guest
         self._execution = execution
         self._watcher = watcher
         self._bounds = bounds
         self._shows = shows  # whether pictures may come
+        self._extras = extras
         self._on_stuck = on_stuck
         self._loop = asyncio.get_running_loop()
         self._streams = (
@@ -132,17 +142,20 @@ class Run:
 
     def _send_program(self) -> None:
         execution = self._execution
-        packet = program_packet(execution, self._shows)
+        packet = program_packet(execution, self._shows, self._extras)
         descriptors: list[int] = []
+        lent = [descriptor for extra in self._extras for descriptor in extra.descriptors]
         try:
             if len(packet) > _INLINE_BYTES:
                 descriptors.append(_in_memfd(packet))
                 packet = channel.build({"in_memfd": True})
             if self._shows:
                 descriptors.append(self._open_pictures())
+            before_stdin = len(descriptors)
             if execution.stdin:
                 descriptors.append(self._open_stdin(execution.stdin))
-            channel.send_packet(self._guest.channel, packet, descriptors)
+            sent = [*descriptors[:before_stdin], *lent, *descriptors[before_stdin:]] if lent else descriptors
+            channel.send_packet(self._guest.channel, packet, sent)
         except (channel.ChannelClosed, BlockingIOError) as error:
             raise ZygoteDied("the guest was gone before its program came") from error
         finally:
@@ -493,10 +506,10 @@ class PictureReader:
         self._begun.clear()
 
 
-def program_packet(execution: Execution, shows: bool) -> bytes:
+def program_packet(execution: Execution, shows: bool, extras: Sequence[Extra] = ()) -> bytes:
     """The program as `guest/script.py` reads it: the bare text where nothing else is asked for."""
     code = execution.code.encode()
-    if not (shows or execution.args or execution.env or execution.files or execution.artifacts):
+    if not (shows or extras or execution.args or execution.env or execution.files or execution.artifacts):
         return channel.build({}, code)
     message = {
         "files": [(policy.PROGRAM_NAME, len(code)), *((file.path, len(file.content)) for file in execution.files)],
@@ -504,6 +517,7 @@ def program_packet(execution: Execution, shows: bool) -> bytes:
         "env": dict(execution.env),
         "displays": shows,
         "keep_work_dir": bool(execution.artifacts),
+        "extras": [(extra.name, extra.argument, len(extra.descriptors)) for extra in extras],
     }
     return channel.build(message, b"".join((code, *(file.content for file in execution.files))))
 

@@ -14,8 +14,9 @@ from belljar.backends.local.cells import Berths
 from belljar.backends.local.run import Run
 from belljar.backends.local.world import HEAVY, Guest, World
 from belljar.contract.backend import Watcher
-from belljar.contract.errors import JailSetupFailed, SandboxFault, WallMissing, ZygoteDied
+from belljar.contract.errors import JailSetupFailed, NotOffered, SandboxFault, WallMissing, ZygoteDied
 from belljar.contract.execution import Evidence, Execution
+from belljar.contract.sessions import LiveSession, SessionOrder
 from belljar.environments import Environments
 from belljar.jail import instance, syscalls
 from belljar.jail.cgroups import Cgroups, CgroupsUnavailable, find_hierarchies
@@ -130,6 +131,10 @@ class LocalSandbox:
     def _let_go(self, world: World, guest: Guest) -> None:
         world.release(guest)
         asyncio.get_running_loop().call_soon(world.refill, guest.weight)  # after the answer is on its way
+
+    async def open_session(self, order: SessionOrder) -> LiveSession:
+        """Start an interpreter that stays."""
+        raise NotOffered("this server has no sessions yet", field="language")
 
     async def _world(self, name: str) -> World:
         """The warm world of an environment, opened once however many ask."""

@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from belljar.contract.errors import SandboxFault
 from belljar.frontends.api import batch, pages, v1
 from belljar.frontends.api.replies import Message, Receive, Refusal, Send, encode_json, refusal_of, reply
 from belljar.frontends.api.request import Request
+from belljar.frontends.api.routing import Answer, Dialect, Methods, RouteTable
 from belljar.frontends.api.service import Service
 
 _log = logging.getLogger("belljar.api")
 
-Route = Callable[[Service, Request], Awaitable[None]]
 Application = Callable[[Mapping[str, Any], Receive, Send], Awaitable[None]]
 
 #: Each path with its methods.
-ROUTES: Mapping[str, Mapping[str, Route]] = {
+ROUTES: Mapping[str, Methods] = {
     "/v1/execute": {"POST": v1.execute},
     "/v1/batch": {"POST": batch.run_batch},
     "/v1/languages": {"GET": v1.list_languages},
@@ -41,11 +41,16 @@ OPEN_TO_ALL = frozenset({"/", "/health", "/docs", "/openapi.json"})
 
 
 class App:
-    """An ASGI application over one service."""
+    """An ASGI application over one service: our own API and, beside it, the dialects; or one dialect alone."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, dialects: Sequence[Dialect] = (), *, is_native: bool = True) -> None:
         self._service = service
         self._mounted: list[tuple[str, Application]] = []
+        self._table = RouteTable()
+        if is_native:
+            self._table.add(ROUTES, OPEN_TO_ALL)
+        for dialect in dialects:
+            self._table.add(dialect.routes, dialect.open_to_all, dialect)
 
     def mount(self, prefix: str, application: Application) -> None:
         """Hand everything below `prefix` to another application, once the caller is known to be allowed in."""
@@ -77,19 +82,17 @@ class App:
 
     async def _route(self, scope: Mapping[str, Any], request: Request) -> None:
         path, method = scope["path"], scope["method"]
-        methods = ROUTES.get(path)
-        if methods is None and not any(path.startswith(prefix) for prefix, _ in self._mounted):
-            raise Refusal(404, "not_found", "there is nothing at this path; /docs lists what there is")
-        if path not in OPEN_TO_ALL:
-            client = scope["client"]
-            request.caller = self._service.callers.identify(request.headers, client[0] if client else "")
-        if methods is None:
-            mounted = next(app for prefix, app in self._mounted if path.startswith(prefix))
-            await mounted(scope, request.receive, request.send)
+        found = self._table.find(path)
+        if found is None:
+            await self._enter_mounted(path, request)
             return
-        route = methods.get("GET" if method == "HEAD" else method)
+        place, request.parameters = found
+        request.dialect = place.dialect
+        if not place.is_open:
+            self._identify(request)
+        route = place.methods.get("GET" if method == "HEAD" else method)
         if route is None:
-            offered = ", ".join(methods)
+            offered = ", ".join(place.methods)
             raise Refusal(
                 405,
                 "method_not_allowed",
@@ -98,22 +101,36 @@ class App:
             )
         await route(self._service, request)
 
+    async def _enter_mounted(self, path: str, request: Request) -> None:
+        for prefix, application in self._mounted:
+            if path == prefix or path.startswith(prefix.rstrip("/") + "/"):
+                self._identify(request)
+                await application(request.scope, request.receive, request.send)
+                return
+        raise Refusal(404, "not_found", "there is nothing at this path; /docs lists what there is")
+
+    def _identify(self, request: Request) -> None:
+        client = request.scope["client"]
+        request.caller = self._service.callers.identify(request.headers, client[0] if client else "")
+
     async def _refuse(self, request: Request, error: Exception) -> None:
         refusal = refusal_of(error)
         if refusal.code == "internal_error" or isinstance(error, SandboxFault):
             _log.error("a request could not be answered: %s", error, exc_info=error)
             self._service.health.doubt()
         self._service.telemetry.refused(refusal.status, refusal.code)
-        body = encode_json(refusal.as_json())
+        answer = Answer(encode_json(refusal.as_json())) if request.dialect is None else request.dialect.refuse(refusal)
+        body, status = answer.body, answer.status or refusal.status
         if refusal.status != 413:
-            await reply(request.send, body, refusal.status, headers=refusal.headers)
+            kind = (b"content-type", answer.content_type)
+            await reply(request.send, body, status, kind, headers=refusal.headers)
             return
         head = [
-            (b"content-type", b"application/json"),
+            (b"content-type", answer.content_type),
             (b"content-length", b"%d" % len(body)),
             (b"connection", b"close"),
         ]
-        await request.send({"type": "http.response.start", "status": 413, "headers": head})
+        await request.send({"type": "http.response.start", "status": status, "headers": head})
         await request.send({"type": "http.response.body", "body": body, "more_body": True})
         await request.linger()
         await request.send({"type": "http.response.body", "body": b""})

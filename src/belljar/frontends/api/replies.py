@@ -11,8 +11,10 @@ import msgspec
 from belljar.contract.errors import (
     BelljarError,
     CallerError,
+    Conflict,
     Draining,
     NotAllowed,
+    NotFound,
     Overloaded,
     SandboxFault,
     TooLarge,
@@ -59,6 +61,10 @@ def refusal_of(error: Exception) -> Refusal:
             return Refusal(413, error.code, error.message, details)
         if isinstance(error, NotAllowed):
             return Refusal(403, error.code, error.message, details)
+        if isinstance(error, NotFound):
+            return Refusal(404, error.code, error.message, details)
+        if isinstance(error, Conflict):
+            return Refusal(409, error.code, error.message, details)
         if isinstance(error, CallerError):
             return Refusal(422, error.code, error.message, details)
         if isinstance(error, Overloaded):

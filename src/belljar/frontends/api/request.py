@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from belljar.contract.errors import Overloaded
 from belljar.frontends.api.callers import Caller
 from belljar.frontends.api.replies import Receive, Refusal, Send
+
+if TYPE_CHECKING:
+    from belljar.frontends.api.routing import Dialect
 
 _SMALL_BYTES = 64 * 1024  # bodies up to here are not worth counting
 _LINGER_SECONDS = 2.0
@@ -38,7 +41,7 @@ class BodyRoom:
 class Request:
     """Valid until its route returns."""
 
-    __slots__ = ("_room", "_taken", "caller", "headers", "is_read", "parameters", "receive", "scope", "send")
+    __slots__ = ("_room", "_taken", "caller", "dialect", "headers", "is_read", "parameters", "receive", "scope", "send")
 
     def __init__(
         self, scope: Mapping[str, Any], headers: dict[bytes, bytes], receive: Receive, send: Send, room: BodyRoom
@@ -49,11 +52,12 @@ class Request:
         self.send = send
         self.parameters: Mapping[str, str] = {}
         self.caller: Caller
+        self.dialect: Dialect | None = None
         self._room = room
         self._taken = 0
         self.is_read = False
 
-    async def read(self) -> bytes:
+    async def read(self, *, is_json: bool = True) -> bytes:
         """The whole body.
 
         Raises:
@@ -61,7 +65,8 @@ class Request:
             Overloaded: too many large ones are being read.
             ConnectionError: the client left before sending all of it.
         """
-        self._check_type()
+        if is_json:
+            self._check_type()
         declared = self.headers.get(b"content-length")
         if declared is not None:
             size = int(declared) if _LENGTH.fullmatch(declared) else 0

@@ -9,7 +9,7 @@ import logging
 import resource
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import uvicorn
 
@@ -17,9 +17,11 @@ from belljar import __version__
 from belljar.assembly import build_engine, build_environments
 from belljar.contract.errors import InvalidSettings
 from belljar.engine.execute import Engine
+from belljar.frontends.api import dialects
 from belljar.frontends.api.app import App
 from belljar.frontends.api.callers import Callers
 from belljar.frontends.api.connection import Connection, sweep_all
+from belljar.frontends.api.dialects import find_listener
 from belljar.frontends.api.guard import Guard, is_loopback
 from belljar.frontends.api.health import Health
 from belljar.frontends.api.isolation import Isolation
@@ -43,30 +45,37 @@ async def serve(settings: Settings, log: Log) -> None:
         SandboxFault: no program can be run on this machine.
     """
     keys = KeyRing(KeyFile(keys_path(settings)), settings.server.api_key)
-    listener = _bind(settings, keys)
+    asked = [find_listener(each) for each in settings.server.listen]
+    listeners: list[socket.socket] = []
     engine = build_engine(settings)
-    server: uvicorn.Server | None = None
     try:
+        for port in (settings.server.port, *(port for _, port in asked)):
+            listeners.append(_bind(settings, keys, port))
         with _stopping_at_signals() as stop:
             await _open(engine, stop)
             if stop.is_set():
                 return
             service = _assemble(settings, engine, keys, log)
-            server = _prepare(settings, App(service))
+            apps = [App(service, dialects.ALL), *(App(service, [dialect], is_native=False) for dialect, _ in asked)]
+            servers = [_prepare(settings, app) for app in apps]
             _tune()
-            host, port = listener.getsockname()[:2]
-            shown = f"[{host}]" if ":" in host else host
-            log.write("listening", url=f"http://{shown}:{port}", version=__version__, needs_key=not keys.is_empty)
-            await _run(server, listener, service, stop)
+            names = ["native", *(dialect.name for dialect, _ in asked)]
+            for name, listener in zip(names, listeners, strict=True):
+                host, port = listener.getsockname()[:2]
+                shown = f"[{host}]" if ":" in host else host
+                url = f"http://{shown}:{port}"
+                log.write("listening", url=url, api=name, version=__version__, needs_key=not keys.is_empty)
+            await _run(servers, listeners, service, stop)
     finally:
-        listener.close()
+        for listener in listeners:
+            listener.close()
         await engine.close(0.0)
         log.write("stopped")
 
 
-def _bind(settings: Settings, keys: KeyRing) -> socket.socket:
+def _bind(settings: Settings, keys: KeyRing, port: int) -> socket.socket:
     """Bound, but not listening: who connects should be served at once."""
-    host, port = settings.server.host, settings.server.port
+    host = settings.server.host
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
@@ -157,22 +166,33 @@ def _prepare(settings: Settings, app: App) -> uvicorn.Server:
     return uvicorn.Server(config)
 
 
-async def _run(server: uvicorn.Server, listener: socket.socket, service: Service, stop: asyncio.Event) -> None:
-    helpers = [asyncio.create_task(service.health.watch()), asyncio.create_task(_sweep(server))]
-    serving = asyncio.create_task(server._serve([listener]))  # not `serve`: signals are ours
+async def _run(
+    servers: Sequence[uvicorn.Server], listeners: Sequence[socket.socket], service: Service, stop: asyncio.Event
+) -> None:
+    helpers = [asyncio.create_task(service.health.watch()), asyncio.create_task(_sweep(servers))]
+    # Not `serve`: signals are ours.
+    serving = [
+        asyncio.create_task(server._serve([listener])) for server, listener in zip(servers, listeners, strict=True)
+    ]
     stopping = asyncio.create_task(stop.wait())
     try:
-        await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
-        await _stop(server, service, serving, stop)
+        await asyncio.wait([*serving, stopping], return_when=asyncio.FIRST_COMPLETED)
+        await _stop(servers, service, serving, stop)
     finally:
         for each in (*helpers, stopping):
             each.cancel()
         await asyncio.gather(*helpers, stopping, return_exceptions=True)
 
 
-async def _stop(server: uvicorn.Server, service: Service, serving: asyncio.Task[None], stop: asyncio.Event) -> None:
+async def _stop(
+    servers: Sequence[uvicorn.Server],
+    service: Service,
+    serving: Sequence[asyncio.Task[None]],
+    stop: asyncio.Event,
+) -> None:
     """Both at once: no new connections, no new programs. A second signal ends the grace."""
-    server.should_exit = True
+    for server in servers:
+        server.should_exit = True
     stop.clear()
     grace_seconds = service.settings.server.grace_seconds
     closing = asyncio.create_task(service.engine.close(grace_seconds))
@@ -183,13 +203,14 @@ async def _stop(server: uvicorn.Server, service: Service, serving: asyncio.Task[
     with contextlib.suppress(asyncio.CancelledError):
         await closing
     impatient.cancel()
-    await serving
+    await asyncio.gather(*serving)
 
 
-async def _sweep(server: uvicorn.Server) -> None:
+async def _sweep(servers: Sequence[uvicorn.Server]) -> None:
     while True:
         await asyncio.sleep(_SWEEP_SECONDS)
-        sweep_all(server.server_state.connections)
+        for server in servers:
+            sweep_all(server.server_state.connections)
 
 
 def _raise_open_files() -> int:

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from belljar.contract.errors import CallerError
-from belljar.contract.execution import Display, Event, Execution, Finished, Outcome, Output, Started
+from belljar.contract.execution import Event, Execution, Finished, describe
 from belljar.engine.execute import new_id
 from belljar.frontends.api.replies import NO_SNIFFING, encode_json, refusal_of
 from belljar.frontends.api.request import Request
@@ -22,7 +22,6 @@ _log = logging.getLogger("belljar.api")
 
 NDJSON = b"application/x-ndjson"
 SSE = b"text/event-stream"
-_LEFT_OUT = ("stdout", "stderr", "displays")
 
 
 def wanted_stream(request: Request) -> bytes | None:
@@ -99,18 +98,4 @@ async def _tell_all(
     async for event in events:
         if isinstance(event, Finished):
             service.executed(execution, event.outcome)
-        await stream.tell(_as_json(event))
-
-
-def _as_json(event: Event) -> dict[str, Any]:
-    if isinstance(event, Output):
-        return {"event": event.stream, "text": event.text}
-    if isinstance(event, Started):
-        return {"event": "started", "id": event.id}
-    if isinstance(event, Display):
-        return {"event": "display", **event.as_json()}
-    return {"event": "finished", **_without_output(event.outcome)}
-
-
-def _without_output(outcome: Outcome) -> dict[str, Any]:
-    return {key: value for key, value in outcome.as_json().items() if key not in _LEFT_OUT}
+        await stream.tell(describe(event))

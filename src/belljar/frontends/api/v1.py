@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from typing import Any
 
 from belljar import __version__
-from belljar.contract.execution import MIB, Limits
 from belljar.engine.admission import offered_languages
 from belljar.engine.execute import new_id
 from belljar.environments import Environments
@@ -69,8 +67,8 @@ async def show_info(service: Service, request: Request) -> None:
         "backend": service.engine.facts()["backend"],
         "isolation": isolation,
         "limits": {
-            "default": _in_api_units(settings.default_limits),
-            "ceiling": _in_api_units(settings.ceiling_limits),
+            "default": settings.default_limits.as_json(),
+            "ceiling": settings.ceiling_limits.as_json(),
         },
     }
     await reply(request.send, encode_json(body))
@@ -95,19 +93,3 @@ def _describe(environments: Environments, name: str) -> dict[str, Any]:
     packages = [{"name": package, "version": version} for package, version in environment.packages]
     is_warm = bool(environment.warm_imports)
     return {"name": name, "python": environment.version, "packages": packages, "warm": is_warm}
-
-
-def _in_api_units(limits: Limits) -> dict[str, float]:
-    given = dataclasses.asdict(limits)
-    return {
-        "wall_seconds": given["wall_seconds"],
-        "cpu_seconds": given["cpu_seconds"],
-        "memory_mb": _plain(given["memory_bytes"] / MIB),
-        "output_kb": _plain(given["output_bytes"] / 1024),
-        "disk_mb": _plain(given["disk_bytes"] / MIB),
-        "processes": given["processes"],
-    }
-
-
-def _plain(number: float) -> float:
-    return int(number) if number == int(number) else number

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from belljar.contract.execution import Display
+from belljar.contract.execution import Display, ToolAnswered, ToolCalled
 
 STDOUT, STDERR = 1, 2
 _UNWRITTEN_BYTES_MAX = 256 * 1024
@@ -46,6 +46,12 @@ class Outlet:
 
     def displayed(self, display: Display) -> None:
         """Pictures are saved from the outcome."""
+
+    def called(self, call: ToolCalled) -> None:
+        """Calls are in the outcome."""
+
+    def answered(self, answer: ToolAnswered) -> None:
+        """So are their answers."""
 
     @property
     def is_behind(self) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 
 from belljar.assembly import build_engine
 from belljar.contract.errors import BelljarError, CallerError, SandboxFault
-from belljar.contract.execution import MIB, Event, Execution, Finished, Limits, Outcome, Output, Started, Status
+from belljar.contract.execution import MIB, Execution, Finished, Limits, Outcome, Status, describe
 from belljar.contract.files import File
 from belljar.engine.admission import admit
 from belljar.engine.execute import Engine
@@ -280,23 +280,11 @@ class _OneRun:
 async def _print_events(engine: Engine, execution: Execution, outlet: Outlet) -> Outcome:
     """The stream of the native API, one object a line."""
     async for event in engine.stream(execution):
-        outlet.put(STDOUT, _as_line(_describe(event)))
+        outlet.put(STDOUT, _as_line(describe(event)))
         await outlet.caught_up()
         if isinstance(event, Finished):
             return event.outcome
     raise SandboxFault("the program's events ended without an outcome")
-
-
-def _describe(event: Event) -> dict[str, Any]:
-    if isinstance(event, Started):
-        return {"event": "started", "id": event.id}
-    if isinstance(event, Output):
-        return {"event": event.stream, "text": event.text}
-    if isinstance(event, Finished):
-        told_already = ("stdout", "stderr", "displays")
-        rest = {name: value for name, value in event.outcome.as_json().items() if name not in told_already}
-        return {"event": "finished", **rest}
-    return {"event": "display", **event.as_json()}
 
 
 def _as_line(tree: dict[str, Any]) -> bytes:

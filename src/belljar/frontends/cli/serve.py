@@ -21,6 +21,12 @@ def define(parser: argparse.ArgumentParser) -> None:
         metavar="KEY",
         help="one key for everybody; others see it in the list of processes, so prefer a file",
     )
+    parser.add_argument(
+        "--listen",
+        metavar="DIALECT:PORT",
+        action="append",
+        help="another system's API on a port of its own, such as xmaster:30008 (again for more)",
+    )
     parser.add_argument("--grace", metavar="SECONDS", type=float, help="for what runs when asked to stop")
     parser.add_argument(
         "--set",
@@ -65,6 +71,7 @@ def _load(options: argparse.Namespace) -> Settings:
         ("server.port", options.port),
         ("server.api_key", options.api_key),
         ("server.grace_seconds", options.grace),
+        ("server.listen", tuple(options.listen) if options.listen else None),
     ):
         if value is not None:
             flags[name] = value

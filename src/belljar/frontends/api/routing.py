@@ -1,0 +1,87 @@
+"""Which route answers a path: an exact look-up first, then patterns such as /v1/sessions/{id}/files/{path*}."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from belljar.frontends.api.replies import Refusal
+from belljar.frontends.api.request import Request
+from belljar.frontends.api.service import Service
+
+Route = Callable[[Service, Request], Awaitable[None]]
+Methods = Mapping[str, Route]
+
+
+class Answer(NamedTuple):
+    """How a refusal looks on the wire."""
+
+    body: bytes
+    content_type: bytes = b"application/json"
+    status: int = 0  # 0: that of the refusal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """The wire behaviour of another system: its routes, and how it says that something went wrong."""
+
+    name: str  # as in --listen NAME:PORT
+    title: str
+    port: int  # where that system's clients look for it
+    routes: Mapping[str, Methods]
+    refuse: Callable[[Refusal], Answer]
+    open_to_all: frozenset[str] = frozenset()  # paths that need no key
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What is at a path."""
+
+    methods: Methods
+    is_open: bool
+    dialect: Dialect | None  # None: our own API
+
+
+class RouteTable:
+    """Paths and what is there. Of two that claim a path the first one added has it."""
+
+    def __init__(self) -> None:
+        self._exact: dict[str, Place] = {}
+        self._patterns: list[tuple[tuple[str, ...], Place]] = []
+
+    def add(self, routes: Mapping[str, Methods], open_to_all: frozenset[str], dialect: Dialect | None = None) -> None:
+        """Take over routes. `{name}` in a path stands for one segment, `{name*}` at its end for all that follow."""
+        for path, methods in routes.items():
+            place = Place(methods, path in open_to_all, dialect)
+            if "{" not in path:
+                self._exact.setdefault(path, place)
+            else:
+                self._patterns.append((tuple(path.split("/")), place))
+
+    def find(self, path: str) -> tuple[Place, Mapping[str, str]] | None:
+        """What is at `path`, with the segments that a pattern left open."""
+        place = self._exact.get(path)
+        if place is not None:
+            return place, {}
+        segments = path.split("/")
+        for pattern, candidate in self._patterns:
+            found = _match(pattern, segments)
+            if found is not None:
+                return candidate, found
+        return None
+
+
+def _match(pattern: tuple[str, ...], segments: list[str]) -> dict[str, str] | None:
+    takes_rest = pattern[-1].endswith("*}")
+    if len(segments) != len(pattern) and not (takes_rest and len(segments) > len(pattern)):
+        return None
+    found: dict[str, str] = {}
+    for at, wanted in enumerate(pattern):
+        if wanted.endswith("*}"):
+            found[wanted[1:-2]] = "/".join(segments[at:])
+        elif wanted.startswith("{"):
+            found[wanted[1:-1]] = segments[at]
+        elif wanted != segments[at]:
+            return None
+    return found if all(found.values()) else None
