@@ -122,6 +122,18 @@ class SessionSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class McpSettings:
+    """What the MCP server offers, over stdio and at /mcp."""
+
+    tools: tuple[str, ...] = ()  # names of tools or groups; empty: all
+    output: str = "structured"  # plain: results as text alone; structured: also as JSON by a schema
+    pass_through_env: tuple[str, ...] = ()  # variables of the server that every program gets
+    python_image: str = ""  # container image for Python; empty: the local sandbox
+    javascript_image: str = ""  # the same for JavaScript
+    network: bool = False  # programs reach the network
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """The whole tree."""
 
@@ -132,6 +144,7 @@ class Settings:
     request: RequestSettings = field(default_factory=RequestSettings)
     server: ServerSettings = field(default_factory=ServerSettings)
     sessions: SessionSettings = field(default_factory=SessionSettings)
+    mcp: McpSettings = field(default_factory=McpSettings)
     default_limits: Limits = field(default_factory=Limits)
     ceiling_limits: Limits = field(
         default_factory=lambda: Limits(
@@ -308,6 +321,8 @@ def _check(settings: Settings) -> None:
         if getattr(settings.pool, name) < 1:
             raise InvalidSettings(f"pool.{name} must be at least 1")
     _check_server(settings.server)
+    if settings.mcp.output not in ("plain", "structured"):
+        raise InvalidSettings(f"mcp.output is {settings.mcp.output!r} but must be plain or structured")
     for name in settings.environments:
         check_environment_name(name)
 

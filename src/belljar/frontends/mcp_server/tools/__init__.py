@@ -1,0 +1,15 @@
+"""Every tool, in the order in which it is listed: ours, then those that other servers are known for."""
+
+from __future__ import annotations
+
+from belljar.frontends.mcp_server.registry import Tool
+from belljar.frontends.mcp_server.tools import code_sandbox, run, safe_execute
+
+ALL: tuple[Tool, ...] = (
+    run.RUN_CODE,
+    run.LIST_LANGUAGES,
+    safe_execute.PYTHON_CODE_EXECUTION,
+    code_sandbox.RUN_PYTHON_CODE,
+    code_sandbox.RUN_JS_CODE,
+    code_sandbox.RUN_JAVASCRIPT_CODE,
+)
