@@ -12,11 +12,13 @@ from typing import Any
 
 from belljar.backends.local.cells import Berths
 from belljar.backends.local.run import Run
+from belljar.backends.local.toolline import ToolLine
 from belljar.backends.local.world import HEAVY, Guest, World
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import JailSetupFailed, NotOffered, SandboxFault, WallMissing, ZygoteDied
 from belljar.contract.execution import Evidence, Execution
 from belljar.contract.sessions import LiveSession, SessionOrder
+from belljar.contract.tools import ToolHost
 from belljar.environments import Environments
 from belljar.jail import instance, syscalls
 from belljar.jail.cgroups import Cgroups, CgroupsUnavailable, find_hierarchies
@@ -32,8 +34,15 @@ class LocalSandbox:
 
     name = "local"
 
-    def __init__(self, settings: Settings, environments: Environments, progress: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        environments: Environments,
+        progress: Callable[[str], None],
+        tools: ToolHost | None = None,
+    ) -> None:
         self._settings = settings
+        self._tools = tools
         self._environments = environments
         self._progress = progress
         self._worlds: dict[str, World] = {}
@@ -118,14 +127,21 @@ class LocalSandbox:
             world = await self._world(execution.environment)
         weight = world.weigh(execution)
         guest = await world.lease(weight, execution.limits)
+        tools = ToolLine(self._tools, execution, self._settings.tools, watcher) if execution.tools else None
         try:
-            bounds = self._settings.request
-            run = Run(guest, execution, watcher, bounds, shows=weight == HEAVY, on_stuck=world.unstick)
+            bounds, extras = self._settings.request, () if tools is None else (tools.extra,)
+            run = Run(guest, execution, watcher, bounds, shows=weight == HEAVY, on_stuck=world.unstick, extras=extras)
             run.start()
             evidence = await run.finish()
             world.succeeded()
-            return evidence
+            return evidence if tools is None else tools.note(evidence)
+        except ZygoteDied as error:
+            if tools is not None:
+                tools.forbid_repeating(error)
+            raise
         finally:
+            if tools is not None:
+                tools.close()
             self._let_go(world, guest)
 
     def _let_go(self, world: World, guest: Guest) -> None:
