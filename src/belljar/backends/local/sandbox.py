@@ -120,7 +120,15 @@ class LocalSandbox:
         guest = await world.lease(weight, execution.limits)
         try:
             bounds = self._settings.request
-            run = Run(guest, execution, watcher, bounds, shows=weight == HEAVY, on_stuck=world.unstick)
+            run = Run(
+                guest,
+                execution,
+                watcher,
+                bounds,
+                shows=weight == HEAVY,
+                on_stuck=world.unstick,
+                beside=world.busy_guests,
+            )
             run.start()
             evidence = await run.finish()
             world.succeeded()
