@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from belljar.backends.local.cells import Berths
+from belljar.backends.local.measure import Measurement
 from belljar.backends.local.run import Run
 from belljar.backends.local.world import HEAVY, Guest, World
 from belljar.contract.backend import Watcher
@@ -118,14 +119,20 @@ class LocalSandbox:
             world = await self._world(execution.environment)
         weight = world.weigh(execution)
         guest = await world.lease(weight, execution.limits)
+        measurement = None
         try:
+            if execution.coverage is not None:
+                measurement = Measurement(execution, execution.coverage, world.environment)
+            extras = () if measurement is None else (measurement.extra,)
             bounds = self._settings.request
-            run = Run(guest, execution, watcher, bounds, shows=weight == HEAVY, on_stuck=world.unstick)
+            run = Run(guest, execution, watcher, bounds, shows=weight == HEAVY, on_stuck=world.unstick, extras=extras)
             run.start()
             evidence = await run.finish()
             world.succeeded()
-            return evidence
+            return evidence if measurement is None else measurement.complete(evidence)
         finally:
+            if measurement is not None:
+                measurement.close()
             self._let_go(world, guest)
 
     def _let_go(self, world: World, guest: Guest) -> None:
