@@ -25,7 +25,7 @@ from typing import Any, Generic, Literal, Self, TypedDict, TypeVar, Unpack, cast
 
 from belljar.assembly import build_engine
 from belljar.contract.errors import BelljarError, CallerError, Draining, InvalidExecution, Overloaded
-from belljar.contract.execution import Event, Execution, Limits, Outcome
+from belljar.contract.execution import Coverage, Event, Execution, Limits, Outcome
 from belljar.contract.files import File
 from belljar.engine.admission import admit
 from belljar.engine.execute import Engine
@@ -52,6 +52,7 @@ class Asked(TypedDict, total=False):
     timeout: float | None
     memory_mb: float | None
     environment: str
+    coverage: bool | Coverage | Mapping[str, bool] | None
 
 
 Program = str | Mapping[str, Any]  # the code, or a mapping with "code" and the names of Asked

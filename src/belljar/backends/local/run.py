@@ -16,7 +16,7 @@ import re
 import signal
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from belljar import channel
 from belljar.backends.local.world import INTERPRETER_BYTES, Guest
@@ -77,6 +77,18 @@ class Extra(NamedTuple):
     name: str
     argument: Any  # JSON
     descriptors: tuple[int, ...] = ()  # the guest gets copies; whoever made them closes them
+
+
+class Companion(Protocol):
+    """The host's end of an Extra, for as long as one run lasts."""
+
+    extra: Extra
+
+    def complete(self, evidence: Evidence) -> Evidence:
+        """The evidence with what this has to add. Everyone in the jail is dead by now."""
+
+    def close(self) -> None:
+        """Let go of descriptors and memory, however the run has ended."""
 
 
 class Run:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from belljar.backends.local.cells import Berths
-from belljar.backends.local.run import Run
+from belljar.backends.local.measure import Measurement
+from belljar.backends.local.run import Companion, Run
 from belljar.backends.local.world import HEAVY, Guest, World
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import JailSetupFailed, NotOffered, SandboxFault, WallMissing, ZygoteDied
@@ -118,23 +119,34 @@ class LocalSandbox:
             world = await self._world(execution.environment)
         weight = world.weigh(execution)
         guest = await world.lease(weight, execution.limits)
+        companions: list[Companion] = []
         try:
-            bounds = self._settings.request
+            self._accompany(execution, world, companions)
             run = Run(
                 guest,
                 execution,
                 watcher,
-                bounds,
+                self._settings.request,
                 shows=weight == HEAVY,
                 on_stuck=world.unstick,
+                extras=[each.extra for each in companions],
                 beside=world.busy_guests,
             )
             run.start()
             evidence = await run.finish()
             world.succeeded()
+            for companion in companions:
+                evidence = companion.complete(evidence)
             return evidence
         finally:
+            for companion in companions:
+                companion.close()
             self._let_go(world, guest)
+
+    def _accompany(self, execution: Execution, world: World, companions: list[Companion]) -> None:
+        """Whatever few programs ask for; what is in `companions` will be closed, however this ends."""
+        if execution.coverage is not None:
+            companions.append(Measurement(execution, execution.coverage, world.environment))
 
     def _let_go(self, world: World, guest: Guest) -> None:
         world.release(guest)

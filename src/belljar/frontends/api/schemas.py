@@ -16,7 +16,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from belljar.contract.errors import InvalidExecution, NotAllowed, NotOffered
-from belljar.contract.execution import Execution
+from belljar.contract.execution import Coverage, Execution
 from belljar.contract.files import File
 from belljar.engine.admission import admit
 from belljar.frontends.api.callers import Caller
@@ -196,7 +196,7 @@ def admit_body(caller: Caller, asked: ExecuteBody) -> Execution:
     Raises:
         CallerError: it cannot be accepted, or this caller may not.
     """
-    if asked.network or asked.tools or asked.coverage or _is_given(asked.restrict):
+    if asked.network or asked.tools or _is_given(asked.restrict):
         _refuse_what_is_not_offered(caller, asked)
     limits = asked.limits
     given = None
@@ -215,6 +215,7 @@ def admit_body(caller: Caller, asked: ExecuteBody) -> Execution:
         limits=given,
         timeout=asked.timeout,
         environment=asked.environment,
+        coverage=_as_coverage(asked.coverage) if asked.coverage else None,
         caller=caller.name,
     )
 
@@ -223,7 +224,6 @@ def _refuse_what_is_not_offered(caller: Caller, asked: ExecuteBody) -> None:
     for field, is_asked, is_allowed in (
         ("network", asked.network, caller.key.network),
         ("tools", asked.tools, caller.key.tools),
-        ("coverage", asked.coverage, True),
         ("restrict", _is_given(asked.restrict), True),
     ):
         if not is_asked:
@@ -236,6 +236,10 @@ def _refuse_what_is_not_offered(caller: Caller, asked: ExecuteBody) -> None:
 
 def _is_given(value: Raw | UnsetType) -> bool:
     return value is not UNSET and bytes(value).strip() != b"null"
+
+
+def _as_coverage(given: bool | CoverageBody) -> Coverage:
+    return Coverage(branch=given.branch) if isinstance(given, CoverageBody) else Coverage()
 
 
 def _as_file(number: int, given: FileBody) -> File:
