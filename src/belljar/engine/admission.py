@@ -28,7 +28,7 @@ from belljar.contract.errors import (
     UnknownEnvironment,
     UnknownLanguage,
 )
-from belljar.contract.execution import MIB, Execution, Limits
+from belljar.contract.execution import MIB, Coverage, Execution, Limits
 from belljar.contract.files import File, check_relative_path
 from belljar.settings import Settings, check_environment_name
 
@@ -71,12 +71,14 @@ def admit(
     memory_mb: float | None = None,
     environment: str = "default",
     tools: Sequence[str] = (),
+    coverage: bool | Coverage | Mapping[str, bool] | None = None,
     caller: str = "",
 ) -> Execution:
     """Return the execution that is asked for, or say what is wrong with it.
 
     `limits` is a whole Limits, or a mapping with the names of the native API over the server's defaults.
-    `timeout` is short for `wall_seconds` and `memory_mb` for itself.
+    `timeout` is short for `wall_seconds` and `memory_mb` for itself. `coverage` is whether to measure it, or how:
+    `{"branch": True}`.
 
     Raises:
         CallerError: a field cannot be accepted; the message names it.
@@ -95,6 +97,7 @@ def admit(
         limits=_read_limits(settings, limits, timeout, memory_mb),
         environment=environment,
         tools=_read_tools(tools, language) if tools else (),
+        coverage=_read_coverage(language, coverage) if coverage else None,
         caller=caller,
     )
 
@@ -149,6 +152,25 @@ def _check_environment(environment: str) -> None:
             f"environment {_show(environment)} cannot be a name; use one that the server lists",
             environment=_show(environment),
         ) from None
+
+
+def _read_coverage(language: str, coverage: object) -> Coverage:
+    if language != "python":
+        raise InvalidExecution(
+            f"coverage is measured for python only, not for {language}; leave it out", field="coverage"
+        )
+    if isinstance(coverage, Coverage):
+        return coverage
+    if coverage is True:
+        return Coverage()
+    if not isinstance(coverage, Mapping):
+        raise _wrong_type("coverage", "true, false or a mapping such as {'branch': true}", coverage)
+    unknown = [name for name in coverage if name != "branch"]
+    if unknown:
+        raise InvalidExecution(f"coverage has no {_show(unknown[0])}; known is: branch", field="coverage")
+    if not isinstance(coverage["branch"], bool):
+        raise _wrong_type("coverage.branch", "true or false", coverage["branch"])
+    return Coverage(branch=coverage["branch"])
 
 
 def _read_stdin(settings: Settings, stdin: object) -> bytes:

@@ -25,7 +25,7 @@ from typing import Any, Generic, Literal, Self, TypedDict, TypeVar, Unpack, cast
 
 from belljar.assembly import build_engine
 from belljar.contract.errors import BelljarError, CallerError, Draining, InvalidExecution, Overloaded
-from belljar.contract.execution import Event, Execution, Limits, Outcome
+from belljar.contract.execution import Coverage, Event, Execution, Limits, Outcome
 from belljar.contract.files import File
 from belljar.contract.tools import ALL_TOOLS
 from belljar.engine.admission import admit
@@ -54,6 +54,7 @@ class Asked(TypedDict, total=False):
     memory_mb: float | None
     environment: str
     tools: bool | Sequence[str | Callable[..., Any]]  # functions of yours that the program may call; names of tools
+    coverage: bool | Coverage | Mapping[str, bool] | None
 
 
 Program = str | Mapping[str, Any]  # the code, or a mapping with "code" and the names of Asked

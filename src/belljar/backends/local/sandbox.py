@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from belljar.backends.local.cells import Berths
-from belljar.backends.local.run import Run
+from belljar.backends.local.measure import Measurement
+from belljar.backends.local.run import Companion, Run
 from belljar.backends.local.toolline import ToolLine
 from belljar.backends.local.world import HEAVY, Guest, World
 from belljar.contract.backend import Watcher
@@ -127,22 +128,43 @@ class LocalSandbox:
             world = await self._world(execution.environment)
         weight = world.weigh(execution)
         guest = await world.lease(weight, execution.limits)
-        tools = ToolLine(self._tools, execution, self._settings.tools, watcher) if execution.tools else None
+        companions: list[Companion] = []
         try:
-            bounds, extras = self._settings.request, () if tools is None else (tools.extra,)
-            run = Run(guest, execution, watcher, bounds, shows=weight == HEAVY, on_stuck=world.unstick, extras=extras)
+            self._accompany(execution, world, watcher, companions)
+            run = Run(
+                guest,
+                execution,
+                watcher,
+                self._settings.request,
+                shows=weight == HEAVY,
+                on_stuck=world.unstick,
+                extras=[each.extra for each in companions],
+                beside=world.busy_guests,
+            )
             run.start()
             evidence = await run.finish()
             world.succeeded()
-            return evidence if tools is None else tools.note(evidence)
+            for companion in companions:
+                evidence = companion.complete(evidence)
+            return evidence
         except ZygoteDied as error:
-            if tools is not None:
-                tools.forbid_repeating(error)
+            for companion in companions:
+                if isinstance(companion, ToolLine):
+                    companion.forbid_repeating(error)
             raise
         finally:
-            if tools is not None:
-                tools.close()
+            for companion in companions:
+                companion.close()
             self._let_go(world, guest)
+
+    def _accompany(
+        self, execution: Execution, world: World, watcher: Watcher | None, companions: list[Companion]
+    ) -> None:
+        """Whatever few programs ask for; what is in `companions` will be closed, however this ends."""
+        if execution.coverage is not None:
+            companions.append(Measurement(execution, execution.coverage, world.environment))
+        if execution.tools:
+            companions.append(ToolLine(self._tools, execution, self._settings.tools, watcher))
 
     def _let_go(self, world: World, guest: Guest) -> None:
         world.release(guest)

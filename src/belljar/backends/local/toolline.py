@@ -27,7 +27,7 @@ class ToolLine:
         self._theirs = self._bridge.open()
         self.extra = Extra("toolcalls", self._bridge.argument, (self._theirs,))
 
-    def note(self, evidence: Evidence) -> Evidence:
+    def complete(self, evidence: Evidence) -> Evidence:
         """The evidence, with what was called."""
         return dataclasses.replace(evidence, tool_calls=self._bridge.end())
 

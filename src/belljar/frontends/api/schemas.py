@@ -16,7 +16,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from belljar.contract.errors import InvalidExecution, NotAllowed, NotOffered
-from belljar.contract.execution import Execution
+from belljar.contract.execution import Coverage, Execution
 from belljar.contract.files import File
 from belljar.contract.tools import ALL_TOOLS
 from belljar.engine.admission import admit
@@ -197,7 +197,7 @@ def admit_body(caller: Caller, asked: ExecuteBody) -> Execution:
     Raises:
         CallerError: it cannot be accepted, or this caller may not.
     """
-    if asked.network or asked.coverage or _is_given(asked.restrict):
+    if asked.network or _is_given(asked.restrict):
         _refuse_what_is_not_offered(caller, asked)
     limits = asked.limits
     given = None
@@ -217,6 +217,7 @@ def admit_body(caller: Caller, asked: ExecuteBody) -> Execution:
         timeout=asked.timeout,
         environment=asked.environment,
         tools=wanted_tools(caller, asked.tools) if asked.tools else (),
+        coverage=_as_coverage(asked.coverage) if asked.coverage else None,
         caller=caller.name,
     )
 
@@ -246,7 +247,6 @@ def wanted_tools(caller: Caller, asked: bool | list[str]) -> tuple[str, ...]:
 def _refuse_what_is_not_offered(caller: Caller, asked: ExecuteBody) -> None:
     for field, is_asked, is_allowed in (
         ("network", asked.network, caller.key.network),
-        ("coverage", asked.coverage, True),
         ("restrict", _is_given(asked.restrict), True),
     ):
         if not is_asked:
@@ -259,6 +259,10 @@ def _refuse_what_is_not_offered(caller: Caller, asked: ExecuteBody) -> None:
 
 def _is_given(value: Raw | UnsetType) -> bool:
     return value is not UNSET and bytes(value).strip() != b"null"
+
+
+def _as_coverage(given: bool | CoverageBody) -> Coverage:
+    return Coverage(branch=given.branch) if isinstance(given, CoverageBody) else Coverage()
 
 
 def _as_file(number: int, given: FileBody) -> File:
