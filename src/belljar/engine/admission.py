@@ -30,7 +30,7 @@ from belljar.contract.errors import (
     UnknownEnvironment,
     UnknownLanguage,
 )
-from belljar.contract.execution import MIB, Execution, Limits
+from belljar.contract.execution import MIB, Coverage, Execution, Limits
 from belljar.contract.files import File, check_relative_path
 from belljar.contract.sessions import SessionOrder
 from belljar.settings import Settings, check_environment_name
@@ -40,6 +40,7 @@ _LANGUAGE_OF = {alias: name for name, aliases in _LANGUAGES.items() for alias in
 _SOURCE_OF = {"python": "main.py"}
 _SESSION_LANGUAGES = dict.fromkeys(("python", "py", "python3"), "python")
 _SESSION_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~-]{0,127}")
+_TOOL_NAME_CHARACTERS_MAX = 200
 _RESERVED_ENV_PREFIX = "BELLJAR_"  # how we may come to speak to our own code beside the program
 
 
@@ -74,12 +75,15 @@ def admit(
     timeout: float | None = None,
     memory_mb: float | None = None,
     environment: str = "default",
+    tools: Sequence[str] = (),
+    coverage: bool | Coverage | Mapping[str, bool] | None = None,
     caller: str = "",
 ) -> Execution:
     """Return the execution that is asked for, or say what is wrong with it.
 
     `limits` is a whole Limits, or a mapping with the names of the native API over the server's defaults.
-    `timeout` is short for `wall_seconds` and `memory_mb` for itself.
+    `timeout` is short for `wall_seconds` and `memory_mb` for itself. `coverage` is whether to measure it, or how:
+    `{"branch": True}`.
 
     Raises:
         CallerError: a field cannot be accepted; the message names it.
@@ -97,6 +101,8 @@ def admit(
         artifacts=_read_globs(artifacts) if artifacts else (),
         limits=_read_limits(settings, limits, timeout, memory_mb),
         environment=environment,
+        tools=_read_tools(tools, language) if tools else (),
+        coverage=_read_coverage(language, coverage) if coverage else None,
         caller=caller,
     )
 
@@ -193,6 +199,16 @@ def _read_idle_seconds(settings: Settings, idle_seconds: float | None) -> float:
     return float(idle_seconds)
 
 
+def _read_tools(tools: Sequence[str], language: str) -> tuple[str, ...]:
+    """Only their form; which ones there are is known to the engine's ToolHost."""
+    if language != "python":
+        raise InvalidExecution("tools can be called from Python programs only; leave them out", field="tools")
+    for name in _sequence("tools", tools):
+        if not isinstance(name, str) or not 0 < len(name) <= _TOOL_NAME_CHARACTERS_MAX:
+            raise _wrong_type("each of tools", "the name of a tool", name)
+    return tuple(tools)
+
+
 def offered_languages() -> dict[str, tuple[str, ...]]:
     """Every language a caller may name, with its other names."""
     return dict(_LANGUAGES)
@@ -233,6 +249,25 @@ def _check_environment(environment: str) -> None:
             f"environment {_show(environment)} cannot be a name; use one that the server lists",
             environment=_show(environment),
         ) from None
+
+
+def _read_coverage(language: str, coverage: object) -> Coverage:
+    if language != "python":
+        raise InvalidExecution(
+            f"coverage is measured for python only, not for {language}; leave it out", field="coverage"
+        )
+    if isinstance(coverage, Coverage):
+        return coverage
+    if coverage is True:
+        return Coverage()
+    if not isinstance(coverage, Mapping):
+        raise _wrong_type("coverage", "true, false or a mapping such as {'branch': true}", coverage)
+    unknown = [name for name in coverage if name != "branch"]
+    if unknown:
+        raise InvalidExecution(f"coverage has no {_show(unknown[0])}; known is: branch", field="coverage")
+    if not isinstance(coverage["branch"], bool):
+        raise _wrong_type("coverage.branch", "true or false", coverage["branch"])
+    return Coverage(branch=coverage["branch"])
 
 
 def _read_stdin(settings: Settings, stdin: object) -> bytes:

@@ -264,6 +264,11 @@ class World(ZygoteListener):
         processes = limits.processes + 2 * self._pool.max_running * limits.processes
         return limits.disk_bytes, max(1, math.ceil(limits.cpu_seconds)), processes, limits.memory_bytes
 
+    @property
+    def busy_guests(self) -> int:
+        """How many have a program."""
+        return len(self._guests) - sum(map(len, self._ready.values())) - len(self._staying)
+
     async def lease(self, weight: str, limits: Limits) -> Guest:
         """A guest of this weight behind these limits: a ready one when there is one, else forked now.
 
@@ -325,7 +330,7 @@ class World(ZygoteListener):
     def _trim_idle_cells(self) -> None:
         """Once nothing runs, give up the cells of the last burst: what is kept must not depend on past load."""
         self._trimming = None
-        if len(self._guests) > sum(map(len, self._ready.values())) + len(self._staying):
+        if self.busy_guests > 0:
             self._trimming = self._loop.call_later(_TRIM_SECONDS, self._trim_idle_cells)
             return
         for cell in list(self._idle_cells):

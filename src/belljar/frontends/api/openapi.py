@@ -52,6 +52,23 @@ _ANSWERS: Mapping[str, Any] = {
     ),
     "Display": _object({"mime": _STRING, "data": _STRING}),
     "Artifact": _object({"path": _STRING, "bytes": _INTEGER, "encoding": {"const": "base64"}, "content": _STRING}),
+    "Coverage": _object(
+        {
+            "percent": _NUMBER,
+            "files": _list(
+                _object(
+                    {
+                        "path": _STRING,
+                        "percent": _NUMBER,
+                        "executed": _list(_INTEGER),
+                        "missing": _list(_INTEGER),
+                        "missing_branches": _list(_list(_INTEGER)),
+                    },
+                    "missing_branches",
+                )
+            ),
+        }
+    ),
     "Outcome": _object(
         {
             "id": _STRING,
@@ -67,7 +84,7 @@ _ANSWERS: Mapping[str, Any] = {
             "artifacts": _list(_ref("Artifact")),
             "compile": _or_null({"type": "object"}),
             "tool_calls": _list({"type": "object"}),
-            "coverage": _or_null({"type": "object"}),
+            "coverage": _or_null(_ref("Coverage")),
             "usage": _ref("Usage"),
         }
     ),
