@@ -6,7 +6,7 @@ import base64
 import mimetypes
 import urllib.parse
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from belljar.contract.execution import MIB, Display, Outcome, Status
 from belljar.contract.files import File
@@ -106,10 +106,14 @@ def say(text: str, structured: Json | None = None, *, is_error: bool = False) ->
 
 def show(outcome: Outcome, session_id: str | None = None, *, is_structured: bool = True) -> Json:
     """All that a program did. A program that failed is an answer, not an error of the tool."""
-    images = pictures_of(outcome)
+    shown = sort_displays(outcome.displays)
+    images = [picture_block(each) for each in shown.images]
     place = f"session://{session_id}/files/" if session_id else f"sandbox://executions/{outcome.id}/"
     files, artifacts = _embed(outcome.artifacts, place)
-    others = _other_displays(outcome, place)
+    others = [
+        resource_block(f"{place}display-{number}", each.content, each.mime)
+        for number, each in enumerate(shown.others, 1)
+    ]
     answer: Json = {
         "content": [text_block(tell(outcome, artifacts)), *images, *others, *files],
         "isError": False,
@@ -124,8 +128,7 @@ def tell(outcome: Outcome, artifacts: Sequence[Json] = ()) -> str:
     parts = [outcome.stdout.rstrip("\n")] if outcome.stdout.strip() else []
     if outcome.stdout_cut:
         parts.append("[stdout was cut here: it is longer than the limit]")
-    if (result := result_of(outcome)) is not None:
-        parts.append(result)
+    parts += [_text(each) for each in sort_displays(outcome.displays).texts]
     if outcome.compilation is not None and outcome.compilation.status is not Status.OK:
         parts.append(_join(outcome.compilation.stdout, outcome.compilation.stderr))
     if outcome.stderr.strip():
@@ -149,19 +152,45 @@ def explain(outcome: Outcome) -> str:
     return f"{outcome.status}: {_WHY.get(outcome.status, 'it did not end well')}{detail}"
 
 
+class Shown(NamedTuple):
+    """What a program displayed, each thing in the one form that serves a model best."""
+
+    images: list[Display]
+    texts: list[Display]
+    others: list[Display]
+
+
+def sort_displays(displays: Sequence[Display]) -> Shown:
+    """A picture rather than the text that names it, and text rather than HTML that says the same."""
+    things: dict[Any, list[Display]] = {}
+    for at, each in enumerate(displays):
+        things.setdefault(("alone", at) if each.bundle is None else each.bundle, []).append(each)
+    shown = Shown([], [], [])
+    for forms in things.values():
+        picture = next((each for each in forms if each.mime in _IMAGES), None)
+        plain = next((each for each in forms if each.mime == "text/plain"), None)
+        if picture is not None:
+            shown.images.append(picture)
+        elif plain is not None:
+            shown.texts.append(plain)
+        else:
+            shown.others.append(forms[0])
+    return shown
+
+
 def result_of(outcome: Outcome) -> str | None:
     """The text that a session shows of its last expression."""
-    texts = [each.content.decode("utf-8", "replace") for each in outcome.displays if each.mime == "text/plain"]
-    return "\n".join(texts) if texts else None
+    texts = [_text(each) for each in outcome.displays if each.mime == "text/plain" and each.is_result]
+    return texts[-1] if texts else None
 
 
-def pictures_of(outcome: Outcome) -> list[Json]:
-    """Pictures as image content."""
-    return [
-        {"type": "image", "data": base64.b64encode(each.content).decode("ascii"), "mimeType": each.mime}
-        for each in outcome.displays
-        if each.mime in _IMAGES
-    ]
+def picture_block(display: Display) -> Json:
+    """A picture as image content."""
+    return {"type": "image", "data": base64.b64encode(display.content).decode("ascii"), "mimeType": display.mime}
+
+
+def _text(display: Display) -> str:
+    return display.content.decode("utf-8", "replace")
 
 
 def resource_block(uri: str, content: bytes, mime: str) -> Json:
@@ -201,18 +230,6 @@ def _embed(files: Sequence[File], place: str) -> tuple[list[Json], list[Json]]:
             blocks.append(resource_block(uri, file.content, mime))
         listed.append({"path": file.path, "bytes": size, "mime": mime, "uri": uri if fits else None})
     return blocks, listed
-
-
-def _other_displays(outcome: Outcome, place: str) -> list[Json]:
-    """Rich output that is neither picture nor text; left out where a plain text says the same."""
-    if any(each.mime == "text/plain" for each in outcome.displays):
-        return []
-    rest = [each for each in outcome.displays if each.mime not in _IMAGES]
-    return [_display_block(each, f"{place}display-{number}") for number, each in enumerate(rest, 1)]
-
-
-def _display_block(display: Display, uri: str) -> Json:
-    return resource_block(uri, display.content, display.mime)
 
 
 def _summarize(outcome: Outcome, session_id: str | None, images: int, artifacts: list[Json]) -> Json:

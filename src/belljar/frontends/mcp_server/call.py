@@ -14,9 +14,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from belljar.contract.errors import NotOffered
 from belljar.contract.execution import Display, Execution, Outcome, ToolAnswered, ToolCalled
 from belljar.engine.execute import Engine
+from belljar.engine.sessions import Sessions
 from belljar.environments import Environments
 from belljar.frontends.api.callers import Caller
 from belljar.frontends.mcp_server.offer import Offer
@@ -103,22 +103,21 @@ class Call:
         with self.caller.running_up_to(1):
             sessions = await self.sessions()
             work = sessions.run(self.caller.name, session_id, cell, watcher=tail)
-            outcome: Outcome = await self.wait(work, cell.limits.wall_seconds, tail)
+            outcome = await self.wait(work, cell.limits.wall_seconds, tail)
         self.host.executed(cell, outcome)
         return outcome
 
     async def engine(self) -> Engine:
         """The open engine."""
-        return await self.wait(self.host.engine(), None, None)
+        return await self.wait(self.host.engine())
 
-    async def sessions(self) -> Any:
-        """The sessions of the open engine. Raises NotOffered where it keeps none."""
-        found = getattr(await self.engine(), "sessions", None)
-        if found is None:
-            raise NotOffered("sessions are not offered by this server; leave session_id out")
-        return found
+    async def sessions(self) -> Sessions:
+        """The sessions of the open engine."""
+        return (await self.engine()).sessions
 
-    async def wait(self, work: Coroutine[Any, Any, _T], most_seconds: float | None, tail: Tail | None) -> _T:
+    async def wait(
+        self, work: Coroutine[Any, Any, _T], most_seconds: float | None = None, tail: Tail | None = None
+    ) -> _T:
         """Let `work` finish, telling the client how far it is; cancelling this ends it first."""
         task = asyncio.ensure_future(work)
         try:

@@ -1,13 +1,15 @@
-"""What can be read: the environments that programs run in."""
+"""What can be read: the environments that programs run in, sessions, and the files of sessions."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import urllib.parse
 from typing import Any
 
 from belljar.contract.errors import NotFound
 from belljar.environments import Environments
+from belljar.frontends.mcp_server.answers import mime_of, resource_contents
 from belljar.frontends.mcp_server.call import Call
 from belljar.frontends.mcp_server.languages import describe_languages
 
@@ -27,7 +29,22 @@ LISTED: list[Json] = [
 
 
 #: Resources whose address has a part to fill in.
-TEMPLATES: list[Json] = []
+TEMPLATES: list[Json] = [
+    {
+        "uriTemplate": "session://{session_id}",
+        "name": "session",
+        "title": "A session",
+        "description": "The state of one of your sessions: idle or busy, cells run, memory, when it expires.",
+        "mimeType": "application/json",
+    },
+    {
+        "uriTemplate": "session://{session_id}/files/{+path}",
+        "name": "session_file",
+        "title": "A file of a session",
+        "description": "A file in a session's work directory.",
+    },
+]
+_SESSION = "session://"
 
 
 async def read(call: Call, uri: str) -> Json:
@@ -35,6 +52,15 @@ async def read(call: Call, uri: str) -> Json:
     if uri == ENVIRONMENTS:
         text = json.dumps(await _describe_environments(call), indent=2)
         return {"contents": [{"uri": uri, "mimeType": "text/plain", "text": text}]}
+    if uri.startswith(_SESSION):
+        session_id, _, path = uri.removeprefix(_SESSION).partition("/files/")
+        sessions = await call.sessions()
+        if not path:
+            state = json.dumps(sessions.get(call.caller.name, session_id.rstrip("/")).as_json(), indent=2)
+            return {"contents": [{"uri": uri, "mimeType": "application/json", "text": state}]}
+        name = urllib.parse.unquote(path)
+        content = await call.wait(sessions.read_file(call.caller.name, session_id, name))
+        return {"contents": [resource_contents(uri, content, mime_of(name))]}
     raise NotFound(f"there is no resource {uri[:200]!r}; resources/list names what there is")
 
 

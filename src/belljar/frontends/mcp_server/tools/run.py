@@ -13,7 +13,7 @@ from msgspec import Meta
 from belljar.contract.errors import InvalidExecution
 from belljar.contract.execution import Execution
 from belljar.contract.files import File
-from belljar.engine.admission import admit
+from belljar.engine.admission import admit, admit_cell
 from belljar.frontends.mcp_server.answers import OUTCOME_SCHEMA, say, show
 from belljar.frontends.mcp_server.call import Call
 from belljar.frontends.mcp_server.languages import describe_languages
@@ -70,9 +70,16 @@ async def run_code(call: Call, asked: RunCode) -> Json:
         raise InvalidExecution("stdin cannot be given to a session's cell; write it to a file instead", field="stdin")
     sessions = await call.sessions()
     state = sessions.get(call.caller.name, asked.session_id)
-    cell = prepare(call, asked.code, state.language, asked=asked)
+    cell = admit_cell(
+        call.caller.settings,
+        state.limits,
+        asked.code,
+        artifacts=asked.artifacts,
+        timeout=asked.timeout,
+        caller=call.caller.name,
+    )
     for file in files:
-        await sessions.write_file(call.caller.name, state.id, file.path, file.content)
+        await call.wait(sessions.write_file(call.caller.name, state.id, file.path, file.content))
     outcome = await call.run_cell(state.id, cell)
     return show(outcome, state.id, is_structured=call.offer.is_structured)
 
