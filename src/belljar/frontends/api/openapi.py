@@ -193,8 +193,6 @@ def _operation(
 
 def _build_schema() -> dict[str, Any]:
     _, components = msgspec.json.schema_components([ExecuteBody, BatchBody], ref_template=_REF)
-    components["ExecuteBody"]["properties"]["restrict"] = {"type": ["object", "null"], "default": None}
-    components["BatchBody"]["properties"]["restrict"] = {"type": ["object", "null"]}
     components["BatchBody"]["oneOf"] = [{"required": ["executions"]}, {"required": ["code", "cases"]}]
     schemas = {**components, **_ANSWERS}
     execute_example = {"code": "print(input())", "stdin": "hi", "timeout": 5}

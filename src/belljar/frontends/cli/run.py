@@ -122,10 +122,10 @@ def execute(options: argparse.Namespace) -> int:
     with terminal.progress() as tell:
         Environments(settings.state_dir, settings.environments).ensure(execution.environment, tell)
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING_SIGNALS)  # until the loop listens: none may tear its making apart
-    return asyncio.run(_OneRun(_for_one_run(settings, execution.environment), execution, options).run())
+    return asyncio.run(_OneRun(for_one_run(settings, execution.environment), execution, options).run())
 
 
-def _for_one_run(settings: Settings, environment: str) -> Settings:
+def for_one_run(settings: Settings, environment: str) -> Settings:
     """Nothing is made ahead, since nothing comes after; no environment is opened but the one in use."""
     built_from = settings.environments.get(environment, EnvironmentSettings())
     pool = dataclasses.replace(settings.pool, ready_guests=0)
