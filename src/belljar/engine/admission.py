@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -24,12 +25,14 @@ from belljar.contract.errors import (
     InvalidExecution,
     InvalidSettings,
     LimitAboveCeiling,
+    NotOffered,
     TooLarge,
     UnknownEnvironment,
     UnknownLanguage,
 )
 from belljar.contract.execution import MIB, Execution, Limits
 from belljar.contract.files import File, check_relative_path
+from belljar.contract.sessions import SessionOrder, SessionState
 from belljar.settings import Settings, check_environment_name
 
 _LANGUAGES = {"python": ("py", "python3")}  # each with its aliases
@@ -92,6 +95,83 @@ def admit(
         artifacts=_read_globs(artifacts) if artifacts else (),
         limits=_read_limits(settings, limits, timeout, memory_mb),
         environment=environment,
+        caller=caller,
+    )
+
+
+def admit_session(
+    settings: Settings,
+    *,
+    id: str = "",
+    language: str = "python",
+    environment: str = "default",
+    limits: Limits | Mapping[str, float] | None = None,
+    idle_seconds: float | None = None,
+    env: Mapping[str, str] | None = None,
+    network: bool = False,
+    tools: bool | Sequence[str] = False,
+    files: Mapping[str, str | bytes] | Iterable[File] | None = None,
+    caller: str = "",
+) -> SessionOrder:
+    """Return the session that is asked for, or say what is wrong with it.
+
+    Raises:
+        CallerError: a field cannot be accepted; the message names it.
+    """
+    for field, is_asked in (("network", network), ("tools", tools)):
+        if is_asked:
+            raise NotOffered(f"{field} is not offered by this server; leave it out or send false", field=field)
+    language = _resolve_language(language)
+    _check_environment(environment)
+    longest = settings.sessions.idle_seconds
+    idle: Any = longest if idle_seconds is None else idle_seconds
+    if isinstance(idle, bool) or not isinstance(idle, (int, float)) or not 0 < idle <= longest:
+        raise InvalidExecution(f"idle_seconds must be above 0 and at most {longest:g}", field="idle_seconds")
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}|", id):
+        raise InvalidExecution(
+            f"id {_show(id)} must be 1 to 128 of A-Z a-z 0-9 . _ - and start with a letter or digit", field="id"
+        )
+    return SessionOrder(
+        id=id,
+        language=language,
+        environment=environment,
+        limits=_read_limits(settings, limits, None, None),
+        idle_seconds=float(idle),
+        env=_read_env(settings, env, ()) if env else {},
+        files=_read_files(settings, files, "") if files else (),
+        caller=caller,
+    )
+
+
+def admit_cell(
+    settings: Settings,
+    session: SessionState,
+    code: str,
+    *,
+    limits: Mapping[str, float] | None = None,
+    timeout: float | None = None,
+    artifacts: Sequence[str] = (),
+    caller: str = "",
+) -> Execution:
+    """Return the cell that is asked for; what it does not say is as its session was opened with.
+
+    Raises:
+        CallerError: a field cannot be accepted; the message names it.
+    """
+    asked = dict(limits or {})
+    named = session.limits.as_json()
+    wall_seconds = asked.get("wall_seconds", timeout)
+    if wall_seconds is not None:
+        named["wall_seconds"] = wall_seconds
+        named["cpu_seconds"] = min(max(named["cpu_seconds"], wall_seconds), settings.ceiling_limits.cpu_seconds)
+    return admit(
+        settings,
+        code,
+        language=session.language,
+        artifacts=artifacts,
+        limits={**named, **asked},
+        timeout=timeout,
+        environment=session.environment,
         caller=caller,
     )
 

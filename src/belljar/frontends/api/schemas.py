@@ -198,11 +198,6 @@ def admit_body(caller: Caller, asked: ExecuteBody) -> Execution:
     """
     if asked.network or asked.tools or asked.coverage or _is_given(asked.restrict):
         _refuse_what_is_not_offered(caller, asked)
-    limits = asked.limits
-    given = None
-    if limits is not None:
-        values = ((name, getattr(limits, name)) for name in limits.__struct_fields__)
-        given = {name: value for name, value in values if value is not None}
     return admit(
         caller.settings,
         asked.code,
@@ -210,13 +205,21 @@ def admit_body(caller: Caller, asked: ExecuteBody) -> Execution:
         stdin=asked.stdin,
         args=asked.args,
         env=asked.env,
-        files=[_as_file(number, each) for number, each in enumerate(asked.files)] if asked.files else None,
+        files=[as_file(number, each) for number, each in enumerate(asked.files)] if asked.files else None,
         artifacts=asked.artifacts,
-        limits=given,
+        limits=as_given(asked.limits),
         timeout=asked.timeout,
         environment=asked.environment,
         caller=caller.name,
     )
+
+
+def as_given(limits: Struct | None) -> dict[str, float] | None:
+    """The limits that are named."""
+    if limits is None:
+        return None
+    values = ((name, getattr(limits, name)) for name in limits.__struct_fields__)
+    return {name: value for name, value in values if value is not None}
 
 
 def _refuse_what_is_not_offered(caller: Caller, asked: ExecuteBody) -> None:
@@ -238,7 +241,7 @@ def _is_given(value: Raw | UnsetType) -> bool:
     return value is not UNSET and bytes(value).strip() != b"null"
 
 
-def _as_file(number: int, given: FileBody) -> File:
+def as_file(number: int, given: FileBody) -> File:
     if given.encoding == "utf-8":
         return File(path=given.path, content=given.content.encode())
     try:
