@@ -89,12 +89,20 @@ class Display:
 
     mime: str
     content: bytes
+    bundle: int | None = None  # displays of one cell with the same number are forms of the same thing
+    is_result: bool = False  # the value of a cell's last expression
+
+    @property
+    def is_text(self) -> bool:
+        """Whether its content is text in UTF-8."""
+        known = ("application/json", "application/javascript", "image/svg+xml")
+        return self.mime.startswith("text/") or self.mime in known or self.mime.endswith(("+json", "+xml"))
 
     def as_json(self) -> dict[str, Any]:
         """The wire form: binary types in base64, text as text."""
-        if self.mime.startswith("text/") or self.mime in ("application/json", "image/svg+xml"):
-            return {"mime": self.mime, "data": self.content.decode("utf-8", "replace")}
-        return {"mime": self.mime, "data": base64.b64encode(self.content).decode("ascii")}
+        plain = self.content.decode("utf-8", "replace") if self.is_text else base64.b64encode(self.content).decode()
+        known = {"mime": self.mime, "data": plain}
+        return known if self.bundle is None else {**known, "bundle": self.bundle, "result": self.is_result}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

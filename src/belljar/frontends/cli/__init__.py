@@ -31,6 +31,7 @@ _Formatter = argparse.RawDescriptionHelpFormatter
 #: Each command with its module and its line in the overview.
 COMMANDS = {
     "run": ("run", "run a program behind all walls"),
+    "shell": ("shell", "type cells into a sandbox that remembers, here or on a server"),
     "serve": ("serve", "serve the HTTP API"),
     "key": ("keys", "create, list and revoke the keys of the HTTP API"),
     "doctor": ("doctor", "try every wall on this machine, and say how to get what is missing"),
