@@ -279,10 +279,10 @@ class _FactsCollector(Collector):
     _SESSION_GAUGES = (
         ("open", "belljar_sessions", "Sessions open now."),
         ("busy", "belljar_sessions_busy", "Sessions in which a cell runs."),
-        ("max_sessions", "belljar_sessions_max", "Sessions that may be open at the same time."),
+        ("max_open", "belljar_sessions_max", "Sessions that may be open at the same time."),
     )
     _SESSION_COUNTERS = (
-        ("opened", "belljar_sessions_opened", "Sessions that were opened, branches included."),
+        ("opened", "belljar_sessions_opened", "Sessions that were opened, branches not counted."),
         ("branched", "belljar_sessions_branched", "Sessions that were made as a branch of another."),
     )
 

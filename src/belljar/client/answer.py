@@ -11,6 +11,7 @@ import base64
 import contextlib
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -38,7 +39,6 @@ _QUOTED_CHARACTERS_MAX = 200
 # Faults that leave no doubt that the program never ran. The others are told with 503 as well: a zygote may die beneath
 # a program that has done half its work.
 _BEFORE_THE_PROGRAM = (Overloaded, WallMissing, JailSetupFailed, EnvironmentBroken)
-_TEXT_TYPES = ("application/json", "image/svg+xml")  # besides text/*; as Display.as_json writes them
 
 
 def read_refusal(status: int, headers: Mapping[str, str], content: bytes, *, runs_code: bool) -> Refused:
@@ -346,8 +346,14 @@ def _program_error(body: Mapping[str, Any] | None) -> ProgramError | None:
 
 def _display(body: Mapping[str, Any]) -> Display:
     mime, content = _text(body["mime"]), _text(body["data"])
-    is_text = mime.startswith("text/") or mime in _TEXT_TYPES
-    return Display(mime=mime, content=content.encode() if is_text else base64.b64decode(content, validate=True))
+    bundle = body.get("bundle")
+    shown = Display(
+        mime=mime,
+        content=content.encode(),
+        bundle=None if bundle is None else int(bundle),
+        is_result=bool(body.get("result")),
+    )
+    return shown if shown.is_text else replace(shown, content=base64.b64decode(content, validate=True))
 
 
 def _file(body: Mapping[str, Any]) -> File:

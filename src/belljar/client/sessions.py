@@ -88,6 +88,8 @@ class Session(_Handle):
         """The files of the work directory, at any depth."""
         return self._client._ask(self._calls.files())
 
+    write_file, read_file, delete_file = upload, download, delete  # by the names they have in a Sandbox
+
     def state(self) -> SessionState:
         """How it is now: busy or idle, cells run, memory, when it expires."""
         return self._client._ask(self._calls.state())
@@ -171,6 +173,8 @@ class AsyncSession(_Handle):
     async def files(self) -> list[WorkFile]:
         """The files of the work directory, at any depth."""
         return await self._client._ask(self._calls.files())
+
+    write_file, read_file, delete_file = upload, download, delete  # by the names they have in a Sandbox
 
     async def state(self) -> SessionState:
         """How it is now: busy or idle, cells run, memory, when it expires."""

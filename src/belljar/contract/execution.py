@@ -175,6 +175,15 @@ class CoverageReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramError:
+    """The uncaught exception of a Python program, as it says itself: from its standard error, or a cell's own word."""
+
+    type: str
+    message: str
+    traceback: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """Facts a back end observed from outside. Back ends report facts; they never judge."""
 
@@ -185,6 +194,7 @@ class Evidence:
     cancelled: bool = False
     oom_kills: int = 0
     output_flooded: bool = False
+    error: ProgramError | None = None  # a cell's own word: untrusted, bounded
     refused: bool = False  # by the `restrict` policy, before or while it ran
     compilation: Compilation | None = None
     stdout: bytes = b""
@@ -220,16 +230,7 @@ def classify(seen: Evidence) -> Status:
         return Status.DENIED
     if seen.signal is not None:
         return Status.CRASHED
-    return Status.OK if seen.exit_code == 0 else Status.FAILED
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramError:
-    """The uncaught exception of a Python program, as read from its own standard error."""
-
-    type: str
-    message: str
-    traceback: tuple[str, ...]
+    return Status.OK if seen.exit_code == 0 and seen.error is None else Status.FAILED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,12 +32,14 @@ from belljar.contract.errors import (
 )
 from belljar.contract.execution import MIB, Execution, Limits
 from belljar.contract.files import File, check_relative_path
-from belljar.contract.sessions import SessionOrder, SessionState
+from belljar.contract.sessions import SessionOrder
 from belljar.settings import Settings, check_environment_name
 
 _LANGUAGES = {"python": ("py", "python3")}  # each with its aliases
 _LANGUAGE_OF = {alias: name for name, aliases in _LANGUAGES.items() for alias in (name, *aliases)}
 _SOURCE_OF = {"python": "main.py"}
+_SESSION_LANGUAGES = dict.fromkeys(("python", "py", "python3"), "python")
+_SESSION_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~-]{0,127}")
 _RESERVED_ENV_PREFIX = "BELLJAR_"  # how we may come to speak to our own code beside the program
 
 
@@ -106,38 +108,33 @@ def admit_session(
     language: str = "python",
     environment: str = "default",
     limits: Limits | Mapping[str, float] | None = None,
+    timeout: float | None = None,
+    memory_mb: float | None = None,
     idle_seconds: float | None = None,
     env: Mapping[str, str] | None = None,
     network: bool = False,
-    tools: bool | Sequence[str] = False,
+    tools: Sequence[str] = (),
     files: Mapping[str, str | bytes] | Iterable[File] | None = None,
     caller: str = "",
 ) -> SessionOrder:
     """Return the session that is asked for, or say what is wrong with it.
 
+    `limits` holds for the session's whole life but for its times, which each cell starts anew with.
+
     Raises:
         CallerError: a field cannot be accepted; the message names it.
     """
-    for field, is_asked in (("network", network), ("tools", tools)):
-        if is_asked:
-            raise NotOffered(f"{field} is not offered by this server; leave it out or send false", field=field)
-    language = _resolve_language(language)
+    _check_session_id(id)
     _check_environment(environment)
-    longest = settings.sessions.idle_seconds
-    idle: Any = longest if idle_seconds is None else idle_seconds
-    if isinstance(idle, bool) or not isinstance(idle, (int, float)) or not 0 < idle <= longest:
-        raise InvalidExecution(f"idle_seconds must be above 0 and at most {longest:g}", field="idle_seconds")
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}|", id):
-        raise InvalidExecution(
-            f"id {_show(id)} must be 1 to 128 of A-Z a-z 0-9 . _ - and start with a letter or digit", field="id"
-        )
     return SessionOrder(
         id=id,
-        language=language,
+        language=_resolve_session_language(language),
         environment=environment,
-        limits=_read_limits(settings, limits, None, None),
-        idle_seconds=float(idle),
+        limits=_read_limits(settings, limits, timeout, memory_mb),
+        idle_seconds=_read_idle_seconds(settings, idle_seconds),
         env=_read_env(settings, env, ()) if env else {},
+        network=bool(network),
+        tools=tuple(tools),
         files=_read_files(settings, files, "") if files else (),
         caller=caller,
     )
@@ -145,35 +142,55 @@ def admit_session(
 
 def admit_cell(
     settings: Settings,
-    session: SessionState,
+    session: Limits,
     code: str,
     *,
+    artifacts: Sequence[str] = (),
     limits: Mapping[str, float] | None = None,
     timeout: float | None = None,
-    artifacts: Sequence[str] = (),
     caller: str = "",
 ) -> Execution:
-    """Return the cell that is asked for; what it does not say is as its session was opened with.
+    """Return a cell for a session that has the limits `session`, or say what is wrong with it.
+
+    A cell has the session's limits but for its own times and output, which it may ask for.
 
     Raises:
         CallerError: a field cannot be accepted; the message names it.
     """
-    asked = dict(limits or {})
-    named = session.limits.as_json()
-    wall_seconds = asked.get("wall_seconds", timeout)
-    if wall_seconds is not None:
-        named["wall_seconds"] = wall_seconds
-        named["cpu_seconds"] = min(max(named["cpu_seconds"], wall_seconds), settings.ceiling_limits.cpu_seconds)
-    return admit(
-        settings,
-        code,
-        language=session.language,
-        artifacts=artifacts,
-        limits={**named, **asked},
-        timeout=timeout,
-        environment=session.environment,
-        caller=caller,
-    )
+    for name in limits or ():
+        if name in ("memory_mb", "disk_mb", "processes"):
+            raise InvalidExecution(f"limits.{name} holds for the whole session; set it when you open one", field=name)
+    within = dataclasses.replace(settings, default_limits=session)
+    return admit(within, code, artifacts=artifacts, limits=limits, timeout=timeout, caller=caller)
+
+
+def _check_session_id(id: object) -> None:
+    if id != "" and not (isinstance(id, str) and _SESSION_ID.fullmatch(id)):
+        raise InvalidExecution(
+            f"id {_show(id)} must be 1 to 128 of A-Z a-z 0-9 . _ ~ - and start with a letter or digit; or leave it out",
+            field="id",
+        )
+
+
+def _resolve_session_language(language: object) -> str:
+    known = _SESSION_LANGUAGES.get(language.lower()) if isinstance(language, str) else None
+    if known is None:
+        offered = ", ".join(dict.fromkeys(_SESSION_LANGUAGES.values()))
+        raise NotOffered(f"language {_show(language)} has no sessions; choose one of: {offered}", field="language")
+    return known
+
+
+def _read_idle_seconds(settings: Settings, idle_seconds: float | None) -> float:
+    if idle_seconds is None:
+        return settings.sessions.idle_seconds
+    if isinstance(idle_seconds, bool) or not isinstance(idle_seconds, (int, float)):
+        raise _wrong_type("idle_seconds", "a number", idle_seconds)
+    most = settings.sessions.idle_seconds_max
+    if not 0 < idle_seconds <= most:
+        raise InvalidExecution(
+            f"idle_seconds is {_show(idle_seconds)} but must be above 0 and at most {most:g}", field="idle_seconds"
+        )
+    return float(idle_seconds)
 
 
 def offered_languages() -> dict[str, tuple[str, ...]]:

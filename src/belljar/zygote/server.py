@@ -32,6 +32,7 @@ _control: socket.socket  # stands where a guest's own socket will: the same obje
 _cells: dict[int, tuple[int, list[int]]] = {}  # sleeper and cgroup files by the number of the cell
 _guests: dict[int, int] = {}  # number of the guest by its pid
 _counts_cpu = False  # no cgroup does
+_receive = script.receive  # what a guest does first; a shell's serves its session there
 _woken = -1
 _poll: Callable[[], list[tuple[int, int]]]
 
@@ -55,13 +56,15 @@ def serve(always_loaded: frozenset[str]) -> None:
 
 
 def _get_warm(always_loaded: frozenset[str]) -> None:
-    global _control, _counts_cpu, _woken, _poll
+    global _control, _counts_cpu, _receive, _woken, _poll
     _control = socket.socket(fileno=CHANNEL)
     greeting, _, _ = channel.receive(_control)
     _counts_cpu = greeting["counts_cpu"]
     namespaces.drop_bounding_set()
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
     limits.set_common()
+    if greeting["stays"]:
+        _receive = _import_shell().serve
     _warm_up(greeting["imports"], greeting["environ"], always_loaded)
     jail.prepare(greeting["landlock_version"], greeting["changes_uid"])
     _woken, alarm = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -75,7 +78,8 @@ def _get_warm(always_loaded: frozenset[str]) -> None:
     gc.collect()
     gc.freeze()
     gc.disable()
-    script.renew_main()
+    if not greeting["stays"]:  # a session's lives as long as its process
+        script.renew_main()
     channel.send(_control, {"warm": sys.version.split()[0]})
 
 
@@ -128,7 +132,7 @@ def _fork(order: bytes, peer: int, stdout: int, stderr: int) -> bool:
             enter(sleeper, cgroups, uid, options, substitutes, peer, stdout, stderr)
         except StepFailed as failure:
             _give_up(failure, peer)
-        if script.receive(_control):
+        if _receive(_control):
             return True
         os._exit(0)
     close(peer)
@@ -171,6 +175,9 @@ def _warm_up(imports: list[str], environ: dict[str, str], always_loaded: frozens
         _lend_matplotlib_its_cache()
     for name in imports:
         importlib.import_module(name)
+    if _receive is not script.receive:
+        mounts.lend_scratch("/dev/shm")
+        _import_shell().prepare()
     if len(os.listdir("/proc/self/task")) > 1:
         raise RuntimeError("a warm import started a thread; a process with threads cannot be forked safely")
     os.environ.clear()
@@ -184,6 +191,11 @@ def _warm_up(imports: list[str], environ: dict[str, str], always_loaded: frozens
     script.prepare(always_loaded)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+
+
+def _import_shell() -> Any:
+    """What a warm process of sessions serves; no other carries it."""
+    return importlib.import_module("belljar.guest.shell")
 
 
 def _lend_matplotlib_its_cache() -> None:

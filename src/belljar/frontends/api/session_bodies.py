@@ -10,7 +10,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from belljar.contract.errors import NotAllowed, UnsafePath
+from belljar.contract.errors import NotAllowed, NotOffered, UnsafePath
 from belljar.contract.execution import Execution
 from belljar.contract.files import check_relative_path
 from belljar.contract.sessions import SessionOrder, SessionState
@@ -102,6 +102,8 @@ def order_of(caller: Caller, asked: SessionBody) -> SessionOrder:
     ):
         if is_asked and not is_allowed:
             raise NotAllowed(f"key {caller.name!r} may not use {field}; leave it out, or ask the operator", field=field)
+        if is_asked:
+            raise NotOffered(f"{field} is not offered in sessions here; leave it out or send false", field=field)
     return admit_session(
         caller.settings,
         id=asked.id,
@@ -110,8 +112,6 @@ def order_of(caller: Caller, asked: SessionBody) -> SessionOrder:
         limits=as_given(asked.limits),
         idle_seconds=asked.idle_seconds,
         env=asked.env,
-        network=asked.network,
-        tools=asked.tools,
         files=[as_file(number, each) for number, each in enumerate(asked.files)],
         caller=caller.owner,
     )
@@ -125,7 +125,7 @@ def cell_of(caller: Caller, state: SessionState, asked: CellBody) -> Execution:
     """
     return admit_cell(
         caller.settings,
-        state,
+        state.limits,
         asked.code,
         limits=as_given(asked.limits),
         timeout=asked.timeout,

@@ -7,7 +7,7 @@ cell runs has it interrupted, and while it waits, taken out of the line; the ses
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from belljar.contract.execution import Outcome
@@ -150,7 +150,7 @@ async def delete_file(service: Service, request: Request) -> None:
     await reply_nothing(request.send)
 
 
-def _as_list(states: list[SessionState]) -> bytes:
+def _as_list(states: Sequence[SessionState]) -> bytes:
     return encode_json({"sessions": [state.as_json() for state in states]})
 
 

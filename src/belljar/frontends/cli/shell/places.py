@@ -106,7 +106,7 @@ class _SessionHere:
         self._opened = state
 
     def stream(self, code: str, timeout: float | None) -> AsyncGenerator[Event, None]:
-        cell = admit_cell(self._engine.settings, self._opened, code, timeout=timeout)
+        cell = admit_cell(self._engine.settings, self._opened.limits, code, timeout=timeout)
         return self._engine.sessions.stream(self._caller, self.id, cell)
 
     async def branch(self, reseed: bool) -> Live:
