@@ -206,11 +206,6 @@ def admit_body(caller: Caller, asked: ExecuteBody) -> Execution:
     """
     if asked.network:
         _refuse_what_is_not_offered(caller, asked)
-    limits = asked.limits
-    given = None
-    if limits is not None:
-        values = ((name, getattr(limits, name)) for name in limits.__struct_fields__)
-        given = {name: value for name, value in values if value is not None}
     return admit(
         caller.settings,
         asked.code,
@@ -218,9 +213,9 @@ def admit_body(caller: Caller, asked: ExecuteBody) -> Execution:
         stdin=asked.stdin,
         args=asked.args,
         env=asked.env,
-        files=[_as_file(number, each) for number, each in enumerate(asked.files)] if asked.files else None,
+        files=[as_file(number, each) for number, each in enumerate(asked.files)] if asked.files else None,
         artifacts=asked.artifacts,
-        limits=given,
+        limits=as_given(asked.limits),
         timeout=asked.timeout,
         environment=asked.environment,
         tools=wanted_tools(caller, asked.tools) if asked.tools else (),
@@ -252,6 +247,14 @@ def wanted_tools(caller: Caller, asked: bool | list[str]) -> tuple[str, ...]:
     return tuple(asked)
 
 
+def as_given(limits: Struct | None) -> dict[str, float] | None:
+    """The limits that are named."""
+    if limits is None:
+        return None
+    values = ((name, getattr(limits, name)) for name in limits.__struct_fields__)
+    return {name: value for name, value in values if value is not None}
+
+
 def _refuse_what_is_not_offered(caller: Caller, asked: ExecuteBody) -> None:
     for field, is_asked, is_allowed in (("network", asked.network, caller.key.network),):
         if not is_asked:
@@ -269,7 +272,7 @@ def _as_coverage(given: bool | CoverageBody) -> Coverage:
     return Coverage(branch=given.branch) if isinstance(given, CoverageBody) else Coverage()
 
 
-def _as_file(number: int, given: FileBody) -> File:
+def as_file(number: int, given: FileBody) -> File:
     if given.encoding == "utf-8":
         return File(path=given.path, content=given.content.encode())
     try:

@@ -32,6 +32,7 @@ _Formatter = argparse.RawDescriptionHelpFormatter
 COMMANDS = {
     "run": ("run", "run a program behind all walls"),
     "safe-execute": ("safe_execute", "run restricted Python: allowed imports only, no files, small limits"),
+    "shell": ("shell", "type cells into a sandbox that remembers, here or on a server"),
     "serve": ("serve", "serve the HTTP API"),
     "key": ("keys", "create, list and revoke the keys of the HTTP API"),
     "doctor": ("doctor", "try every wall on this machine, and say how to get what is missing"),

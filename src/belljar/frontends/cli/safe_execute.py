@@ -17,7 +17,7 @@ from belljar.contract.restriction import PRINT_CHARACTERS_MAX
 from belljar.environments import Environments
 from belljar.frontends.cli import terminal
 from belljar.frontends.cli.options import define_walls, load_settings
-from belljar.frontends.cli.run import for_one_run
+from belljar.frontends.cli.run import for_one_environment
 from belljar.frontends.safe_execute import CPU_SECONDS, MEMORY_MB, admit_restricted, answer, refuse
 from belljar.settings import Settings
 
@@ -84,7 +84,7 @@ def execute(options: argparse.Namespace) -> int:
     else:
         with terminal.progress() as tell:
             Environments(settings.state_dir, settings.environments).ensure(execution.environment, tell)
-        outcome = asyncio.run(_run(for_one_run(settings, execution.environment), execution))
+        outcome = asyncio.run(_run(for_one_environment(settings, execution.environment), execution))
         text = answer(execution, outcome)
     sys.stdout.write(text if text.endswith("\n") else text + "\n")
     return 0
