@@ -21,6 +21,7 @@ from typing import Any
 
 from belljar.contract.errors import InvalidSettings
 from belljar.contract.execution import MIB, Limits
+from belljar.contract.restriction import Restriction
 
 GIB = 1024 * MIB
 _CORES = len(os.sched_getaffinity(0))
@@ -164,6 +165,7 @@ class Settings:
     server: ServerSettings = field(default_factory=ServerSettings)
     sessions: SessionSettings = field(default_factory=SessionSettings)
     tools: ToolSettings = field(default_factory=ToolSettings)
+    restriction: Restriction = field(default_factory=Restriction)  # of restricted programs whose caller names none
     default_limits: Limits = field(default_factory=Limits)
     ceiling_limits: Limits = field(
         default_factory=lambda: Limits(

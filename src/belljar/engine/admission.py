@@ -32,7 +32,9 @@ from belljar.contract.errors import (
 )
 from belljar.contract.execution import MIB, Coverage, Execution, Limits
 from belljar.contract.files import File, check_relative_path
+from belljar.contract.restriction import Restriction
 from belljar.contract.sessions import SessionOrder
+from belljar.engine.restriction import read_restriction
 from belljar.settings import Settings, check_environment_name
 
 _LANGUAGES = {"python": ("py", "python3")}  # each with its aliases
@@ -77,13 +79,15 @@ def admit(
     environment: str = "default",
     tools: Sequence[str] = (),
     coverage: bool | Coverage | Mapping[str, bool] | None = None,
+    restrict: Restriction | Mapping[str, Any] | None = None,
     caller: str = "",
 ) -> Execution:
     """Return the execution that is asked for, or say what is wrong with it.
 
     `limits` is a whole Limits, or a mapping with the names of the native API over the server's defaults.
     `timeout` is short for `wall_seconds` and `memory_mb` for itself. `coverage` is whether to measure it, or how:
-    `{"branch": True}`.
+    `{"branch": True}`. `restrict` is a whole Restriction, or a mapping with `imports` and `max_print_length` over the
+    server's defaults.
 
     Raises:
         CallerError: a field cannot be accepted; the message names it.
@@ -103,6 +107,7 @@ def admit(
         environment=environment,
         tools=_read_tools(tools, language) if tools else (),
         coverage=_read_coverage(language, coverage) if coverage else None,
+        restrict=None if restrict is None else read_restriction(settings, restrict, language),
         caller=caller,
     )
 

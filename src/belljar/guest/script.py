@@ -134,6 +134,7 @@ def _receive_more(peer: socket.socket, packet: bytes, descriptors: list[int]) ->
 def load(name: str) -> Any:
     """A module of ours that few programs need: run when needed, and never in `sys.modules`."""
     module = type(sys)(f"_belljar_{name}")
+    module.load = load  # type: ignore[attr-defined]  # one may consist of several
     exec(_unloaded[name], module.__dict__)
     return module
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from belljar.backends.local.cells import Berths
 from belljar.backends.local.measure import Measurement
+from belljar.backends.local.restriction import PolicyReport
 from belljar.backends.local.run import Companion, Run
 from belljar.backends.local.session import LocalSession
 from belljar.backends.local.toolline import ToolLine
@@ -168,6 +169,8 @@ class LocalSandbox:
             companions.append(Measurement(execution, execution.coverage, world.environment))
         if execution.tools:
             companions.append(ToolLine(self._tools, execution, self._settings.tools, watcher))
+        if execution.restrict is not None:
+            companions.append(PolicyReport(execution, execution.restrict))
 
     def _let_go(self, world: World, guest: Guest) -> None:
         world.release(guest)
