@@ -11,13 +11,20 @@ from belljar.contract.errors import SandboxFault
 from belljar.engine.execute import Engine
 from belljar.environments import Environments
 from belljar.settings import Settings
+from belljar.tools.broker import Broker
 
 
 def build_engine(settings: Settings, progress: Callable[[str], None] | None = None) -> Engine:
     """Return an engine that is not open yet; `progress` hears about slow set-up, such as building an environment."""
     environments = Environments(settings.state_dir, settings.environments)
     tell = progress or logging.getLogger("belljar").info
-    return Engine(LocalSandbox(settings, environments, tell), settings)
+    tools = build_tools(settings)
+    return Engine(LocalSandbox(settings, environments, tell, tools), settings, tools)
+
+
+def build_tools(settings: Settings) -> Broker:
+    """Who answers the tool calls of programs."""
+    return Broker(settings.tools)
 
 
 def probe_machine(settings: Settings) -> dict[str, Any]:

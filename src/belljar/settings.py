@@ -123,6 +123,33 @@ class SessionSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ToolServerSettings:
+    """One MCP server whose tools programs may call: a command, or a URL."""
+
+    command: tuple[str, ...] = ()  # spoken to over its standard input and output
+    url: str = ""  # spoken to over HTTP; a path that ends in /sse by the older protocol
+    env: tuple[str, ...] = ()  # for the command: NAME=VALUE, or NAME for our own value of it
+    headers: tuple[str, ...] = ()  # for the URL: "Name: value"
+    prefix: str = ""  # put before the name of each of its tools
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolSettings:
+    """Host functions that programs may call."""
+
+    builtin: tuple[str, ...] = ()  # of our own: web_search, web_parse, fetch_web, read_pdf, llm
+    calls_max: int = 5000  # in one execution
+    calls_per_second: float = 2000.0  # in one execution; past it, the program waits
+    in_flight: int = 16  # calls of one execution that run at the same time; more wait
+    call_seconds: float = 120.0  # one call; then it fails
+    total_seconds: float = 1800.0  # all calls of one execution, added up
+    argument_bytes: int = MIB  # of one call
+    result_bytes: int = 4 * MIB  # of one call
+    start_seconds: float = 30.0  # for a tool server to start
+    servers: Mapping[str, ToolServerSettings] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """The whole tree."""
 
@@ -133,6 +160,7 @@ class Settings:
     request: RequestSettings = field(default_factory=RequestSettings)
     server: ServerSettings = field(default_factory=ServerSettings)
     sessions: SessionSettings = field(default_factory=SessionSettings)
+    tools: ToolSettings = field(default_factory=ToolSettings)
     default_limits: Limits = field(default_factory=Limits)
     ceiling_limits: Limits = field(
         default_factory=lambda: Limits(
@@ -147,6 +175,9 @@ class Settings:
     environments: Mapping[str, EnvironmentSettings] = field(default_factory=lambda: {"default": EnvironmentSettings()})
     provenance: Mapping[str, str] = field(default_factory=dict, compare=False)
 
+
+#: Settings that hold many of a kind, each with a name of its own.
+_NAMED: Mapping[str, type[Any]] = {"servers": ToolServerSettings}
 
 #: Names that people have set for other code servers, with all they mean here. They count for less than ours.
 _FAMILIAR: Mapping[str, tuple[str, ...]] = {
@@ -237,7 +268,8 @@ def names() -> list[str]:
             continue
         default = getattr(Settings(), outer.name)
         if dataclasses.is_dataclass(default):
-            found += [f"{outer.name}.{inner.name}" for inner in dataclasses.fields(default)]
+            inner_names = (inner.name for inner in dataclasses.fields(default) if inner.name not in _NAMED)
+            found += [f"{outer.name}.{name}" for name in inner_names]
         else:
             found.append(outer.name)
     return found
@@ -251,6 +283,8 @@ def _replace(settings: Settings, name: str, value: Any) -> Settings:
         before = environments.get(environment, EnvironmentSettings())
         environments[environment] = dataclasses.replace(before, **{attribute: _convert(name, before, attribute, value)})
         return dataclasses.replace(settings, environments=environments)
+    if len(parts) >= 4 and parts[1] in _NAMED:
+        return _replace_named(settings, name, parts, value)
     if name not in names():
         raise InvalidSettings(f"unknown setting {name!r}; known are: {', '.join(names())}", setting=name)
     if len(parts) == 1:
@@ -258,6 +292,19 @@ def _replace(settings: Settings, name: str, value: Any) -> Settings:
     section = getattr(settings, parts[0])
     section = dataclasses.replace(section, **{parts[1]: _convert(name, section, parts[1], value)})
     return dataclasses.replace(settings, **{parts[0]: section})
+
+
+def _replace_named(settings: Settings, name: str, parts: list[str], value: Any) -> Settings:
+    """One of many that have names of their own: `tools.servers.NAME.url`."""
+    section: Any = getattr(settings, parts[0], None)
+    if not hasattr(section, parts[1]):
+        raise InvalidSettings(f"unknown setting {name!r}", setting=name)
+    every = dict(getattr(section, parts[1]))
+    own, attribute = ".".join(parts[2:-1]), parts[-1]
+    before = every.get(own, _NAMED[parts[1]]())
+    every[own] = dataclasses.replace(before, **{attribute: _convert(name, before, attribute, value)})
+    changed: Any = dataclasses.replace(section, **{parts[1]: every})
+    return dataclasses.replace(settings, **{parts[0]: changed})
 
 
 def _convert(name: str, owner: Any, attribute: str, value: Any) -> Any:
@@ -309,6 +356,7 @@ def _check(settings: Settings) -> None:
         if getattr(settings.pool, name) < 1:
             raise InvalidSettings(f"pool.{name} must be at least 1")
     _check_server(settings.server)
+    _check_tools(settings.tools)
     for name in settings.environments:
         check_environment_name(name)
 
@@ -326,6 +374,16 @@ def _check_server(server: ServerSettings) -> None:
             raise InvalidSettings(f"server.{name} must be above 0")
     if server.body_bytes > server.bodies_bytes:
         raise InvalidSettings("server.bodies_bytes must be at least server.body_bytes")
+
+
+def _check_tools(tools: ToolSettings) -> None:
+    for each in dataclasses.fields(tools):
+        value = getattr(tools, each.name)
+        if isinstance(value, int | float) and not value > 0:
+            raise InvalidSettings(f"tools.{each.name} must be above 0")
+    for name, server in tools.servers.items():
+        if bool(server.command) == bool(server.url):
+            raise InvalidSettings(f"tools.servers.{name} must have either a command or a url")
 
 
 def check_environment_name(name: str) -> None:

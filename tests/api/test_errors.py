@@ -48,7 +48,7 @@ NESTED = b"[" * 200_000
             id="not_base64",
         ),
         pytest.param(b'{"code": "1", "network": true}', 422, "not_offered", id="network"),
-        pytest.param(b'{"code": "1", "tools": ["web_search"]}', 422, "not_offered", id="tools"),
+        pytest.param(b'{"code": "1", "tools": ["web_search"]}', 422, "unknown_tool", id="tools"),
         pytest.param(b'{"code": "1", "coverage": {"branch": 1}}', 422, "invalid_request", id="coverage"),
         pytest.param(b'{"code": "1", "restrict": {"imports": []}}', 422, "not_offered", id="restrict"),
         pytest.param(b'{"code": "' + b"1" * 2_100_000 + b'"}', 413, "too_large", id="body_over_the_limit"),

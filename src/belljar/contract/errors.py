@@ -68,6 +68,12 @@ class NotOffered(CallerError):
     code = "not_offered"
 
 
+class UnknownTool(CallerError):
+    """No tool of that name is offered here."""
+
+    code = "unknown_tool"
+
+
 class NotAllowed(CallerError):
     """The server could, but this caller may not."""
 
@@ -160,6 +166,12 @@ class Draining(Overloaded):
     """The engine is shutting down and takes nothing new."""
 
     code = "draining"
+
+
+class ToolFailed(BelljarError):
+    """A call from inside a program could not be answered; the program gets the message as an exception."""
+
+    code = "tool_failed"
 
 
 class SandboxFault(BelljarError):

@@ -35,6 +35,7 @@ from belljar.settings import Settings, check_environment_name
 _LANGUAGES = {"python": ("py", "python3")}  # each with its aliases
 _LANGUAGE_OF = {alias: name for name, aliases in _LANGUAGES.items() for alias in (name, *aliases)}
 _SOURCE_OF = {"python": "main.py"}
+_TOOL_NAME_CHARACTERS_MAX = 200
 _RESERVED_ENV_PREFIX = "BELLJAR_"  # how we may come to speak to our own code beside the program
 
 
@@ -69,6 +70,7 @@ def admit(
     timeout: float | None = None,
     memory_mb: float | None = None,
     environment: str = "default",
+    tools: Sequence[str] = (),
     coverage: bool | Coverage | Mapping[str, bool] | None = None,
     caller: str = "",
 ) -> Execution:
@@ -94,9 +96,20 @@ def admit(
         artifacts=_read_globs(artifacts) if artifacts else (),
         limits=_read_limits(settings, limits, timeout, memory_mb),
         environment=environment,
+        tools=_read_tools(tools, language) if tools else (),
         coverage=_read_coverage(language, coverage) if coverage else None,
         caller=caller,
     )
+
+
+def _read_tools(tools: Sequence[str], language: str) -> tuple[str, ...]:
+    """Only their form; which ones there are is known to the engine's ToolHost."""
+    if language != "python":
+        raise InvalidExecution("tools can be called from Python programs only; leave them out", field="tools")
+    for name in _sequence("tools", tools):
+        if not isinstance(name, str) or not 0 < len(name) <= _TOOL_NAME_CHARACTERS_MAX:
+            raise _wrong_type("each of tools", "the name of a tool", name)
+    return tuple(tools)
 
 
 def offered_languages() -> dict[str, tuple[str, ...]]:

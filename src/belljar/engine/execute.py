@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import dataclasses
 import os
 import signal
 import time
@@ -21,7 +22,7 @@ from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 from belljar.contract.backend import Sandbox, Watcher
-from belljar.contract.errors import Draining, InvalidExecution
+from belljar.contract.errors import Draining, InvalidExecution, NotOffered
 from belljar.contract.execution import (
     Display,
     Event,
@@ -37,6 +38,7 @@ from belljar.contract.execution import (
     Usage,
     classify,
 )
+from belljar.contract.tools import ToolHost
 from belljar.engine.queue import SlotQueue
 from belljar.engine.tracebacks import read_error
 from belljar.settings import Settings
@@ -50,8 +52,9 @@ _SIGNAL_NAMES = {each.value: each.name for each in signal.Signals}
 class Engine:
     """Runs executions in one sandbox, as many at a time as the settings allow. Belongs to one event loop."""
 
-    def __init__(self, sandbox: Sandbox, settings: Settings) -> None:
+    def __init__(self, sandbox: Sandbox, settings: Settings, tools: ToolHost | None = None) -> None:
         self.sandbox = sandbox
+        self.tools = tools
         self.settings = settings
         self._slots = SlotQueue(settings.pool.max_running, settings.pool.max_queued)
         self._tasks: dict[str, asyncio.Task[Any]] = {}  # of every execution that waits or runs, by its id
@@ -71,6 +74,7 @@ class Engine:
             if self._slots.closed:
                 raise Draining("this engine was closed; build a new one")
             if not self._is_open:
+                await self._open_tools()
                 await self.sandbox.open()
                 self._is_open = True
 
@@ -93,6 +97,23 @@ class Engine:
                 if self._is_open:
                     self._is_open = False
                     await self.sandbox.close()
+                if self.tools is not None:
+                    await self.tools.close()
+
+    async def _open_tools(self) -> None:
+        if self.tools is not None:
+            await self.tools.close()  # an attempt to open before this one may have failed after it
+            await self.tools.open()
+
+    def equip(self, execution: Execution) -> Execution:
+        """The execution with the keys of the tools it names.
+
+        Raises:
+            UnknownTool: there is no such tool.
+        """
+        if self.tools is None:
+            raise NotOffered("tools are not offered here; leave them out", field="tools")
+        return dataclasses.replace(execution, tools=self.tools.select(execution.tools))
 
     async def run(self, execution: Execution, *, id: str | None = None, watcher: Watcher | None = None) -> Outcome:
         """Run one program to its end. Cancelling this ends the program before it returns.
@@ -101,6 +122,8 @@ class Engine:
             Overloaded: too many wait already, or the engine is closing.
             SandboxFault: the program could not be run.
         """
+        if execution.tools:
+            execution = self.equip(execution)
         execution_id = id or new_id()
         task = self._enter(execution_id)
         cancels_before = task.cancelling()
@@ -171,6 +194,7 @@ class Engine:
             "max_running": self._slots.max_running,
             "max_queued": self._slots.max_queued,
             "sandbox": self.sandbox.facts(),
+            "tools": {} if self.tools is None else self.tools.facts(),
         }
 
     def _enter(self, execution_id: str) -> asyncio.Task[Any]:

@@ -12,12 +12,14 @@ from typing import Any
 
 from belljar.backends.local.cells import Berths
 from belljar.backends.local.measure import Measurement
-from belljar.backends.local.run import Run
+from belljar.backends.local.run import Companion, Run
+from belljar.backends.local.toolline import ToolLine
 from belljar.backends.local.world import HEAVY, Guest, World
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import JailSetupFailed, NotOffered, SandboxFault, WallMissing, ZygoteDied
 from belljar.contract.execution import Evidence, Execution
 from belljar.contract.sessions import LiveSession, SessionOrder
+from belljar.contract.tools import ToolHost
 from belljar.environments import Environments
 from belljar.jail import instance, syscalls
 from belljar.jail.cgroups import Cgroups, CgroupsUnavailable, find_hierarchies
@@ -33,8 +35,15 @@ class LocalSandbox:
 
     name = "local"
 
-    def __init__(self, settings: Settings, environments: Environments, progress: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        environments: Environments,
+        progress: Callable[[str], None],
+        tools: ToolHost | None = None,
+    ) -> None:
         self._settings = settings
+        self._tools = tools
         self._environments = environments
         self._progress = progress
         self._worlds: dict[str, World] = {}
@@ -119,21 +128,43 @@ class LocalSandbox:
             world = await self._world(execution.environment)
         weight = world.weigh(execution)
         guest = await world.lease(weight, execution.limits)
-        measurement = None
+        companions: list[Companion] = []
         try:
-            if execution.coverage is not None:
-                measurement = Measurement(execution, execution.coverage, world.environment)
-            extras = () if measurement is None else (measurement.extra,)
-            bounds = self._settings.request
-            run = Run(guest, execution, watcher, bounds, shows=weight == HEAVY, on_stuck=world.unstick, extras=extras)
+            self._accompany(execution, world, watcher, companions)
+            run = Run(
+                guest,
+                execution,
+                watcher,
+                self._settings.request,
+                shows=weight == HEAVY,
+                on_stuck=world.unstick,
+                extras=[each.extra for each in companions],
+                beside=world.busy_guests,
+            )
             run.start()
             evidence = await run.finish()
             world.succeeded()
-            return evidence if measurement is None else measurement.complete(evidence)
+            for companion in companions:
+                evidence = companion.complete(evidence)
+            return evidence
+        except ZygoteDied as error:
+            for companion in companions:
+                if isinstance(companion, ToolLine):
+                    companion.forbid_repeating(error)
+            raise
         finally:
-            if measurement is not None:
-                measurement.close()
+            for companion in companions:
+                companion.close()
             self._let_go(world, guest)
+
+    def _accompany(
+        self, execution: Execution, world: World, watcher: Watcher | None, companions: list[Companion]
+    ) -> None:
+        """Whatever few programs ask for; what is in `companions` will be closed, however this ends."""
+        if execution.coverage is not None:
+            companions.append(Measurement(execution, execution.coverage, world.environment))
+        if execution.tools:
+            companions.append(ToolLine(self._tools, execution, self._settings.tools, watcher))
 
     def _let_go(self, world: World, guest: Guest) -> None:
         world.release(guest)

@@ -260,6 +260,11 @@ class World(ZygoteListener):
         processes = limits.processes + 2 * self._pool.max_running * limits.processes
         return limits.disk_bytes, max(1, math.ceil(limits.cpu_seconds)), processes, limits.memory_bytes
 
+    @property
+    def busy_guests(self) -> int:
+        """How many have a program."""
+        return len(self._guests) - len(self._ready[BARE]) - len(self._ready[HEAVY])
+
     async def lease(self, weight: str, limits: Limits) -> Guest:
         """A guest of this weight behind these limits: a ready one when there is one, else forked now.
 

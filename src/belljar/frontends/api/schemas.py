@@ -18,6 +18,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from belljar.contract.errors import InvalidExecution, NotAllowed, NotOffered
 from belljar.contract.execution import Coverage, Execution
 from belljar.contract.files import File
+from belljar.contract.tools import ALL_TOOLS
 from belljar.engine.admission import admit
 from belljar.frontends.api.callers import Caller
 from belljar.frontends.api.replies import Refusal
@@ -196,7 +197,7 @@ def admit_body(caller: Caller, asked: ExecuteBody) -> Execution:
     Raises:
         CallerError: it cannot be accepted, or this caller may not.
     """
-    if asked.network or asked.tools or _is_given(asked.restrict):
+    if asked.network or _is_given(asked.restrict):
         _refuse_what_is_not_offered(caller, asked)
     limits = asked.limits
     given = None
@@ -215,15 +216,37 @@ def admit_body(caller: Caller, asked: ExecuteBody) -> Execution:
         limits=given,
         timeout=asked.timeout,
         environment=asked.environment,
+        tools=wanted_tools(caller, asked.tools) if asked.tools else (),
         coverage=_as_coverage(asked.coverage) if asked.coverage else None,
         caller=caller.name,
     )
 
 
+def wanted_tools(caller: Caller, asked: bool | list[str]) -> tuple[str, ...]:
+    """The tools that are asked for and that this caller may use; ALL_TOOLS for all there are.
+
+    Raises:
+        NotAllowed: the key may not use them.
+    """
+    if not asked:
+        return ()
+    allowed = caller.key.tools
+    if not allowed:
+        raise NotAllowed(f"key {caller.name!r} may not use tools; leave them out, or ask the operator", field="tools")
+    if isinstance(allowed, bool):
+        return (ALL_TOOLS,) if asked is True else tuple(asked)
+    if asked is True:
+        return tuple(allowed)
+    for name in asked:
+        if name not in allowed:
+            may = ", ".join(allowed)
+            raise NotAllowed(f"key {caller.name!r} may not use the tool {name[:80]!r}; it may: {may}", field="tools")
+    return tuple(asked)
+
+
 def _refuse_what_is_not_offered(caller: Caller, asked: ExecuteBody) -> None:
     for field, is_asked, is_allowed in (
         ("network", asked.network, caller.key.network),
-        ("tools", asked.tools, caller.key.tools),
         ("restrict", _is_given(asked.restrict), True),
     ):
         if not is_asked:
