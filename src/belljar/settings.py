@@ -217,9 +217,10 @@ def load(
     provenance: dict[str, str] = {}
     settings = Settings()
     environ = os.environ if environ is None else environ
+    familiar = familiar_names(environ) if takes_familiar_names else ()
     for source, values in (
         (f"file {path}", _read_file(path) if path else {}),
-        ("environment", _from_familiar(environ) if takes_familiar_names else {}),
+        *((f"environment, as {name}", _from_familiar(name, environ[name])) for name in familiar),
         ("environment", _from_environ(environ)),
         ("flag", dict(flags or {})),
     ):
@@ -255,14 +256,18 @@ def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
     return {by_variable[key]: value for key, value in environ.items() if key in by_variable}
 
 
-def _from_familiar(environ: Mapping[str, str]) -> dict[str, Any]:
-    given = {key: environ[key] for key in _FAMILIAR if environ.get(key)}
-    if "MAX_MEMORY_MB" in given:
+def familiar_names(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Those of the names people have set for other code servers that are set here."""
+    return tuple(name for name in _FAMILIAR if environ.get(name))
+
+
+def _from_familiar(name: str, value: str) -> dict[str, Any]:
+    if name == "MAX_MEMORY_MB":
         try:
-            given["MAX_MEMORY_MB"] = str(int(given["MAX_MEMORY_MB"]) * MIB)
+            value = str(int(value) * MIB)
         except ValueError:
-            raise InvalidSettings(f"MAX_MEMORY_MB must be a whole number, not {given['MAX_MEMORY_MB']!r}") from None
-    return {name: value for key, value in given.items() for name in _FAMILIAR[key]}
+            raise InvalidSettings(f"MAX_MEMORY_MB must be a whole number, not {value!r}") from None
+    return dict.fromkeys(_FAMILIAR[name], value)
 
 
 def names() -> list[str]:
