@@ -12,6 +12,7 @@ from belljar.engine.execute import Engine
 from belljar.environments import Environments
 from belljar.settings import Settings
 from belljar.tools.broker import Broker
+from belljar.tools.mcp_server import McpServer
 
 
 def build_engine(settings: Settings, progress: Callable[[str], None] | None = None) -> Engine:
@@ -24,7 +25,8 @@ def build_engine(settings: Settings, progress: Callable[[str], None] | None = No
 
 def build_tools(settings: Settings) -> Broker:
     """Who answers the tool calls of programs."""
-    return Broker(settings.tools)
+    servers = settings.tools.servers.items()
+    return Broker(settings.tools, [McpServer(name, each, settings.tools.start_seconds) for name, each in servers])
 
 
 def probe_machine(settings: Settings) -> dict[str, Any]:
