@@ -13,6 +13,9 @@ from belljar.environments import Environments
 from belljar.settings import Settings
 from belljar.tools.broker import Broker
 from belljar.tools.mcp_server import McpServer
+from belljar.tools.source import Source
+from belljar.tools.web.access import Web
+from belljar.tools.web.builtin import BuiltIn
 
 
 def build_engine(settings: Settings, progress: Callable[[str], None] | None = None) -> Engine:
@@ -25,8 +28,12 @@ def build_engine(settings: Settings, progress: Callable[[str], None] | None = No
 
 def build_tools(settings: Settings) -> Broker:
     """Who answers the tool calls of programs."""
-    servers = settings.tools.servers.items()
-    return Broker(settings.tools, [McpServer(name, each, settings.tools.start_seconds) for name, each in servers])
+    tools = settings.tools
+    sources: list[Source] = []
+    if tools.builtin:
+        sources.append(BuiltIn(Web(settings.web, settings.llm), tools.builtin, settings.llm.use_model))
+    sources += [McpServer(name, each, tools.start_seconds) for name, each in tools.servers.items()]
+    return Broker(tools, sources)
 
 
 def probe_machine(settings: Settings) -> dict[str, Any]:

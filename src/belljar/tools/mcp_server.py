@@ -151,9 +151,11 @@ class McpServer:
         from mcp.client.streamable_http import streamable_http_client
         from mcp.shared._httpx_utils import create_mcp_http_client
 
-        async with create_mcp_http_client(headers=headers) as http_client:
-            async with streamable_http_client(server.url, http_client=http_client) as streams:
-                yield streams[0], streams[1]
+        async with (
+            create_mcp_http_client(headers=headers) as http_client,
+            streamable_http_client(server.url, http_client=http_client) as streams,
+        ):
+            yield streams[0], streams[1]
 
     async def _list(self, client: Any) -> list[Tool]:
         found, cursor = [], None
