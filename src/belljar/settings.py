@@ -112,6 +112,7 @@ class ServerSettings:
     probe_seconds: float = 10.0  # an idle server proves this often that it can still run a program
     log_format: str = "auto"  # json, text, or auto: text at a terminal
     debug: bool = False  # log code and output too
+    hashed_tests_dir: str = ""  # tests that callers of /py_exec name by hash: OWNER/NAME.jsonl
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
