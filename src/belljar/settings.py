@@ -120,7 +120,10 @@ class SessionSettings:
     """Interpreters that stay."""
 
     max_sessions: int = 64  # open at the same time
+    max_per_caller: int = 0  # … of one key; 0: as many as there may be
     idle_seconds: float = 600.0  # unused for so long, one is closed
+    idle_seconds_max: float = 86400.0  # what a caller may ask for instead
+    when_full: str = "refuse"  # or replace_oldest_idle: the one that was unused for longest makes room
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -423,6 +426,7 @@ def _check(settings: Settings) -> None:
         if getattr(settings.pool, name) < 1:
             raise InvalidSettings(f"pool.{name} must be at least 1")
     _check_server(settings.server)
+    _check_sessions(settings.sessions)
     _check_tools(settings.tools)
     for name in settings.environments:
         check_environment_name(name)
@@ -441,6 +445,15 @@ def _check_server(server: ServerSettings) -> None:
             raise InvalidSettings(f"server.{name} must be above 0")
     if server.body_bytes > server.bodies_bytes:
         raise InvalidSettings("server.bodies_bytes must be at least server.body_bytes")
+
+
+def _check_sessions(sessions: SessionSettings) -> None:
+    if sessions.when_full not in ("refuse", "replace_oldest_idle"):
+        raise InvalidSettings(f"sessions.when_full is {sessions.when_full!r} but must be refuse or replace_oldest_idle")
+    if sessions.max_sessions < 0 or sessions.max_per_caller < 0:
+        raise InvalidSettings("sessions.max_sessions and sessions.max_per_caller must not be negative")
+    if not 0 < sessions.idle_seconds <= sessions.idle_seconds_max < math.inf:
+        raise InvalidSettings("sessions.idle_seconds must be above 0 and at most sessions.idle_seconds_max")
 
 
 def _check_tools(tools: ToolSettings) -> None:

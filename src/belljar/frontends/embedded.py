@@ -30,6 +30,7 @@ from belljar.contract.files import File
 from belljar.contract.tools import ALL_TOOLS
 from belljar.engine.admission import admit
 from belljar.engine.execute import Engine
+from belljar.frontends.embedded_sessions import AsyncSession, Session, SessionAsked
 from belljar.settings import Settings, load
 
 _EXIT_SECONDS = 10.0  # how long an interpreter that exits without `close` waits for programs to be gone
@@ -201,6 +202,11 @@ class AsyncSandbox(_Owned):
                     raise
                 return error
 
+    def session(self, **asked: Unpack[SessionAsked]) -> AsyncSession:
+        """An interpreter that stays: `async with box.session() as s: await s.run("x = 1")`."""
+        self._check_usable()
+        return AsyncSession(self.settings, self._ready, asked)
+
     def facts(self) -> Mapping[str, Any]:
         """Numbers for monitoring: what runs, what waits."""
         self._check_usable()
@@ -339,6 +345,11 @@ class Sandbox(_Owned):
                 call.cancel()
             for call in calls:
                 call.wait()
+
+    def session(self, **asked: Unpack[SessionAsked]) -> Session:
+        """An interpreter that stays: `with box.session() as s: s.run("x = 1")`."""
+        life = self._ready()
+        return Session(life.box.session(**asked), lambda work: life.call(work).result())
 
     def facts(self) -> Mapping[str, Any]:
         """Numbers for monitoring: what runs, what waits."""

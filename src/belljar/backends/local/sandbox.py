@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import os
 import resource
@@ -13,8 +14,9 @@ from typing import Any
 from belljar.backends.local.cells import Berths
 from belljar.backends.local.measure import Measurement
 from belljar.backends.local.run import Companion, Run
+from belljar.backends.local.session import LocalSession
 from belljar.backends.local.toolline import ToolLine
-from belljar.backends.local.world import HEAVY, Guest, World
+from belljar.backends.local.world import HEAVY, SHELL, Guest, World
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import JailSetupFailed, NotOffered, SandboxFault, WallMissing, ZygoteDied
 from belljar.contract.execution import Evidence, Execution
@@ -28,6 +30,7 @@ from belljar.settings import Settings
 _log = logging.getLogger("belljar.local")
 _MAINTENANCE_SECONDS = 15.0
 _ATTEMPTS = 4
+_UNLIMITED_SECONDS = 1e8
 
 
 class LocalSandbox:
@@ -171,8 +174,37 @@ class LocalSandbox:
         asyncio.get_running_loop().call_soon(world.refill, guest.weight)  # after the answer is on its way
 
     async def open_session(self, order: SessionOrder) -> LiveSession:
-        """Start an interpreter that stays."""
-        raise NotOffered("this server has no sessions yet", field="language")
+        """Start an interpreter that stays. A guest that is lost before it begins is replaced, a few times."""
+        if order.language != "python":
+            raise NotOffered(f"sessions speak python, not {order.language}", field="language")
+        if order.network or order.tools:
+            raise NotOffered(
+                "sessions here have no network and no tools", field="network" if order.network else "tools"
+            )
+        for attempt in range(_ATTEMPTS):
+            try:
+                return await self._open_session(order)
+            except ZygoteDied:
+                if attempt == _ATTEMPTS - 1:
+                    self._faults += 1
+                    raise
+        raise AssertionError("unreachable")
+
+    async def _open_session(self, order: SessionOrder) -> LiveSession:
+        world = await self._world(order.environment)
+        if not any(name.lower() == "ipython" for name, _ in world.environment.packages):
+            raise NotOffered(
+                f"environment {order.environment!r} has no IPython, which sessions need; use another",
+                field="environment",
+            )
+        # The kernel's own processor limit is for a process's life, and a session's cells have clocks of their own.
+        guest = await world.lease(SHELL, dataclasses.replace(order.limits, cpu_seconds=_UNLIMITED_SECONDS))
+        owner = self._instance.uid_base + guest.cell.berth.uid if self._instance and os.geteuid() == 0 else None
+        session = LocalSession(world, guest, order.limits, self._settings.request, owner)
+        await session.start(order)
+        world.succeeded()
+        asyncio.get_running_loop().call_soon(world.refill, SHELL)
+        return session
 
     async def _world(self, name: str) -> World:
         """The warm world of an environment, opened once however many ask."""
