@@ -29,6 +29,7 @@ _CORES = len(os.sched_getaffinity(0))
 #: Every wall an operator may waive by name, with what is lost. `jail/probe.py` tells which can be had.
 WALL_NAMES = ("cgroup", "landlock", "uid")
 
+BUILTIN_TOOLS = ("web_search", "web_parse", "fetch_web", "read_pdf", "llm")
 DEFAULT_PACKAGES = ("ipython", "numpy", "pandas", "matplotlib", "pillow", "scipy", "sympy", "requests")
 DEFAULT_WARM_IMPORTS = ("numpy", "pandas", "matplotlib.pyplot", "PIL.Image")
 
@@ -153,6 +154,70 @@ class ToolSettings:
     servers: Mapping[str, ToolServerSettings] = field(default_factory=dict)
 
 
+SUMMARY_PROMPT = """\
+Answer the question from the page below, and from nothing else.
+
+Question: {user}
+
+Page:
+{info}
+
+Reply with one JSON object: {{"content": what the page says about the question, in full, "urls": links on it that \
+would tell more, as a list of strings, "score": from 0 (it says nothing about it) to 1 (it answers it)}}."""
+PAPER_PROMPT = """\
+Answer the question from the paper below, and from nothing else.
+
+Question: {user_query}
+
+Paper:
+{pdf_info}"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSettings:
+    """Where a language model is reached, by the OpenAI-compatible API."""
+
+    url: str = ""  # of its chat completions, or what stands before /chat/completions
+    authorization: str = ""  # the whole header, or only the key
+    retries: int = 3
+    seconds: float = 120.0  # one attempt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlmSettings:
+    """Language models that our own tools use. Keys never leave the host."""
+
+    use_model: str = "gpt-4o"  # asked first
+    base_model: str = "qwen-32b"  # asked when that one fails
+    models: Mapping[str, ModelSettings] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebSettings:
+    """What our own tools do on the web, on behalf of programs that cannot."""
+
+    search_provider: str = "serper"  # or searxng
+    serper_api_key: str = ""
+    serper_url: str = "https://google.serper.dev/search"
+    scrape_url: str = "https://scrape.serper.dev"  # asked for a page that we cannot get ourselves; needs that key
+    searxng_url: str = ""  # such as http://127.0.0.1:8888
+    search_region: str = "us"
+    search_lang: str = "en"
+    search_tries: int = 4
+    allowed_hosts: tuple[str, ...] = ()  # may be fetched although their address is private or our own
+    fetch_seconds: float = 10.0  # one page
+    fetch_bytes: int = 16 * MIB  # one page or PDF
+    read_seconds: float = 30.0  # to get the text out of one
+    text_bytes: int = 2 * MIB  # of that text
+    prompt_bytes: int = 100_000  # of a page's text that a model is shown
+    cache_seconds: float = 3600.0  # answers are remembered this long
+    cache_bytes: int = 64 * MIB  # all of them together
+    summary_prompt: str = SUMMARY_PROMPT  # with {user} and {info}
+    paper_prompt: str = PAPER_PROMPT  # with {user_query} and {pdf_info}
+    serve_proxy: bool = False  # /search, /read_pdf and /fetch_web on the main port too
+    proxy_requests_per_second: int = 200  # of each client address
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """The whole tree."""
@@ -166,6 +231,8 @@ class Settings:
     sessions: SessionSettings = field(default_factory=SessionSettings)
     tools: ToolSettings = field(default_factory=ToolSettings)
     restriction: Restriction = field(default_factory=Restriction)  # of restricted programs whose caller names none
+    web: WebSettings = field(default_factory=WebSettings)
+    llm: LlmSettings = field(default_factory=LlmSettings)
     default_limits: Limits = field(default_factory=Limits)
     ceiling_limits: Limits = field(
         default_factory=lambda: Limits(
@@ -182,7 +249,7 @@ class Settings:
 
 
 #: Settings that hold many of a kind, each with a name of its own.
-_NAMED: Mapping[str, type[Any]] = {"servers": ToolServerSettings}
+_NAMED: Mapping[str, type[Any]] = {"servers": ToolServerSettings, "models": ModelSettings}
 
 #: Names that people have set for other code servers, with all they mean here. They count for less than ours.
 _FAMILIAR: Mapping[str, tuple[str, ...]] = {
@@ -397,6 +464,9 @@ def _check_sessions(sessions: SessionSettings) -> None:
 
 
 def _check_tools(tools: ToolSettings) -> None:
+    for name in tools.builtin:
+        if name not in BUILTIN_TOOLS:
+            raise InvalidSettings(f"tools.builtin: there is no tool {name!r}; known are: {', '.join(BUILTIN_TOOLS)}")
     for each in dataclasses.fields(tools):
         value = getattr(tools, each.name)
         if isinstance(value, int | float) and not value > 0:

@@ -16,7 +16,7 @@ from belljar.backends.local.measure import Measurement
 from belljar.backends.local.restriction import PolicyReport
 from belljar.backends.local.run import Companion, Run
 from belljar.backends.local.session import LocalSession
-from belljar.backends.local.toolline import ToolLine
+from belljar.backends.local.toolline import SessionTools, ToolLine
 from belljar.backends.local.world import HEAVY, SHELL, Guest, World
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import JailSetupFailed, NotOffered, SandboxFault, WallMissing, ZygoteDied
@@ -180,10 +180,8 @@ class LocalSandbox:
         """Start an interpreter that stays. A guest that is lost before it begins is replaced, a few times."""
         if order.language != "python":
             raise NotOffered(f"sessions speak python, not {order.language}", field="language")
-        if order.network or order.tools:
-            raise NotOffered(
-                "sessions here have no network and no tools", field="network" if order.network else "tools"
-            )
+        if order.network:
+            raise NotOffered("sessions here have no network", field="network")
         for attempt in range(_ATTEMPTS):
             try:
                 return await self._open_session(order)
@@ -204,7 +202,11 @@ class LocalSandbox:
         guest = await world.lease(SHELL, dataclasses.replace(order.limits, cpu_seconds=_UNLIMITED_SECONDS))
         owner = self._instance.uid_base + guest.cell.berth.uid if self._instance and os.geteuid() == 0 else None
         session = LocalSession(world, guest, order.limits, self._settings.request, owner)
-        await session.start(order)
+        if order.tools:
+            session.tools = SessionTools(self._tools, order.tools, self._settings.tools)
+        await session.start(order, () if session.tools is None else (session.tools.extra,))
+        if session.tools is not None:
+            session.tools.sent()
         world.succeeded()
         asyncio.get_running_loop().call_soon(world.refill, SHELL)
         return session
