@@ -122,6 +122,15 @@ class SessionSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LanguageSettings:
+    """The languages beside Python."""
+
+    compile_cache_bytes: int = GIB  # compiled programs kept on disk; 0: none
+    compile_cache_shared: bool = False  # callers may get what others have compiled from the same source
+    roots: Mapping[str, str] = field(default_factory=dict)  # languages whose toolchain lives in another root directory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """The whole tree."""
 
@@ -132,6 +141,7 @@ class Settings:
     request: RequestSettings = field(default_factory=RequestSettings)
     server: ServerSettings = field(default_factory=ServerSettings)
     sessions: SessionSettings = field(default_factory=SessionSettings)
+    languages: LanguageSettings = field(default_factory=LanguageSettings)
     default_limits: Limits = field(default_factory=Limits)
     ceiling_limits: Limits = field(
         default_factory=lambda: Limits(
@@ -236,7 +246,8 @@ def names() -> list[str]:
             continue
         default = getattr(Settings(), outer.name)
         if dataclasses.is_dataclass(default):
-            found += [f"{outer.name}.{inner.name}" for inner in dataclasses.fields(default)]
+            inner_names = (inner.name for inner in dataclasses.fields(default))
+            found += [f"{outer.name}.{inner}" for inner in inner_names if (outer.name, inner) != ("languages", "roots")]
         else:
             found.append(outer.name)
     return found
@@ -250,6 +261,9 @@ def _replace(settings: Settings, name: str, value: Any) -> Settings:
         before = environments.get(environment, EnvironmentSettings())
         environments[environment] = dataclasses.replace(before, **{attribute: _convert(name, before, attribute, value)})
         return dataclasses.replace(settings, environments=environments)
+    if parts[:2] == ["languages", "roots"] and len(parts) == 3:
+        roots = {**settings.languages.roots, parts[2]: str(Path(str(value)).expanduser().absolute())}
+        return dataclasses.replace(settings, languages=dataclasses.replace(settings.languages, roots=roots))
     if name not in names():
         raise InvalidSettings(f"unknown setting {name!r}; known are: {', '.join(names())}", setting=name)
     if len(parts) == 1:
@@ -307,6 +321,8 @@ def _check(settings: Settings) -> None:
     for name in ("max_running", "zygote_forks"):
         if getattr(settings.pool, name) < 1:
             raise InvalidSettings(f"pool.{name} must be at least 1")
+    if settings.languages.compile_cache_bytes < 0:
+        raise InvalidSettings("languages.compile_cache_bytes must be 0 or more")
     _check_server(settings.server)
     for name in settings.environments:
         check_environment_name(name)

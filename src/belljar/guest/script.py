@@ -30,6 +30,7 @@ _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 _requested_exit: list[Any] = []  # what `raise SystemExit(...)` asked for, once the interpreter acts on it
 _always_loaded: frozenset[str] = frozenset()  # what every interpreter loads before it looks at a program
 _last_module = ""  # the last one loaded before the fork
+_unloaded: dict[str, Any] = {}  # modules of ours that few programs need, compiled; a guest cannot see their files
 
 
 def prepare(always_loaded: frozenset[str]) -> None:
@@ -39,6 +40,7 @@ def prepare(always_loaded: frozenset[str]) -> None:
     _watch_system_exit()
     atexit.register(leave)  # first in, so it runs after every exit function of the program
     _name_program([])
+    _keep_unloaded()
     _last_module = next(reversed(sys.modules))
 
 
@@ -88,15 +90,20 @@ def receive(peer: socket.socket) -> bool:
 
 
 def load(name: str) -> Any:
-    """A module of ours that few programs need: read from its file when needed, so that no fork carries it."""
-    from importlib import util
-
-    spec = util.spec_from_file_location(f"_belljar_{name}", f"{os.path.dirname(__file__)}/{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    """A module of ours that few programs need: run when needed, and never in `sys.modules`."""
+    module = type(sys)(f"_belljar_{name}")
+    exec(_unloaded[name], module.__dict__)
     return module
+
+
+def _keep_unloaded() -> None:
+    """Before the fork: every guest mounts its own /tmp over the place where our files are."""
+    folder = os.path.dirname(__file__)
+    for file_name in os.listdir(folder):
+        name, _, ending = file_name.rpartition(".")
+        if ending == "py" and name not in ("__init__", "script", "displays"):
+            with open(f"{folder}/{file_name}", "rb") as file:
+                _unloaded[name] = compile(file.read(), f"<belljar {name}>", "exec", dont_inherit=True)
 
 
 def _forget_shadowed(files: list[tuple[str, int]]) -> None:

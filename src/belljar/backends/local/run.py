@@ -91,6 +91,7 @@ class Run:
         shows: bool,
         on_stuck: Callable[[Guest], None],
         extras: Sequence[Extra] = (),
+        source: str = policy.PROGRAM_NAME,
     ) -> None:
         self._guest = guest
         self._execution = execution
@@ -98,6 +99,7 @@ class Run:
         self._bounds = bounds
         self._shows = shows  # whether pictures may come
         self._extras = extras
+        self._source = source
         self._on_stuck = on_stuck
         self._loop = asyncio.get_running_loop()
         self._streams = (
@@ -142,7 +144,7 @@ class Run:
 
     def _send_program(self) -> None:
         execution = self._execution
-        packet = program_packet(execution, self._shows, self._extras)
+        packet = program_packet(execution, self._shows, self._extras, self._source)
         descriptors: list[int] = []
         lent = [descriptor for extra in self._extras for descriptor in extra.descriptors]
         try:
@@ -506,13 +508,15 @@ class PictureReader:
         self._begun.clear()
 
 
-def program_packet(execution: Execution, shows: bool, extras: Sequence[Extra] = ()) -> bytes:
+def program_packet(
+    execution: Execution, shows: bool, extras: Sequence[Extra] = (), source: str = policy.PROGRAM_NAME
+) -> bytes:
     """The program as `guest/script.py` reads it: the bare text where nothing else is asked for."""
     code = execution.code.encode()
     if not (shows or extras or execution.args or execution.env or execution.files or execution.artifacts):
         return channel.build({}, code)
     message = {
-        "files": [(policy.PROGRAM_NAME, len(code)), *((file.path, len(file.content)) for file in execution.files)],
+        "files": [(source, len(code)), *((file.path, len(file.content)) for file in execution.files)],
         "args": execution.args,
         "env": dict(execution.env),
         "displays": shows,

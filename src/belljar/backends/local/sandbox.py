@@ -8,11 +8,11 @@ import logging
 import os
 import resource
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from belljar.backends.local.cells import Berths
 from belljar.backends.local.run import Run
-from belljar.backends.local.world import HEAVY, Guest, World
+from belljar.backends.local.world import BARE, HEAVY, Guest, World
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import JailSetupFailed, NotOffered, SandboxFault, WallMissing, ZygoteDied
 from belljar.contract.execution import Evidence, Execution
@@ -22,9 +22,13 @@ from belljar.jail import instance, syscalls
 from belljar.jail.cgroups import Cgroups, CgroupsUnavailable, find_hierarchies
 from belljar.settings import Settings
 
+if TYPE_CHECKING:
+    from belljar.backends.local.commands import Command, Commands
+
 _log = logging.getLogger("belljar.local")
 _MAINTENANCE_SECONDS = 15.0
 _ATTEMPTS = 4
+_WITH_TOOLCHAINS = "@"  # between an environment and a root: a world that shows the toolchains of that root, too
 
 
 class LocalSandbox:
@@ -42,6 +46,7 @@ class LocalSandbox:
         self._cgroups: Cgroups | None = None
         self._maintenance: asyncio.TimerHandle | None = None
         self._faults = 0
+        self._commands: Commands | None = None
 
     async def open(self) -> None:
         """Claim what an instance needs, refuse if a wall is missing, and warm the default environment.
@@ -98,10 +103,22 @@ class LocalSandbox:
         self._cgroups = cgroups
 
     async def run(self, execution: Execution, watcher: Watcher | None = None) -> Evidence:
-        """Run one program. A guest that is lost with its zygote is replaced, unseen by the caller, a few times."""
+        """Run one program."""
+        if execution.language == "python":
+            return await self._run_patiently(execution, watcher)
+        if self._commands is None:  # imported when first needed: most sandboxes run Python alone
+            from belljar.backends.local.commands import Commands
+
+            self._commands = Commands(self._settings, self._run_patiently)
+        return await self._commands.run(execution, watcher)
+
+    async def _run_patiently(
+        self, execution: Execution, watcher: Watcher | None, command: Command | None = None
+    ) -> Evidence:
+        """A guest that is lost with its zygote is replaced, unseen by the caller, a few times."""
         for attempt in range(_ATTEMPTS):
             try:
-                return await self._run(execution, watcher)
+                return await self._run(execution, watcher, command)
             except ZygoteDied as error:
                 if watcher is not None or attempt == _ATTEMPTS - 1:
                     self._faults += 1
@@ -112,15 +129,17 @@ class LocalSandbox:
                 raise
         raise AssertionError("unreachable")
 
-    async def _run(self, execution: Execution, watcher: Watcher | None) -> Evidence:
-        world = self._worlds.get(execution.environment)
+    async def _run(self, execution: Execution, watcher: Watcher | None, command: Command | None) -> Evidence:
+        name = execution.environment if command is None else f"{execution.environment}{_WITH_TOOLCHAINS}{command.root}"
+        world = self._worlds.get(name)
         if world is None or world.is_lost:
-            world = await self._world(execution.environment)
-        weight = world.weigh(execution)
+            world = await self._world(name)
+        weight = world.weigh(execution) if command is None else BARE
         guest = await world.lease(weight, execution.limits)
         try:
             bounds = self._settings.request
-            run = Run(guest, execution, watcher, bounds, shows=weight == HEAVY, on_stuck=world.unstick)
+            special: dict[str, Any] = {} if command is None else {"extras": (command.extra,), "source": command.source}
+            run = Run(guest, execution, watcher, bounds, shows=weight == HEAVY, on_stuck=world.unstick, **special)
             run.start()
             evidence = await run.finish()
             world.succeeded()
@@ -152,7 +171,8 @@ class LocalSandbox:
             before = self._worlds.pop(name, None)
             if before is not None:
                 await before.close()
-            environment = await asyncio.to_thread(self._environments.ensure, name, self._progress)
+            base, has_toolchains, root = name.partition(_WITH_TOOLCHAINS)
+            environment = await asyncio.to_thread(self._environments.ensure, base, self._progress)
             assert self._instance is not None
             walls: Mapping[str, Any] = {
                 "as_root": os.geteuid() == 0,
@@ -162,7 +182,8 @@ class LocalSandbox:
                 "cgroup": self._cgroups is not None,
             }
             settings = self._settings
-            world = World(environment, self._berths, settings.pool, settings.default_limits, walls)
+            shown = await asyncio.to_thread(self._show_toolchains, root) if has_toolchains else {}
+            world = World(environment, self._berths, settings.pool, settings.default_limits, walls, shown)
             try:
                 await world.open()
             except BaseException:
@@ -173,6 +194,11 @@ class LocalSandbox:
             return world
         finally:
             self._opening.pop(name, None)
+
+    def _show_toolchains(self, root: str) -> Mapping[str, str]:
+        from belljar.languages import machine_of
+
+        return machine_of(self._settings).bound_places(root)
 
     def _maintain(self) -> None:
         for world in self._worlds.values():
@@ -205,7 +231,7 @@ class LocalSandbox:
         for world in self._worlds.values():
             for key, value in world.facts().items():
                 totals[key] = totals.get(key, 0) + value
-        return totals
+        return totals if self._commands is None else {**totals, **self._commands.facts()}
 
 
 def _raise_descriptor_limit() -> None:
