@@ -231,6 +231,15 @@ class WebSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LanguageSettings:
+    """The languages beside Python."""
+
+    compile_cache_bytes: int = GIB  # compiled programs kept on disk; 0: none
+    compile_cache_shared: bool = False  # callers may get what others have compiled from the same source
+    roots: Mapping[str, str] = field(default_factory=dict)  # languages whose toolchain lives in another root directory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """The whole tree."""
 
@@ -246,6 +255,7 @@ class Settings:
     restriction: Restriction = field(default_factory=Restriction)  # of restricted programs whose caller names none
     web: WebSettings = field(default_factory=WebSettings)
     llm: LlmSettings = field(default_factory=LlmSettings)
+    languages: LanguageSettings = field(default_factory=LanguageSettings)
     default_limits: Limits = field(default_factory=Limits)
     ceiling_limits: Limits = field(
         default_factory=lambda: Limits(
@@ -359,7 +369,7 @@ def names() -> list[str]:
         default = getattr(Settings(), outer.name)
         if dataclasses.is_dataclass(default):
             inner_names = (inner.name for inner in dataclasses.fields(default) if inner.name not in _NAMED)
-            found += [f"{outer.name}.{name}" for name in inner_names]
+            found += [f"{outer.name}.{inner}" for inner in inner_names if (outer.name, inner) != ("languages", "roots")]
         else:
             found.append(outer.name)
     return found
@@ -375,6 +385,9 @@ def _replace(settings: Settings, name: str, value: Any) -> Settings:
         return dataclasses.replace(settings, environments=environments)
     if len(parts) >= 4 and parts[1] in _NAMED:
         return _replace_named(settings, name, parts, value)
+    if parts[:2] == ["languages", "roots"] and len(parts) == 3:
+        roots = {**settings.languages.roots, parts[2]: str(Path(str(value)).expanduser().absolute())}
+        return dataclasses.replace(settings, languages=dataclasses.replace(settings.languages, roots=roots))
     if name not in names():
         raise InvalidSettings(f"unknown setting {name!r}; known are: {', '.join(names())}", setting=name)
     if len(parts) == 1:
@@ -445,6 +458,8 @@ def _check(settings: Settings) -> None:
     for name in ("max_running", "zygote_forks"):
         if getattr(settings.pool, name) < 1:
             raise InvalidSettings(f"pool.{name} must be at least 1")
+    if settings.languages.compile_cache_bytes < 0:
+        raise InvalidSettings("languages.compile_cache_bytes must be 0 or more")
     _check_server(settings.server)
     if settings.mcp.output not in ("plain", "structured"):
         raise InvalidSettings(f"mcp.output is {settings.mcp.output!r} but must be plain or structured")
