@@ -96,7 +96,8 @@ def _bind(settings: Settings, keys: KeyRing, port: int) -> socket.socket:
         )
     listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if port:  # else two servers that are still getting ready may be given the same free one
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError as error:
         listener.close()
@@ -139,6 +140,8 @@ def _assemble(settings: Settings, engine: Engine, keys: KeyRing, log: Log) -> Se
     callers = Callers(settings, keys)
     if not is_loopback(server.host) and server.host != "localhost":
         callers.require_keys()
+    telemetry = Telemetry(log, engine.facts, shows_content=server.debug)
+    engine.sessions.on_end = telemetry.ended
     return Service(
         settings=settings,
         engine=engine,
@@ -147,7 +150,7 @@ def _assemble(settings: Settings, engine: Engine, keys: KeyRing, log: Log) -> Se
         guard=Guard(server),
         health=Health(engine, settings),
         isolation=Isolation(settings),
-        telemetry=Telemetry(log, engine.facts, shows_content=server.debug),
+        telemetry=telemetry,
         room=BodyRoom(server.body_bytes, server.bodies_bytes),
     )
 

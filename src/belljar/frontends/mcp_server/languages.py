@@ -5,24 +5,19 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from belljar.engine.admission import offered_languages
 from belljar.environments import Environments
+from belljar.settings import Settings
 
 
-async def describe_languages(environments: Environments) -> list[dict[str, Any]]:
+async def describe_languages(settings: Settings, environments: Environments) -> list[dict[str, Any]]:
     """Each with its version, or with how to install it."""
-    version = await asyncio.to_thread(_python_version, environments)
-    return [
-        {
-            "name": name,
-            "title": name.capitalize(),
-            "aliases": list(aliases),
-            "available": version is not None,
-            "version": version,
-            "install": None if version else "belljar env create default",
-        }
-        for name, aliases in offered_languages().items()
-    ]
+    return await asyncio.to_thread(_describe, settings, environments)
+
+
+def _describe(settings: Settings, environments: Environments) -> list[dict[str, Any]]:
+    from belljar.languages.listing import describe  # reads thirty files: not every server is asked for them
+
+    return [each.as_json() for each in describe(settings, _python_version(environments))]
 
 
 def _python_version(environments: Environments) -> str | None:

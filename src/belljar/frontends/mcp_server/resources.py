@@ -67,7 +67,7 @@ async def read(call: Call, uri: str) -> Json:
 async def _describe_environments(call: Call) -> Json:
     """The shape that clients of code-sandbox-mcp know: each language with its image and libraries."""
     found: Json = {}
-    for language in await describe_languages(call.host.environments):
+    for language in await describe_languages(call.host.settings, call.host.environments):
         if language["available"]:
             name = call.offer.environment_of(language["name"])
             libraries = (

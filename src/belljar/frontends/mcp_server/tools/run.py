@@ -124,7 +124,7 @@ class Nothing(msgspec.Struct, forbid_unknown_fields=True):
 
 async def list_languages(call: Call, asked: Nothing) -> Json:
     """What can be run."""
-    languages = await describe_languages(call.host.environments)
+    languages = await describe_languages(call.host.settings, call.host.environments)
     lines = [
         f"{each['name']} {each['version'] or ''}".rstrip()
         + (f" (also {', '.join(each['aliases'])})" if each["aliases"] else "")
