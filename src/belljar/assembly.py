@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from belljar.backends.local import LocalSandbox
+from belljar.contract.backend import Sandbox
 from belljar.contract.errors import SandboxFault
 from belljar.engine.execute import Engine
 from belljar.environments import Environments
@@ -17,7 +18,15 @@ def build_engine(settings: Settings, progress: Callable[[str], None] | None = No
     """Return an engine that is not open yet; `progress` hears about slow set-up, such as building an environment."""
     environments = Environments(settings.state_dir, settings.environments)
     tell = progress or logging.getLogger("belljar").info
-    return Engine(LocalSandbox(settings, environments, tell), settings)
+    return Engine(_build_sandbox(settings, environments, tell), settings)
+
+
+def _build_sandbox(settings: Settings, environments: Environments, tell: Callable[[str], None]) -> Sandbox:
+    if settings.backend == "container":
+        from belljar.backends.container import ContainerSandbox  # few servers need it
+
+        return ContainerSandbox(settings, environments, tell)
+    return LocalSandbox(settings, environments, tell)
 
 
 def probe_machine(settings: Settings) -> dict[str, Any]:

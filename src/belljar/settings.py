@@ -122,8 +122,32 @@ class SessionSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerSettings:
+    """The container back end."""
+
+    engine: str = ""  # docker or podman; empty: whichever socket is there
+    socket: str = ""  # of the engine, as a path or an address; empty: its usual place
+    runtime: str = ""  # runc, crun, runsc or another the engine knows; empty: its default
+    image: str = "belljar-python:latest"  # of the environment "default"
+    language: str = ""  # with `image`: what that image runs; empty: Python
+    images: tuple[str, ...] = ()  # further environments, each as NAME=IMAGE
+    allowed_images: tuple[str, ...] = ()  # patterns that a request's "image:NAME" must match, such as lab/*
+    fresh: str = "never"  # a container of its own for each "session" or "run", which costs a start each time
+    pulls: bool = False  # fetch images that the engine does not hold
+    memory_bytes: int = 0  # of one container with all its programs; 0: three quarters of the machine's
+    processes: int = 16_384  # in one container, threads included
+    cpus: float = 0.0  # cores of one container; 0: all
+    max_containers: int = 16  # warm at the same time
+    start_seconds: float = 60.0  # for a container to come up
+    call_seconds: float = 30.0  # for the engine to answer
+    pull_seconds: float = 600.0  # to fetch an image
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """The whole tree."""
+
+    backend: str = "local"  # where programs run: local jails, or container: jails in warm containers
 
     state_dir: Path = field(default_factory=_state_dir)  # guest environments live here
     runtime_dir: Path = field(default_factory=_runtime_dir)  # locks of running instances
@@ -132,6 +156,7 @@ class Settings:
     request: RequestSettings = field(default_factory=RequestSettings)
     server: ServerSettings = field(default_factory=ServerSettings)
     sessions: SessionSettings = field(default_factory=SessionSettings)
+    container: ContainerSettings = field(default_factory=ContainerSettings)
     default_limits: Limits = field(default_factory=Limits)
     ceiling_limits: Limits = field(
         default_factory=lambda: Limits(
@@ -159,6 +184,9 @@ _FAMILIAR: Mapping[str, tuple[str, ...]] = {
         f"{kind}_limits.{unit}_seconds" for kind in ("default", "ceiling") for unit in ("wall", "cpu")
     ),
     "MAX_MEMORY_MB": ("default_limits.memory_bytes", "ceiling_limits.memory_bytes"),
+    "CONTAINER_IMAGE": ("container.image",),
+    "CONTAINER_LANGUAGE": ("container.language",),
+    "BACKEND": ("container.engine",),
 }
 
 
@@ -225,7 +253,21 @@ def _from_familiar(environ: Mapping[str, str]) -> dict[str, Any]:
             given["MAX_MEMORY_MB"] = str(int(given["MAX_MEMORY_MB"]) * MIB)
         except ValueError:
             raise InvalidSettings(f"MAX_MEMORY_MB must be a whole number, not {given['MAX_MEMORY_MB']!r}") from None
-    return {name: value for key, value in given.items() for name in _FAMILIAR[key]}
+    familiar = {name: value for key, value in given.items() for name in _FAMILIAR[key]}
+    return {**familiar, **_chosen_backend(given)}
+
+
+def _chosen_backend(given: Mapping[str, str]) -> dict[str, Any]:
+    """BACKEND names a container engine; an image and its language mean something only together."""
+    if ("CONTAINER_IMAGE" in given) != ("CONTAINER_LANGUAGE" in given):
+        raise InvalidSettings("CONTAINER_IMAGE and CONTAINER_LANGUAGE must be set together")
+    if "BACKEND" not in given:
+        return {}
+    if given["BACKEND"] not in ("docker", "podman"):
+        raise InvalidSettings(
+            f"BACKEND is {given['BACKEND']!r} but must be docker or podman; for Kubernetes see docs/deploy.md"
+        )
+    return {"backend": "container"}
 
 
 def names() -> list[str]:
@@ -308,6 +350,7 @@ def _check(settings: Settings) -> None:
         if getattr(settings.pool, name) < 1:
             raise InvalidSettings(f"pool.{name} must be at least 1")
     _check_server(settings.server)
+    _check_container(settings)
     for name in settings.environments:
         check_environment_name(name)
 
@@ -325,6 +368,25 @@ def _check_server(server: ServerSettings) -> None:
             raise InvalidSettings(f"server.{name} must be above 0")
     if server.body_bytes > server.bodies_bytes:
         raise InvalidSettings("server.bodies_bytes must be at least server.body_bytes")
+
+
+def _check_container(settings: Settings) -> None:
+    container = settings.container
+    for name, value, known in (
+        ("backend", settings.backend, ("local", "container")),
+        ("container.engine", container.engine, ("", "docker", "podman")),
+        ("container.fresh", container.fresh, ("never", "session", "run")),
+    ):
+        if value not in known:
+            raise InvalidSettings(f"{name} is {value!r} but must be one of: {', '.join(filter(None, known))}")
+    for name in ("start_seconds", "call_seconds", "pull_seconds", "max_containers", "processes"):
+        if not getattr(container, name) > 0:
+            raise InvalidSettings(f"container.{name} must be above 0")
+    for each in container.images:
+        name, equals, image = each.partition("=")
+        check_environment_name(name)
+        if not equals or not image:
+            raise InvalidSettings(f"container.images takes NAME=IMAGE, not {each!r}")
 
 
 def check_environment_name(name: str) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -35,6 +36,9 @@ from belljar.settings import Settings, check_environment_name
 _LANGUAGES = {"python": ("py", "python3")}  # each with its aliases
 _LANGUAGE_OF = {alias: name for name, aliases in _LANGUAGES.items() for alias in (name, *aliases)}
 _SOURCE_OF = {"python": "main.py"}
+_IMAGE = re.compile(
+    r"image:[A-Za-z0-9][A-Za-z0-9._:@/-]{0,254}"
+)  # a container image; who may name which is decided there
 _RESERVED_ENV_PREFIX = "BELLJAR_"  # how we may come to speak to our own code beside the program
 
 
@@ -130,6 +134,8 @@ def _check_environment(environment: str) -> None:
     if environment == "default":
         return
     try:
+        if _IMAGE.fullmatch(environment):
+            return
         check_environment_name(environment)
     except (InvalidSettings, TypeError):
         raise UnknownEnvironment(

@@ -107,6 +107,10 @@ class WardenHandle:
                 start_new_session=True,
                 cwd="/",
             )
+        await self._settle(orders)
+
+    async def _settle(self, orders: Mapping[str, Any]) -> None:
+        """Whoever is at the other end of the socket now builds a world to these orders."""
         self._socket.setblocking(False)
         self._loop.add_reader(self._socket, self._on_readable)
         channel.send(self._socket, dict(orders))

@@ -32,7 +32,7 @@ _OWN_WORLD = (
     | syscalls.CLONE_NEWCGROUP
 )
 _CELL = syscalls.CLONE_NEWPID | syscalls.CLONE_NEWNET | syscalls.CLONE_NEWNS
-_SLEEP = "/usr/bin/sleep"
+_SLEEP = ("/usr/bin/sleep", "/bin/sleep")
 
 
 def main(control_descriptor: int) -> None:
@@ -266,7 +266,7 @@ def _sleep_for_ever(until_exec: int, seccomp_filter: syscalls.FilterProgram) -> 
         os.dup2(null, target)
     os.dup2(until_exec, 3, inheritable=False)
     os.closerange(4, 1 << 20)
-    os.execve(_SLEEP, ["sleep", "infinity"], {})
+    os.execve(next(filter(os.path.exists, _SLEEP), _SLEEP[0]), ["sleep", "infinity"], {})
 
 
 if __name__ == "__main__":

@@ -116,6 +116,9 @@ class LocalSandbox:
         world = self._worlds.get(execution.environment)
         if world is None or world.is_lost:
             world = await self._world(execution.environment)
+        return await self._run_in(world, execution, watcher)
+
+    async def _run_in(self, world: World, execution: Execution, watcher: Watcher | None) -> Evidence:
         weight = world.weigh(execution)
         guest = await world.lease(weight, execution.limits)
         try:

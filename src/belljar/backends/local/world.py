@@ -81,6 +81,7 @@ class World(ZygoteListener):
         pool: PoolSettings,
         default_limits: Limits,
         walls: Mapping[str, Any],
+        make_warden: Callable[[Callable[[], None]], WardenHandle] = WardenHandle,
     ) -> None:
         self.environment = environment
         self.is_lost = False
@@ -91,7 +92,7 @@ class World(ZygoteListener):
         self._has_cgroup = walls["cgroup"]
         self._default_allowance = self.allowance(default_limits)
         self._loop = asyncio.get_running_loop()
-        self._warden = WardenHandle(self._warden_lost)
+        self._warden = make_warden(self._warden_lost)
         self._zygotes: dict[str, ZygoteHandle] = {}
         self._retired: set[ZygoteHandle] = set()  # asked to leave, not gone yet
         self._starting: dict[str, asyncio.Task[ZygoteHandle]] = {}
@@ -117,19 +118,32 @@ class World(ZygoteListener):
         Raises:
             JailSetupFailed: the warden or the zygote did not come up.
         """
-        bound = bound_places(self.environment)
+        bound, hidden = self._places()
         orders = {
             "as_root": self._walls["as_root"],
             "uid_base": self._walls["uid_base"],
             "guest_uids": [policy.GUEST_UID_FIRST + n for n in range(CELLS_MAX if self._walls["changes_uid"] else 1)],
             "bound": bound,
-            "hidden": hidden_places(bound, self.environment),
+            "hidden": hidden,
         }
         try:
             await self._warden.start(orders)
         except StartFailed as error:
             raise JailSetupFailed("world", str(error)) from error
         await self.zygote(BARE)
+
+    def _places(self) -> tuple[dict[str, str], list[str]]:
+        """What the guests' root shows, by its place there, and which directories in it are empty."""
+        bound = bound_places(self.environment)
+        return bound, hidden_places(bound, self.environment)
+
+    def _python(self) -> str:
+        """The interpreter as the guests' root has it."""
+        return f"{policy.ENVIRONMENT_DIR}/bin/python"
+
+    def _environ(self) -> dict[str, str]:
+        """What every program finds in its environment."""
+        return guest_environ()
 
     async def close(self) -> None:
         """End every process of this world and wait until it is gone."""
@@ -145,6 +159,11 @@ class World(ZygoteListener):
         self._lose_everything()
 
     # ---- zygotes
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing runs in it: every guest there is waits for a program."""
+        return len(self._guests) <= sum(map(len, self._ready.values()))
 
     def weigh(self, execution: Execution) -> str:
         """Which zygote this program should come from, by what it and its own modules import."""
@@ -173,13 +192,13 @@ class World(ZygoteListener):
         fresh = ZygoteHandle(weight, self)
         greeting = {
             "imports": list(self.environment.warm_imports) if weight == HEAVY else [],
-            "environ": guest_environ(),
+            "environ": self._environ(),
             "landlock_version": self._walls["landlock_version"],
             "changes_uid": self._walls["changes_uid"],
             "counts_cpu": not self._has_cgroup,
         }
         try:
-            await fresh.start(self._warden, f"{policy.ENVIRONMENT_DIR}/bin/python", greeting, _WARM_SECONDS)
+            await fresh.start(self._warden, self._python(), greeting, _WARM_SECONDS)
         except StartFailed as error:
             raise JailSetupFailed("zygote", str(error)) from error
         finally:
@@ -316,7 +335,7 @@ class World(ZygoteListener):
     def _trim_idle_cells(self) -> None:
         """Once nothing runs, give up the cells of the last burst: what is kept must not depend on past load."""
         self._trimming = None
-        if len(self._guests) > sum(map(len, self._ready.values())):
+        if not self.is_idle:
             self._trimming = self._loop.call_later(_TRIM_SECONDS, self._trim_idle_cells)
             return
         for cell in list(self._idle_cells):

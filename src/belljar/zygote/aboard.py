@@ -1,0 +1,61 @@
+"""How a warden starts that is the first process of a container: it finds its host through a door, not a descriptor.
+
+A container engine hands no descriptors over, so the host leaves a socket in a directory that the container sees. Over
+it travel, as on the host itself, orders, pids and descriptors: engine and container share one kernel. The container's
+Python may be any from 3.9 on.
+
+When the host dies, the socket closes; the warden leaves, the keeper after it, and with its first process the kernel
+ends the container, whether or not its engine still runs.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+
+from belljar import channel
+from belljar.jail import policy
+from belljar.zygote import warden
+
+#: Top-level directories of an image that are the system's business, or that every guest has of its own.
+_NOT_SHOWN = {"boot", "dev", "etc", "lost+found", "media", "mnt", "proc", "root", "run", "sys", "tmp", "var", "work"}
+
+
+def main(door: str) -> None:
+    """Say what this image is, then be its warden. Never returns."""
+    control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    control.connect(door)
+    channel.send(control, _describe())
+    try:
+        _, _, (log,) = channel.receive(control, descriptors_max=1)
+    except channel.ChannelClosed:
+        os._exit(0)
+    for target in (1, 2):
+        os.dup2(log, target)
+    os.close(log)
+    warden.main(control.detach())
+
+
+def _describe() -> dict[str, object]:
+    """What the host must know to order a world: hostile if the image is, so the host checks every word."""
+    shown = [
+        f"/{name}"
+        for name in sorted(os.listdir("/"))
+        if name not in _NOT_SHOWN and os.path.isdir(f"/{name}") and not os.path.islink(f"/{name}") and _holds(name)
+    ]
+    own = f"{policy.ENVIRONMENT_DIR}/bin/python"
+    return {
+        "version": ".".join(map(str, sys.version_info[:3])),
+        "python": own if os.path.exists(own) else sys.executable,
+        "prefix": os.path.realpath(sys.base_prefix),
+        "shown": shown,
+        "path": os.environ.get("PATH", ""),
+    }
+
+
+def _holds(name: str) -> bool:
+    try:
+        return bool(os.listdir(f"/{name}"))
+    except OSError:
+        return False
