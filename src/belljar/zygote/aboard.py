@@ -45,13 +45,24 @@ def _describe() -> dict[str, object]:
         if name not in _NOT_SHOWN and os.path.isdir(f"/{name}") and not os.path.islink(f"/{name}") and _holds(name)
     ]
     own = f"{policy.ENVIRONMENT_DIR}/bin/python"
+    has_own = os.path.exists(own)
     return {
         "version": ".".join(map(str, sys.version_info[:3])),
-        "python": own if os.path.exists(own) else sys.executable,
-        "prefix": os.path.realpath(sys.base_prefix),
+        "python": own if has_own else sys.executable,
+        "prefix": _base_of_environment() if has_own else os.path.realpath(sys.base_prefix),
         "shown": shown,
         "path": os.environ.get("PATH", ""),
     }
+
+
+def _base_of_environment() -> str:
+    """Where the Python is installed that the image's own environment was made from: its links lead there."""
+    with open(f"{policy.ENVIRONMENT_DIR}/pyvenv.cfg", encoding="utf-8") as file:
+        for line in file:
+            name, _, value = line.partition("=")
+            if name.strip() == "home":
+                return os.path.dirname(os.path.realpath(value.strip()))
+    return os.path.realpath(sys.base_prefix)
 
 
 def _holds(name: str) -> bool:
