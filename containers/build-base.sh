@@ -10,12 +10,12 @@ out=${1:?where to write the tar}
 shift
 suite=${SUITE:-bookworm}
 mirror=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
-packages=(ca-certificates python3 python3-venv "$@")
+packages=(ca-certificates netbase python3 python3-venv "$@")
 list=$(IFS=,; echo "${packages[*]}")
 
 mkdir -p "$(dirname "$out")"
 if command -v mmdebstrap >/dev/null; then
-    mmdebstrap --quiet --variant=minbase --include="$list" \
+    mmdebstrap --quiet --format=tar --variant=minbase --include="$list" \
         --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' \
         --customize-hook='ln -sf python3 "$1/usr/bin/python"' \
         "$suite" "$out.new" "$mirror"

@@ -190,7 +190,8 @@ class Warden:
                     os.dup2(source, target)
                 os.closerange(4, 1 << 20)
                 reset_signals()
-                os.execve(message["python"], ["python", f"{policy.WORK_DIR}/{policy.PROGRAM_NAME}"], message["environ"])
+                name = os.path.basename(message["python"])  # by which the interpreter finds itself on its PATH
+                os.execve(message["python"], [name, f"{policy.WORK_DIR}/{policy.PROGRAM_NAME}"], message["environ"])
             finally:
                 os._exit(127)
         return pid

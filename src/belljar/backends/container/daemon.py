@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -139,10 +140,14 @@ class Daemon:
                 raise
 
     async def _call(self, what: str, work: Callable[[], _T], seconds: float | None = None) -> _T:
+        def knock_and_work() -> _T:
+            self._knock()
+            return work()
+
         allowed = (seconds or self._settings.call_seconds) + 1.0
         try:
             async with asyncio.timeout(allowed):
-                return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+                return await asyncio.get_running_loop().run_in_executor(self._threads, knock_and_work)
         except TimeoutError as error:
             raise EngineUnavailable(
                 f"the container engine at {self.address} did not {what} within {allowed:.0f} s; is it overloaded?"
@@ -151,6 +156,14 @@ class Daemon:
             raise
         except Exception as error:  # whatever the library and the engine may raise
             raise self._translated(what, error) from error
+
+    def _knock(self) -> None:
+        """Fail quickly and cleanly where nobody listens: the library would try, wait, and drop sockets unclosed."""
+        path = self.address.removeprefix("unix://")
+        if "://" not in path:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
+                peer.settimeout(self._settings.call_seconds)
+                peer.connect(path)
 
     def _translated(self, what: str, error: Exception) -> SandboxFault:
         from docker.errors import APIError

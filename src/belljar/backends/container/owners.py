@@ -7,6 +7,8 @@ namespace of the same boot; what belongs to another machine or namespace is neve
 from __future__ import annotations
 
 import os
+import secrets
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -25,6 +27,25 @@ def is_orphan(marked: Mapping[str, str]) -> bool:
     if marked.get(_PLACE) != _place() or not marked.get(_PID, "").isdigit():
         return False
     return _born(int(marked[_PID])) != marked.get(_BORN)
+
+
+def new_directory(parent: Path) -> Path:
+    """A name for a directory that tells whose it is."""
+    pid = os.getpid()
+    return parent / f"{pid}-{_born(pid)}-{secrets.token_hex(4)}"
+
+
+def sweep(parent: Path) -> None:
+    """Remove the directories, and what lies beside them, of processes that are gone."""
+    if not parent.is_dir():
+        return
+    for path in parent.iterdir():
+        pid, _, rest = path.name.partition("-")
+        if pid.isdigit() and _born(int(pid)) != rest.partition("-")[0]:
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
 
 def _place() -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import fnmatch
 import logging
-import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -41,6 +40,7 @@ class ContainerSandbox(LocalSandbox):
         self._images = dict(each.split("=", 1) for each in settings.container.images)
         self._images.setdefault("default", settings.container.image)
         self._daemon = Daemon(settings.container)
+        self._doors = settings.runtime_dir / "containers"
         self._started = self._replaced = 0
 
     async def open(self) -> None:
@@ -65,6 +65,7 @@ class ContainerSandbox(LocalSandbox):
         """Each container has its own, looked for when it is started."""
 
     async def _sweep(self) -> None:
+        await asyncio.to_thread(owners.sweep, self._doors)
         for container, marks in await self._daemon.owned(owners.LABEL):
             if owners.is_orphan(marks):
                 _log.warning("removing container %s, whose owner has died", container[:12])
@@ -99,8 +100,7 @@ class ContainerSandbox(LocalSandbox):
             await self._make_room()
         await self._daemon.image(image)
         assert self._instance is not None
-        directory = self._settings.runtime_dir / "containers" / secrets.token_hex(6)
-        vessel = Vessel(self._daemon, image, directory)
+        vessel = Vessel(self._daemon, image, owners.new_directory(self._doors))
         await vessel.launch(owners.labels(self._instance.name), self._container)
         self._started += 1
         try:
