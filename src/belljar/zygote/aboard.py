@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from collections.abc import Sequence
 
 from belljar import channel
 from belljar.jail import policy
@@ -22,11 +23,11 @@ from belljar.zygote import warden
 _NOT_SHOWN = {"boot", "dev", "etc", "lost+found", "media", "mnt", "proc", "root", "run", "sys", "tmp", "var", "work"}
 
 
-def main(door: str) -> None:
+def main(door: str, warm_imports: Sequence[str] = ()) -> None:
     """Say what this image is, then be its warden. Never returns."""
     control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     control.connect(door)
-    channel.send(control, _describe())
+    channel.send(control, describe(warm_imports))
     try:
         _, _, (log,) = channel.receive(control, descriptors_max=1)
     except channel.ChannelClosed:
@@ -37,7 +38,7 @@ def main(door: str) -> None:
     warden.main(control.detach())
 
 
-def _describe() -> dict[str, object]:
+def describe(warm_imports: Sequence[str]) -> dict[str, object]:
     """What the host must know to order a world: hostile if the image is, so the host checks every word."""
     shown = [
         f"/{name}"
@@ -52,7 +53,32 @@ def _describe() -> dict[str, object]:
         "prefix": _base_of_environment() if has_own else os.path.realpath(sys.base_prefix),
         "shown": shown,
         "path": os.environ.get("PATH", ""),
+        "warm": _importable(own if has_own else sys.executable, warm_imports),
     }
+
+
+def _importable(python: str, names: Sequence[str]) -> list[str]:
+    """Which of these the image's Python has: others cannot be imported ahead."""
+    if not names:
+        return []
+    ask = (
+        "import sys; from importlib.util import find_spec; "
+        "print(*[name for name in sys.argv[1:] if find_spec(name.split('.')[0])])"
+    )
+    answer, report = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.dup2(report, 1)
+            os.chdir("/")
+            os.execve(python, [python, "-I", "-c", ask, *names], {"PATH": os.environ.get("PATH", "")})
+        finally:
+            os._exit(127)
+    os.close(report)
+    with open(answer, "rb") as file:
+        found = file.read().decode("utf-8", "replace").split()
+    os.waitpid(pid, 0)
+    return found
 
 
 def _base_of_environment() -> str:

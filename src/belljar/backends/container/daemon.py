@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 import socket
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -90,19 +91,36 @@ class Daemon:
         except docker.errors.NotFound as error:
             raise UnknownEnvironment(f"no registry has an image {name!r}", image=name) from error
 
-    async def start(self, image: str, options: Mapping[str, Any]) -> str:
-        """Create and start a container; its id. Nothing of it stays when that fails."""
-        return await self._call("start a container", lambda: self._start(image, options))
+    async def create(self, config: Mapping[str, Any]) -> str:
+        """Make a container, not yet running; its id."""
+        name = f"belljar-{secrets.token_hex(6)}"
+        made = await self._call(
+            "make a container", lambda: self._client.api.create_container_from_config(dict(config), name)
+        )
+        return str(made["Id"])
 
-    def _start(self, image: str, options: Mapping[str, Any]) -> str:
-        created = self._client.api.create_container_from_config(options["config"], options["name"])
+    async def begin(self, container: str) -> None:
+        """Start it."""
+        await self._call("start a container", lambda: self._client.api.start(container))
+
+    async def attach(self, container: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """The container's standard streams, in the engine's own framing. By hand: the library's sockets block."""
+        request = (
+            f"POST /containers/{container}/attach?stream=1&stdin=1&stdout=1&stderr=1 HTTP/1.1\r\n"
+            "Host: engine\r\nConnection: Upgrade\r\nUpgrade: tcp\r\nContent-Length: 0\r\n\r\n"
+        )
         try:
-            self._client.api.start(created["Id"])
-        except BaseException:
-            with contextlib.suppress(Exception):
-                self._client.api.remove_container(created["Id"], force=True, v=True)
-            raise
-        return str(created["Id"])
+            async with asyncio.timeout(self._settings.call_seconds):
+                path = self.address.removeprefix("unix://")
+                reader, writer = await asyncio.open_unix_connection(path)
+                writer.write(request.encode())
+                head = await reader.readuntil(b"\r\n\r\n")
+        except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
+            raise EngineUnavailable(f"the container engine at {self.address} did not attach: {error}") from error
+        if b" 101 " not in head.split(b"\r\n")[0] and b" 200 " not in head.split(b"\r\n")[0]:
+            writer.close()
+            raise SandboxFault(f"the container engine refused to attach: {head[:200].decode('latin-1')}")
+        return reader, writer
 
     async def state(self, container: str) -> Mapping[str, Any]:
         """The engine's own view of a container: whether it runs, its pid, its exit code."""

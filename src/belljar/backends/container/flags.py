@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import resource
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,15 @@ from belljar.settings import ContainerSettings
 
 CODE_DIR, DOOR_DIR = "/run/belljar/code", "/run/belljar/door"
 CAPABILITIES = ("SYS_ADMIN", "SETUID", "SETGID")
+FOREIGN_CAPABILITIES = (*CAPABILITIES, "SYS_CHROOT", "KILL", "NET_ADMIN", "DAC_OVERRIDE")
 _PACKAGE = Path(__file__).resolve().parents[2]
 _START = (
     f"import sys; sys.dont_write_bytecode = True; sys.path.insert(0, {CODE_DIR!r}); "
-    f"from belljar.zygote.aboard import main; main({DOOR_DIR + '/door'!r})"
+    f"from belljar.zygote.aboard import main; main({DOOR_DIR + '/door'!r}, sys.argv[1:])"
+)
+_START_STEWARD = (
+    f"import sys; sys.dont_write_bytecode = True; sys.path.insert(0, {CODE_DIR!r}); "
+    "from belljar.zygote.steward import main; main()"
 )
 #: What puts walls up, and what a container runtime itself needs after it has installed the filter.
 _BUILDERS = (
@@ -33,15 +38,43 @@ _BUILDERS = (
 
 
 def config(
-    image: str, door: Path, marks: Mapping[str, str], settings: ContainerSettings, *, is_podman: bool
+    image: str,
+    marks: Mapping[str, str],
+    settings: ContainerSettings,
+    door: Path,
+    warm: Sequence[str],
+    is_podman: bool,
 ) -> dict[str, Any]:
-    """The body of the engine's create call."""
+    """The body of the engine's create call, for a container that shares our kernel."""
+    chosen = _common(image, marks, settings, is_podman)
+    chosen["Cmd"] = ["-I", "-S", "-c", _START, *warm]
+    host: dict[str, Any] = chosen["HostConfig"]
+    host["CapAdd"] = list(CAPABILITIES)
+    host["SecurityOpt"] = security_options(door, is_podman=is_podman)
+    host["Binds"].append(f"{door}:{DOOR_DIR}:ro")
+    return chosen
+
+
+def foreign_config(
+    image: str, marks: Mapping[str, str], settings: ContainerSettings, warm: Sequence[str], is_podman: bool
+) -> dict[str, Any]:
+    """The same for a container with a kernel of its own: its capabilities mean nothing outside of it."""
+    chosen = _common(image, marks, settings, is_podman)
+    chosen["Cmd"] = ["-I", "-S", "-c", _START_STEWARD, *warm]
+    chosen |= {"OpenStdin": True, "StdinOnce": True, "AttachStdin": True, "AttachStdout": True, "AttachStderr": True}
+    host: dict[str, Any] = chosen["HostConfig"]
+    host["CapAdd"] = list(FOREIGN_CAPABILITIES)
+    host["SecurityOpt"] = ["no-new-privileges"]
+    host["Tmpfs"] = {"/work": "rw,size=64m", "/tmp": "rw,size=64m"}
+    return chosen
+
+
+def _common(image: str, marks: Mapping[str, str], settings: ContainerSettings, is_podman: bool) -> dict[str, Any]:
     memory = settings.memory_bytes or _most_of_the_memory()
     return {
         "Image": image,
         "User": "0:0",
         "Entrypoint": ["python3"],
-        "Cmd": ["-I", "-S", "-c", _START],
         "WorkingDir": "/",
         "Hostname": "belljar",
         "Labels": dict(marks),
@@ -51,9 +84,7 @@ def config(
             "NetworkMode": "none",
             "ReadonlyRootfs": True,
             "CapDrop": ["ALL"],
-            "CapAdd": list(CAPABILITIES),
-            "SecurityOpt": security_options(door, is_podman=is_podman),
-            "Binds": [f"{_PACKAGE}:{CODE_DIR}/belljar:ro", f"{door}:{DOOR_DIR}:ro"],
+            "Binds": [f"{_PACKAGE}:{CODE_DIR}/belljar:ro"],
             "Memory": memory,
             "MemorySwap": memory,
             "NanoCpus": int(settings.cpus * 1e9),
@@ -68,6 +99,11 @@ def config(
             "RestartPolicy": {"Name": "no"},
         },
     }
+
+
+def has_own_kernel(runtime: str) -> bool:
+    """Whether containers of this runtime share no kernel with the host: gVisor, and those that are virtual machines."""
+    return any(name in runtime for name in ("runsc", "gvisor", "kata"))
 
 
 def security_options(directory: Path, *, is_podman: bool) -> list[str]:

@@ -10,10 +10,11 @@ import asyncio
 import fnmatch
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
-from belljar.backends.container import owners
+from belljar.backends.container import flags, owners
 from belljar.backends.container.daemon import Daemon
+from belljar.backends.container.remote import RemoteWorld
 from belljar.backends.container.vessel import Vessel
 from belljar.backends.container.world import VesselWorld, describe
 from belljar.backends.local import LocalSandbox
@@ -80,6 +81,12 @@ class ContainerSandbox(LocalSandbox):
         finally:
             await asyncio.shield(world.close())
 
+    async def _run_in(self, world: World, execution: Execution, watcher: Watcher | None) -> Evidence:
+        chosen: object = world
+        if isinstance(chosen, RemoteWorld):
+            return await chosen.run(execution, watcher)
+        return await super()._run_in(world, execution, watcher)
+
     async def _open_world(self, name: str) -> World:
         try:
             before = self._worlds.pop(name, None)
@@ -93,16 +100,20 @@ class ContainerSandbox(LocalSandbox):
         finally:
             self._opening.pop(name, None)
 
-    async def _launch(self, name: str, *, fresh: bool = False) -> VesselWorld:
+    async def _launch(self, name: str, *, fresh: bool = False) -> World:
         """A new container of the image that `name` stands for, with a world in it."""
         image = self._image_of(name)
         if not fresh:
             await self._make_room()
         await self._daemon.image(image)
         assert self._instance is not None
-        vessel = Vessel(self._daemon, image, owners.new_directory(self._doors))
-        await vessel.launch(owners.labels(self._instance.name), self._container)
         self._started += 1
+        marks = owners.labels(self._instance.name)
+        warm = self._settings.environments.get(name, EnvironmentSettings(warm_imports=())).warm_imports
+        if flags.has_own_kernel(self._container.runtime):
+            return await self._launch_foreign(name, image, marks, warm)
+        vessel = Vessel(self._daemon, image, owners.new_directory(self._doors))
+        await vessel.launch(marks, warm, self._container)
         try:
             world = self._furnish(name, vessel)
         except BaseException:
@@ -115,6 +126,12 @@ class ContainerSandbox(LocalSandbox):
             raise
         return world
 
+    async def _launch_foreign(self, name: str, image: str, marks: Mapping[str, str], warm: tuple[str, ...]) -> World:
+        world = RemoteWorld(self._daemon, image, name, self._settings.request, self._settings.default_limits)
+        config = flags.foreign_config(image, marks, self._container, warm, self._daemon.is_podman)
+        await world.open(config, self._container.start_seconds)
+        return cast(World, world)
+
     def _furnish(self, name: str, vessel: Vessel) -> VesselWorld:
         assert self._instance is not None
         cgroups = self._cgroups_in(vessel)
@@ -125,8 +142,7 @@ class ContainerSandbox(LocalSandbox):
             "landlock_version": self._landlock_version,
             "cgroup": cgroups is not None,
         }
-        warm = self._settings.environments.get(name, EnvironmentSettings(warm_imports=())).warm_imports
-        environment = describe(name, vessel, warm if name in self._images else ())
+        environment = describe(name, vessel)
         settings = self._settings
         return VesselWorld(vessel, environment, settings.pool, settings.default_limits, walls, cgroups)
 

@@ -11,12 +11,11 @@ import contextlib
 import logging
 import os
 import re
-import secrets
 import shutil
 import signal
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ _LOOK_SECONDS = 0.25  # how often we ask whether a container that says nothing h
 _LEAVE_SECONDS = 5.0
 _CREDENTIALS = struct.Struct("3i")
 _SHOWN_MAX = 64
+_MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,100}")
 _PATH = re.compile(r"/[A-Za-z0-9._+@/-]{0,255}")
 
 
@@ -44,6 +44,7 @@ class Contents:
     prefix: str
     shown: tuple[str, ...]
     path: str
+    warm: tuple[str, ...]
 
 
 class Vessel:
@@ -64,7 +65,7 @@ class Vessel:
         """The engine's name for it."""
         return self._id
 
-    async def launch(self, marks: Mapping[str, str], settings: ContainerSettings) -> None:
+    async def launch(self, marks: Mapping[str, str], warm: Sequence[str], settings: ContainerSettings) -> None:
         """Start the container and wait until its first process has called in.
 
         Raises:
@@ -72,9 +73,9 @@ class Vessel:
         """
         try:
             with _listening(self._directory) as listener:
-                config = flags.config(self.image, self._directory, marks, settings, is_podman=self._daemon.is_podman)
-                name = f"belljar-{secrets.token_hex(6)}"
-                self._id = await self._daemon.start(self.image, {"name": name, "config": config})
+                config = flags.config(self.image, marks, settings, self._directory, warm, self._daemon.is_podman)
+                self._id = await self._daemon.create(config)
+                await self._daemon.begin(self._id)
                 try:
                     async with asyncio.timeout(settings.start_seconds):
                         await self._answer(listener)
@@ -102,7 +103,7 @@ class Vessel:
         self._socket = peer
         self._hold(peer)
         message = await _receive(peer)
-        self.contents = _checked(self.image, message)
+        self.contents = checked(self.image, message)
 
     async def _check_alive(self) -> None:
         state = await self._daemon.state(self._id)
@@ -205,7 +206,7 @@ async def _receive(peer: socket.socket) -> Mapping[str, Any]:
         loop.remove_reader(peer)
 
 
-def _checked(image: str, said: Mapping[str, Any]) -> Contents:
+def checked(image: str, said: Mapping[str, Any]) -> Contents:
     """Bound and check every word: the image may be a stranger's."""
     try:
         shown = [path for path in said["shown"][:_SHOWN_MAX] if _PATH.fullmatch(path) and path.count("/") == 1]
@@ -216,7 +217,12 @@ def _checked(image: str, said: Mapping[str, Any]) -> Contents:
                 raise ValueError(name)
         path = ":".join(each for each in said["path"][:4096].split(":") if _PATH.fullmatch(each))
         return Contents(
-            version=said["version"], python=said["python"], prefix=said["prefix"], shown=tuple(shown), path=path
+            version=said["version"],
+            python=said["python"],
+            prefix=said["prefix"],
+            shown=tuple(shown),
+            path=path,
+            warm=tuple(name for name in said["warm"][:_SHOWN_MAX] if _MODULE.fullmatch(name)),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise EnvironmentBroken(f"image {image!r} describes itself in a way that cannot be read") from error

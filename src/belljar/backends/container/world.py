@@ -98,7 +98,7 @@ class VesselWorld(World):
             await self.vessel.close()
 
 
-def describe(name: str, vessel: Vessel, warm_imports: tuple[str, ...]) -> Environment:
+def describe(name: str, vessel: Vessel) -> Environment:
     """An image in the words that worlds know."""
     contents = vessel.contents
     return Environment(
@@ -108,6 +108,6 @@ def describe(name: str, vessel: Vessel, warm_imports: tuple[str, ...]) -> Enviro
         version=contents.version,
         bound_paths=(),
         packages=(),
-        warm_imports=warm_imports,
+        warm_imports=contents.warm,
         built_at="",
     )

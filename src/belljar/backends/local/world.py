@@ -108,7 +108,7 @@ class World(ZygoteListener):
         self._tasks: set[asyncio.Task[Any]] = set()
         self._is_closing = False
         tops = {name.split(".")[0] for name in environment.warm_imports}
-        self._heavy_pattern = _import_pattern(tops) if tops else None
+        self._heavy_pattern = import_pattern(tops) if tops else None
 
     # ---- opening and closing
 
@@ -490,7 +490,8 @@ class World(ZygoteListener):
         }
 
 
-def _import_pattern(names: set[str]) -> re.Pattern[str]:
+def import_pattern(names: set[str]) -> re.Pattern[str]:
+    """Finds the import of any of these, or of what is slow without them, in a program's text."""
     words = "|".join(sorted(re.escape(name) for name in {*names, *_USE_WHAT_IS_WARM}))
     statement = rf"^[ \t]*(?:import|from)[ \t][^\n#]*\b(?:{words})\b"
     call = rf"(?:import_module|__import__)\([ \t]*['\"](?:{words})\b"
