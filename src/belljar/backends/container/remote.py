@@ -28,6 +28,7 @@ from belljar.contract.errors import (
     EnvironmentBroken,
     InvalidExecution,
     JailSetupFailed,
+    NotOffered,
     SandboxFault,
     TooLarge,
     ZygoteDied,
@@ -96,15 +97,16 @@ class RemoteWorld:
         if not contents.python.startswith(f"{policy.ENVIRONMENT_DIR}/"):
             del environ["VIRTUAL_ENV"]
             environ["PATH"] = contents.path or "/usr/local/bin:/usr/bin:/bin"
-        if contents.warm:
-            self._heavy_pattern = import_pattern({name.split(".")[0] for name in contents.warm})
+        warm = [name for name in contents.warm if name != "IPython"]
+        if warm:
+            self._heavy_pattern = import_pattern({name.split(".")[0] for name in warm})
         self._send(
             {
                 "do": "greet",
                 "python": contents.python,
                 "environ": environ,
                 "warming": WARMING,
-                "imports": list(contents.warm),
+                "imports": warm,
                 "allowance": self._default_allowance,
             }
         )
@@ -153,6 +155,9 @@ class RemoteWorld:
         Raises:
             ZygoteDied: the container is gone; the same request may be tried on another.
         """
+        for name in ("tools", "coverage", "restrict"):
+            if getattr(execution, name):
+                raise NotOffered(f"{name!r} is not offered in containers with a kernel of their own", field=name)
         if self.is_lost:
             raise ZygoteDied("the container is gone; the next request starts a new one")
         self._next_run += 1

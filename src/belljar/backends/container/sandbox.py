@@ -10,7 +10,7 @@ import asyncio
 import fnmatch
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from belljar.backends.container import flags, owners
 from belljar.backends.container.daemon import Daemon
@@ -20,11 +20,16 @@ from belljar.backends.container.world import VesselWorld, describe
 from belljar.backends.local import LocalSandbox
 from belljar.backends.local.world import World
 from belljar.contract.backend import Watcher
-from belljar.contract.errors import NotAllowed, Overloaded, UnknownEnvironment, WallMissing
+from belljar.contract.errors import NotAllowed, NotOffered, Overloaded, UnknownEnvironment, WallMissing
 from belljar.contract.execution import Evidence, Execution
+from belljar.contract.sessions import LiveSession, SessionOrder
+from belljar.contract.tools import ToolHost
 from belljar.environments import Environments
 from belljar.jail.cgroups import Cgroups, CgroupsUnavailable, find_hierarchies
 from belljar.settings import EnvironmentSettings, Settings
+
+if TYPE_CHECKING:
+    from belljar.backends.local.commands import Command
 
 _log = logging.getLogger("belljar.container")
 _IMAGE_PREFIX = "image:"
@@ -35,8 +40,14 @@ class ContainerSandbox(LocalSandbox):
 
     name = "container"
 
-    def __init__(self, settings: Settings, environments: Environments, progress: Callable[[str], None]) -> None:
-        super().__init__(settings, environments, progress)
+    def __init__(
+        self,
+        settings: Settings,
+        environments: Environments,
+        progress: Callable[[str], None],
+        tools: ToolHost | None = None,
+    ) -> None:
+        super().__init__(settings, environments, progress, tools)
         self._container = settings.container
         self._images = dict(each.split("=", 1) for each in settings.container.images)
         self._images.setdefault("default", settings.container.image)
@@ -72,20 +83,32 @@ class ContainerSandbox(LocalSandbox):
                 _log.warning("removing container %s, whose owner has died", container[:12])
                 await self._daemon.remove(container)
 
-    async def _run(self, execution: Execution, watcher: Watcher | None) -> Evidence:
-        if self._container.fresh != "run":
-            return await super()._run(execution, watcher)
-        world = await self._launch(execution.environment, fresh=True)
-        try:
-            return await self._run_in(world, execution, watcher)
-        finally:
-            await asyncio.shield(world.close())
+    async def _run(self, execution: Execution, watcher: Watcher | None, command: Command | None) -> Evidence:
+        if self._container.fresh == "run":
+            world = await self._launch(execution.environment, fresh=True)
+            try:
+                return await self._run_in(world, execution, watcher, command)
+            finally:
+                await asyncio.shield(world.close())
+        return await self._run_in(await self._world(execution.environment), execution, watcher, command)
 
-    async def _run_in(self, world: World, execution: Execution, watcher: Watcher | None) -> Evidence:
+    async def _run_in(
+        self, world: World, execution: Execution, watcher: Watcher | None, command: Command | None
+    ) -> Evidence:
         chosen: object = world
         if isinstance(chosen, RemoteWorld):
+            if command is not None:
+                raise NotOffered(
+                    f"{execution.language} is not offered under {self._container.runtime}", field="language"
+                )
             return await chosen.run(execution, watcher)
-        return await super()._run_in(world, execution, watcher)
+        return await super()._run_in(world, execution, watcher, command)
+
+    async def _open_session(self, order: SessionOrder) -> LiveSession:
+        world: object = await self._world(order.environment)
+        if isinstance(world, RemoteWorld):
+            raise NotOffered(f"there are no sessions under {self._container.runtime}", field="environment")
+        return await super()._open_session(order)
 
     async def _open_world(self, name: str) -> World:
         try:
@@ -109,7 +132,7 @@ class ContainerSandbox(LocalSandbox):
         assert self._instance is not None
         self._started += 1
         marks = owners.labels(self._instance.name)
-        warm = self._settings.environments.get(name, EnvironmentSettings(warm_imports=())).warm_imports
+        warm = (*self._settings.environments.get(name, EnvironmentSettings(warm_imports=())).warm_imports, "IPython")
         if flags.has_own_kernel(self._container.runtime):
             return await self._launch_foreign(name, image, marks, warm)
         vessel = Vessel(self._daemon, image, owners.new_directory(self._doors))

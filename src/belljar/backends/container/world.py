@@ -65,7 +65,7 @@ class VesselWorld(World):
         self._own_cgroups = cgroups
         self._own_berths = Berths(cgroups, changes_uid=walls["changes_uid"], kept=max(1, pool.ready_guests))
         super().__init__(
-            environment, self._own_berths, pool, default_limits, walls, lambda lost: VesselWarden(vessel, lost)
+            environment, self._own_berths, pool, default_limits, walls, None, lambda lost: VesselWarden(vessel, lost)
         )
 
     def _places(self) -> tuple[dict[str, str], list[str]]:
@@ -107,7 +107,7 @@ def describe(name: str, vessel: Vessel) -> Environment:
         python=Path(contents.python),
         version=contents.version,
         bound_paths=(),
-        packages=(),
-        warm_imports=contents.warm,
+        packages=tuple(("ipython", "") for name in contents.warm if name == "IPython"),  # what sessions look for
+        warm_imports=tuple(name for name in contents.warm if name != "IPython"),
         built_at="",
     )
