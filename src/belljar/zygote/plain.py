@@ -52,6 +52,7 @@ def serve(always_loaded: frozenset[str]) -> None:
 def _get_warm(always_loaded: frozenset[str]) -> None:
     global _control, _filter
     _control = socket.socket(fileno=CHANNEL)
+    script.speak_over(_control)
     greeting, _, _ = channel.receive(_control)
     try:
         limits.set_common()
