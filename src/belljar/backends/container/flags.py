@@ -140,3 +140,7 @@ def _ulimit(name: str, limit: int, most: int) -> dict[str, Any]:
     own = resource.getrlimit(limit)[1]
     hard = most if own == resource.RLIM_INFINITY else min(own, most)
     return {"Name": name, "Soft": hard, "Hard": hard}
+
+
+if __name__ == "__main__":
+    print(json.dumps(seccomp_profile(), indent=1))
