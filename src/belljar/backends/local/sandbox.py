@@ -148,6 +148,11 @@ class LocalSandbox:
         world = self._worlds.get(name)
         if world is None or world.is_lost:
             world = await self._world(name)
+        return await self._run_in(world, execution, watcher, command)
+
+    async def _run_in(
+        self, world: World, execution: Execution, watcher: Watcher | None, command: Command | None
+    ) -> Evidence:
         weight = world.weigh(execution) if command is None else BARE
         guest = await world.lease(weight, execution.limits)
         companions: list[Companion] = []

@@ -27,6 +27,11 @@ def define(parser: argparse.ArgumentParser) -> None:
         action="append",
         help="another system's API on a port of its own, such as xmaster:30008 (again for more)",
     )
+    parser.add_argument(
+        "--backend", choices=("local", "container"), help="where programs run; container needs Docker or Podman"
+    )
+    parser.add_argument("--image", "--python-image", metavar="IMAGE", help="what the container back end runs Python in")
+    parser.add_argument("--js-image", metavar="IMAGE", help="what it runs the environment 'javascript' in")
     parser.add_argument("--grace", metavar="SECONDS", type=float, help="for what runs when asked to stop")
     parser.add_argument(
         "--set",
@@ -71,6 +76,9 @@ def _load(options: argparse.Namespace) -> Settings:
         ("server.port", options.port),
         ("server.api_key", options.api_key),
         ("server.grace_seconds", options.grace),
+        ("backend", options.backend),
+        ("container.image", options.image),
+        ("container.images", (f"javascript={options.js_image}",) if options.js_image else None),
         ("server.listen", tuple(options.listen) if options.listen else None),
     ):
         if value is not None:
