@@ -147,6 +147,14 @@ class Machine:
                 self._fingerprints[name] = digest.hexdigest()
             return self._fingerprints[name]
 
+    def forget(self, name: str) -> None:
+        """Look anew: the toolchain was just installed."""
+        with self._lock:
+            for known in (self._fingerprints, self._versions):
+                known.pop(name, None)
+            self._available.discard(name)
+            self._ready.discard(name)
+
     # ---- versions
 
     def version(self, name: str) -> str | None:

@@ -34,6 +34,7 @@ COMMANDS = {
     "serve": ("serve", "serve the HTTP API"),
     "key": ("keys", "create, list and revoke the keys of the HTTP API"),
     "doctor": ("doctor", "try every wall on this machine, and say how to get what is missing"),
+    "languages": ("languages", "list, try and install the languages beside Python"),
     "env": ("environments", "list, create and remove guest environments"),
     "bench": ("benchmark", "measure this machine: latency and rate of small programs"),
     "config": ("config", "show the settings and where each came from"),
@@ -79,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _dispatch(own_words: list[str], program_words: list[str]) -> int:
     overview = _Parser(prog="belljar", formatter_class=_Formatter, add_help=False)
     overview.description = "Runs code nobody trusts in milliseconds: a warm fork behind every wall Linux has."
-    lines = (f"  {name:<8} {summary}" for name, (_, summary) in COMMANDS.items())
+    lines = (f"  {name:<9} {summary}" for name, (_, summary) in COMMANDS.items())
     overview.epilog = _OVERVIEW.format(commands="\n".join(lines))
     overview.usage = "belljar [--config FILE] [--debug] COMMAND …"
     define_common(overview)
