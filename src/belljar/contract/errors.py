@@ -74,6 +74,12 @@ class NotOffered(CallerError):
     code = "not_offered"
 
 
+class UnknownTool(CallerError):
+    """No tool of that name is offered here."""
+
+    code = "unknown_tool"
+
+
 class NotAllowed(CallerError):
     """The server could, but this caller may not."""
 
@@ -166,6 +172,12 @@ class Draining(Overloaded):
     """The engine is shutting down and takes nothing new."""
 
     code = "draining"
+
+
+class ToolFailed(BelljarError):
+    """A call from inside a program could not be answered; the program gets the message as an exception."""
+
+    code = "tool_failed"
 
 
 class SandboxFault(BelljarError):

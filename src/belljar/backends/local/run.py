@@ -1,8 +1,8 @@
 """One program in one guest, from its first byte in to its last byte out.
 
 Most programs end within milliseconds, so for those nothing is watched at all: the pipes are read once, when the
-zygote says that the guest has ended. Only a program still there after `_SETTLE_SECONDS`, or one somebody listens to,
-gets readers and clocks of its own.
+zygote says that the guest has ended. Only a program still there after a moment, or one somebody listens to, gets
+readers and clocks of its own.
 
 Every fact comes from outside: wait status from the zygote, memory and CPU from the cgroup, clocks from the host.
 """
@@ -16,7 +16,7 @@ import re
 import signal
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from belljar import channel
 from belljar.backends.local.world import INTERPRETER_BYTES, Guest
@@ -28,7 +28,8 @@ from belljar.contract.files import File
 from belljar.jail import policy, workdir
 from belljar.settings import RequestSettings
 
-_SETTLE_SECONDS = 0.02
+_SETTLE_SECONDS, _SETTLE_SECONDS_MAX = 0.02, 0.1
+_SETTLE_SECONDS_EACH = 0.005  # the more run at once, the longer each of them takes
 _SILENCE_SECONDS = 10.0  # for a guest to start, or for the news that it is dead
 _READ_BYTES = 65536
 _PIPE_BYTES = 65536
@@ -36,7 +37,7 @@ _INLINE_BYTES = 64 * 1024  # a program larger than this travels in a memfd
 _CORES = os.cpu_count() or 1
 _CPU_CHECK_SECONDS_MIN = 0.01
 PIECE = struct.Struct("=QIH")  # number of the picture, its bytes in all, bytes of this piece
-_MIME = re.compile(r"[a-z]+/[a-z0-9.+-]{1,64}")
+_MIME = re.compile(r"([a-z]+/[A-Za-z0-9.+-]{1,64})(?:;bundle=([0-9]{1,9})(;result)?)?")
 
 
 class Stream:
@@ -55,15 +56,19 @@ class Stream:
         """Whether anything was dropped."""
         return self.seen_bytes > len(self.kept)
 
-    def read(self) -> bytes | None:
+    def read(self, bytes_max: int = _READ_BYTES) -> bytes | None:
         """What there is, within the limit (b"" when all of it was over); None when nothing is left for now."""
         try:
-            chunk = os.read(self.descriptor, _READ_BYTES)
+            chunk = os.read(self.descriptor, min(bytes_max, _READ_BYTES))
         except BlockingIOError:
             return None
         if not chunk:
             self.is_open = False
             return None
+        return self.take(chunk)
+
+    def take(self, chunk: bytes) -> bytes:
+        """Keep what is within the limit; return that."""
         self.seen_bytes += len(chunk)
         fitting = chunk[: max(0, self._bytes_max - len(self.kept))]
         self.kept += fitting
@@ -76,6 +81,18 @@ class Extra(NamedTuple):
     name: str
     argument: Any  # JSON
     descriptors: tuple[int, ...] = ()  # the guest gets copies; whoever made them closes them
+
+
+class Companion(Protocol):
+    """The host's end of an Extra, for as long as one run lasts."""
+
+    extra: Extra
+
+    def complete(self, evidence: Evidence) -> Evidence:
+        """The evidence with what this has to add. Everyone in the jail is dead by now."""
+
+    def close(self) -> None:
+        """Let go of descriptors and memory, however the run has ended."""
 
 
 class Run:
@@ -91,8 +108,12 @@ class Run:
         shows: bool,
         on_stuck: Callable[[Guest], None],
         extras: Sequence[Extra] = (),
+        beside: int = 0,  # how many others run now
         source: str = policy.PROGRAM_NAME,
     ) -> None:
+        self._settle_seconds = min(
+            _SETTLE_SECONDS + beside * _SETTLE_SECONDS_EACH, _SETTLE_SECONDS_MAX, execution.limits.wall_seconds
+        )
         self._guest = guest
         self._execution = execution
         self._watcher = watcher
@@ -140,7 +161,7 @@ class Run:
             self._watcher.started()
             self._settle_in()
         else:
-            self._timers["settle"] = self._loop.call_later(_SETTLE_SECONDS, self._settle_in)
+            self._timers["settle"] = self._loop.call_later(self._settle_seconds, self._settle_in)
 
     def _send_program(self) -> None:
         execution = self._execution
@@ -149,7 +170,7 @@ class Run:
         lent = [descriptor for extra in self._extras for descriptor in extra.descriptors]
         try:
             if len(packet) > _INLINE_BYTES:
-                descriptors.append(_in_memfd(packet))
+                descriptors.append(in_memfd(packet))
                 packet = channel.build({"in_memfd": True})
             if self._shows:
                 descriptors.append(self._open_pictures())
@@ -459,7 +480,8 @@ class PictureReader:
     """Puts pictures together from a pipe into which a hostile program may write anything.
 
     Pieces of several pictures may alternate, as threads and processes write them. A piece is `PIECE`, and that much
-    of the picture; a picture's first piece is its type. See `guest/displays.py`.
+    of the picture; a picture's first piece is its type, and in a session which bundle of forms it belongs to. See
+    `guest/displays.py`.
     """
 
     def __init__(self, bounds: RequestSettings) -> None:
@@ -468,7 +490,7 @@ class PictureReader:
         self._bytes_left = bounds.display_bytes
         self._count_max = bounds.display_count
         self._unread = bytearray()
-        self._begun: dict[int, tuple[str, int, bytearray]] = {}  # type, size and what there is, by number
+        self._begun: dict[int, tuple[re.Match[str], int, bytearray]] = {}  # type, size and what there is, by number
 
     def feed(self, chunk: bytes) -> list[Display]:
         """Take some bytes; the pictures they complete."""
@@ -487,9 +509,9 @@ class PictureReader:
 
     def _take(self, number: int, size: int, piece: bytes) -> None:
         if number not in self._begun:
-            mime = piece.decode("ascii", "replace")
+            mime = _MIME.fullmatch(piece.decode("ascii", "replace"))
             too_many = len(self.complete) + len(self._begun) >= self._count_max
-            if not _MIME.fullmatch(mime) or not 0 < size <= self._bytes_left or too_many:
+            if mime is None or not 0 < size <= self._bytes_left or too_many:
                 self._refuse()
                 return
             self._bytes_left -= size
@@ -501,11 +523,16 @@ class PictureReader:
             self._refuse()
         elif len(content) == size:
             del self._begun[number]
-            self.complete.append(Display(mime=mime, content=bytes(content)))
+            self.complete.append(_display(mime, bytes(content)))
 
     def _refuse(self) -> None:
         self.is_refused = True
         self._begun.clear()
+
+
+def _display(told: re.Match[str], content: bytes) -> Display:
+    mime, bundle, result = told.groups()
+    return Display(mime=mime, content=content, bundle=int(bundle) if bundle else None, is_result=bool(result))
 
 
 def program_packet(
@@ -526,7 +553,8 @@ def program_packet(
     return channel.build(message, b"".join((code, *(file.content for file in execution.files))))
 
 
-def _in_memfd(content: bytes) -> int:
+def in_memfd(content: bytes) -> int:
+    """A file in memory, for what is too large for a packet; the caller owns it."""
     descriptor = os.memfd_create("belljar", os.MFD_CLOEXEC)
     view = memoryview(content)
     while view:

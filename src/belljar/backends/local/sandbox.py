@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import os
 import resource
@@ -11,14 +12,19 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from belljar.backends.local.cells import Berths
-from belljar.backends.local.run import Run
-from belljar.backends.local.world import BARE, HEAVY, Guest, World
+from belljar.backends.local.measure import Measurement
+from belljar.backends.local.restriction import PolicyReport
+from belljar.backends.local.run import Companion, Run
+from belljar.backends.local.session import LocalSession
+from belljar.backends.local.toolline import SessionTools, ToolLine
+from belljar.backends.local.world import BARE, HEAVY, SHELL, Guest, World
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import JailSetupFailed, NotOffered, SandboxFault, WallMissing, ZygoteDied
 from belljar.contract.execution import Evidence, Execution
 from belljar.contract.sessions import LiveSession, SessionOrder
+from belljar.contract.tools import ToolHost
 from belljar.environments import Environments
-from belljar.jail import instance, syscalls
+from belljar.jail import instance, policy, syscalls
 from belljar.jail.cgroups import Cgroups, CgroupsUnavailable, find_hierarchies
 from belljar.settings import Settings
 
@@ -28,6 +34,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("belljar.local")
 _MAINTENANCE_SECONDS = 15.0
 _ATTEMPTS = 4
+_UNLIMITED_SECONDS = 1e8
 _WITH_TOOLCHAINS = "@"  # between an environment and a root: a world that shows the toolchains of that root, too
 
 
@@ -36,8 +43,15 @@ class LocalSandbox:
 
     name = "local"
 
-    def __init__(self, settings: Settings, environments: Environments, progress: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        environments: Environments,
+        progress: Callable[[str], None],
+        tools: ToolHost | None = None,
+    ) -> None:
         self._settings = settings
+        self._tools = tools
         self._environments = environments
         self._progress = progress
         self._worlds: dict[str, World] = {}
@@ -136,24 +150,86 @@ class LocalSandbox:
             world = await self._world(name)
         weight = world.weigh(execution) if command is None else BARE
         guest = await world.lease(weight, execution.limits)
+        companions: list[Companion] = []
         try:
-            bounds = self._settings.request
-            special: dict[str, Any] = {} if command is None else {"extras": (command.extra,), "source": command.source}
-            run = Run(guest, execution, watcher, bounds, shows=weight == HEAVY, on_stuck=world.unstick, **special)
+            self._accompany(execution, world, watcher, companions)
+            extras = [each.extra for each in companions]
+            run = Run(
+                guest,
+                execution,
+                watcher,
+                self._settings.request,
+                shows=weight == HEAVY,
+                on_stuck=world.unstick,
+                extras=extras if command is None else [*extras, command.extra],
+                beside=world.busy_guests,
+                source=policy.PROGRAM_NAME if command is None else command.source,
+            )
             run.start()
             evidence = await run.finish()
             world.succeeded()
+            for companion in companions:
+                evidence = companion.complete(evidence)
             return evidence
+        except ZygoteDied as error:
+            for companion in companions:
+                if isinstance(companion, ToolLine):
+                    companion.forbid_repeating(error)
+            raise
         finally:
+            for companion in companions:
+                companion.close()
             self._let_go(world, guest)
+
+    def _accompany(
+        self, execution: Execution, world: World, watcher: Watcher | None, companions: list[Companion]
+    ) -> None:
+        """Whatever few programs ask for; what is in `companions` will be closed, however this ends."""
+        if execution.coverage is not None:
+            companions.append(Measurement(execution, execution.coverage, world.environment))
+        if execution.tools:
+            companions.append(ToolLine(self._tools, execution, self._settings.tools, watcher))
+        if execution.restrict is not None:
+            companions.append(PolicyReport(execution, execution.restrict))
 
     def _let_go(self, world: World, guest: Guest) -> None:
         world.release(guest)
         asyncio.get_running_loop().call_soon(world.refill, guest.weight)  # after the answer is on its way
 
     async def open_session(self, order: SessionOrder) -> LiveSession:
-        """Start an interpreter that stays."""
-        raise NotOffered("this server has no sessions yet", field="language")
+        """Start an interpreter that stays. A guest that is lost before it begins is replaced, a few times."""
+        if order.language != "python":
+            raise NotOffered(f"sessions speak python, not {order.language}", field="language")
+        if order.network:
+            raise NotOffered("sessions here have no network", field="network")
+        for attempt in range(_ATTEMPTS):
+            try:
+                return await self._open_session(order)
+            except ZygoteDied:
+                if attempt == _ATTEMPTS - 1:
+                    self._faults += 1
+                    raise
+        raise AssertionError("unreachable")
+
+    async def _open_session(self, order: SessionOrder) -> LiveSession:
+        world = await self._world(order.environment)
+        if not any(name.lower() == "ipython" for name, _ in world.environment.packages):
+            raise NotOffered(
+                f"environment {order.environment!r} has no IPython, which sessions need; use another",
+                field="environment",
+            )
+        # The kernel's own processor limit is for a process's life, and a session's cells have clocks of their own.
+        guest = await world.lease(SHELL, dataclasses.replace(order.limits, cpu_seconds=_UNLIMITED_SECONDS))
+        owner = self._instance.uid_base + guest.cell.berth.uid if self._instance and os.geteuid() == 0 else None
+        session = LocalSession(world, guest, order.limits, self._settings.request, owner)
+        if order.tools:
+            session.tools = SessionTools(self._tools, order.tools, self._settings.tools)
+        await session.start(order, () if session.tools is None else (session.tools.extra,))
+        if session.tools is not None:
+            session.tools.sent()
+        world.succeeded()
+        asyncio.get_running_loop().call_soon(world.refill, SHELL)
+        return session
 
     async def _world(self, name: str) -> World:
         """The warm world of an environment, opened once however many ask."""
