@@ -33,6 +33,7 @@ _log = logging.getLogger("belljar.local")
 BARE, HEAVY, SHELL = "bare", "heavy", "shell"
 _WARM_SECONDS = 120.0  # for imports, however slow the disk
 _CELL_SECONDS = 30.0
+_SYSTEM_PYTHON = "/usr/bin/python3"  # what is warm in a world that shows another system
 _TRIM_SECONDS = 0.2
 _USE_WHAT_IS_WARM = ("scipy", "seaborn", "sklearn", "statsmodels", "pylab")  # slow without numpy at hand
 #: A guest pays for every page of the interpreter it touches, because touching copies it. That is not the program's.
@@ -83,10 +84,15 @@ class World(ZygoteListener):
         default_limits: Limits,
         walls: Mapping[str, Any],
         shown: Mapping[str, str] | None = None,
+        system: str = "",
     ) -> None:
-        """`shown` adds places of the host to what guests see, read-only."""
+        """`shown` adds places of the host to what guests see, read-only.
+
+        `system` is a directory with another system: guests see that one, and its Python is the warm process.
+        """
         self.environment = environment
         self._shown = dict(shown or {})
+        self._system = system
         self.is_lost = False
         self.zygotes_replaced = 0
         self._berths = berths
@@ -122,13 +128,14 @@ class World(ZygoteListener):
         Raises:
             JailSetupFailed: the warden or the zygote did not come up.
         """
-        bound = {**bound_places(self.environment), **self._shown}
+        bound = self._shown if self._system else {**bound_places(self.environment), **self._shown}
         orders = {
             "as_root": self._walls["as_root"],
             "uid_base": self._walls["uid_base"],
             "guest_uids": [policy.GUEST_UID_FIRST + n for n in range(CELLS_MAX if self._walls["changes_uid"] else 1)],
             "bound": bound,
-            "hidden": hidden_places(bound, self.environment),
+            "hidden": [] if self._system else hidden_places(bound, self.environment),
+            "system": self._system,
         }
         try:
             await self._warden.start(orders)
@@ -185,7 +192,8 @@ class World(ZygoteListener):
             "counts_cpu": not self._has_cgroup,
         }
         try:
-            await fresh.start(self._warden, f"{policy.ENVIRONMENT_DIR}/bin/python", greeting, _WARM_SECONDS)
+            python = _SYSTEM_PYTHON if self._system else f"{policy.ENVIRONMENT_DIR}/bin/python"
+            await fresh.start(self._warden, python, greeting, _WARM_SECONDS)
         except StartFailed as error:
             raise JailSetupFailed("zygote", str(error)) from error
         finally:
