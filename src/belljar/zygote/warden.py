@@ -68,14 +68,14 @@ def _start(control: socket.socket, orders: dict[str, Any]) -> None:
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
     if orders["as_root"]:
         syscalls.unshare(syscalls.CLONE_NEWNS)
-        mounts.build_root(orders["bound"], orders["hidden"], orders["guest_uids"], own_code())
+        mounts.build_root(orders["bound"], orders["hidden"], orders["guest_uids"], own_code(), orders["system"])
         _unshare_as_nobody(orders["uid_base"])
         channel.send(warden_end, {"map": True})
         channel.receive(warden_end)
         namespaces.become_mapped_root()
     else:
         syscalls.unshare(_OWN_WORLD)
-        mounts.build_root(orders["bound"], orders["hidden"], orders["guest_uids"], own_code())
+        mounts.build_root(orders["bound"], orders["hidden"], orders["guest_uids"], own_code(), orders["system"])
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of uid forgets it
     namespaces.limit_user_namespace()
     channel.send(warden_end, {"settled": True})

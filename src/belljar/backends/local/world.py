@@ -33,6 +33,7 @@ _log = logging.getLogger("belljar.local")
 BARE, HEAVY, SHELL = "bare", "heavy", "shell"
 _WARM_SECONDS = 120.0  # for imports, however slow the disk
 _CELL_SECONDS = 30.0
+_SYSTEM_PYTHON = "/usr/bin/python3"  # what is warm in a world that shows another system
 _TRIM_SECONDS = 0.2
 _USE_WHAT_IS_WARM = ("scipy", "seaborn", "sklearn", "statsmodels", "pylab")  # slow without numpy at hand
 #: A guest pays for every page of the interpreter it touches, because touching copies it. That is not the program's.
@@ -84,10 +85,15 @@ class World(ZygoteListener):
         walls: Mapping[str, Any],
         shown: Mapping[str, str] | None = None,
         make_warden: Callable[[Callable[[], None]], WardenHandle] = WardenHandle,
+        system: str = "",
     ) -> None:
-        """`shown` adds places of the host to what guests see, read-only."""
+        """`shown` adds places of the host to what guests see, read-only.
+
+        `system` is a directory with another system: guests see that one, and its Python is the warm process.
+        """
         self.environment = environment
         self._shown = dict(shown or {})
+        self._system = system
         self.is_lost = False
         self.zygotes_replaced = 0
         self._berths = berths
@@ -130,6 +136,7 @@ class World(ZygoteListener):
             "guest_uids": [policy.GUEST_UID_FIRST + n for n in range(CELLS_MAX if self._walls["changes_uid"] else 1)],
             "bound": bound,
             "hidden": hidden,
+            "system": self._system,
         }
         try:
             await self._warden.start(orders)
@@ -139,12 +146,14 @@ class World(ZygoteListener):
 
     def _places(self) -> tuple[dict[str, str], list[str]]:
         """What the guests' root shows, by its place there, and which directories in it are empty."""
+        if self._system:
+            return self._shown, []
         bound = {**bound_places(self.environment), **self._shown}
         return bound, hidden_places(bound, self.environment)
 
     def _python(self) -> str:
         """The interpreter as the guests' root has it."""
-        return f"{policy.ENVIRONMENT_DIR}/bin/python"
+        return _SYSTEM_PYTHON if self._system else f"{policy.ENVIRONMENT_DIR}/bin/python"
 
     def _environ(self) -> dict[str, str]:
         """What every program finds in its environment."""
