@@ -89,12 +89,20 @@ class Display:
 
     mime: str
     content: bytes
+    bundle: int | None = None  # displays of one cell with the same number are forms of the same thing
+    is_result: bool = False  # the value of a cell's last expression
+
+    @property
+    def is_text(self) -> bool:
+        """Whether its content is text in UTF-8."""
+        known = ("application/json", "application/javascript", "image/svg+xml")
+        return self.mime.startswith("text/") or self.mime in known or self.mime.endswith(("+json", "+xml"))
 
     def as_json(self) -> dict[str, Any]:
         """The wire form: binary types in base64, text as text."""
-        if self.mime.startswith("text/") or self.mime in ("application/json", "image/svg+xml"):
-            return {"mime": self.mime, "data": self.content.decode("utf-8", "replace")}
-        return {"mime": self.mime, "data": base64.b64encode(self.content).decode("ascii")}
+        plain = self.content.decode("utf-8", "replace") if self.is_text else base64.b64encode(self.content).decode()
+        known = {"mime": self.mime, "data": plain}
+        return known if self.bundle is None else {**known, "bundle": self.bundle, "result": self.is_result}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +175,15 @@ class CoverageReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramError:
+    """The uncaught exception of a Python program, as it says itself: from its standard error, or a cell's own word."""
+
+    type: str
+    message: str
+    traceback: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """Facts a back end observed from outside. Back ends report facts; they never judge."""
 
@@ -177,6 +194,7 @@ class Evidence:
     cancelled: bool = False
     oom_kills: int = 0
     output_flooded: bool = False
+    error: ProgramError | None = None  # a cell's own word: untrusted, bounded
     refused: bool = False  # by the `restrict` policy, before or while it ran
     compilation: Compilation | None = None
     stdout: bytes = b""
@@ -212,16 +230,7 @@ def classify(seen: Evidence) -> Status:
         return Status.DENIED
     if seen.signal is not None:
         return Status.CRASHED
-    return Status.OK if seen.exit_code == 0 else Status.FAILED
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramError:
-    """The uncaught exception of a Python program, as read from its own standard error."""
-
-    type: str
-    message: str
-    traceback: tuple[str, ...]
+    return Status.OK if seen.exit_code == 0 and seen.error is None else Status.FAILED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

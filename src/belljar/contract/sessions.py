@@ -44,7 +44,7 @@ class LiveSession(Protocol):
 
     @property
     def ended(self) -> str | None:
-        """Why it has ended: "memory", "exit", "crash", "timeout", "closed"; None while it lives."""
+        """Why it has ended: "memory", "exit", "crash", "timeout", "closed", "lost"; None while it lives."""
 
     def on_end(self, tell: Any) -> None:
         """Call `tell()` once it has ended, whatever the reason."""

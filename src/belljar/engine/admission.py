@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -24,17 +25,21 @@ from belljar.contract.errors import (
     InvalidExecution,
     InvalidSettings,
     LimitAboveCeiling,
+    NotOffered,
     TooLarge,
     UnknownEnvironment,
     UnknownLanguage,
 )
 from belljar.contract.execution import MIB, Coverage, Execution, Limits
 from belljar.contract.files import File, check_relative_path
+from belljar.contract.restriction import Restriction
+from belljar.contract.sessions import SessionOrder
+from belljar.engine.restriction import read_restriction
 from belljar.settings import Settings, check_environment_name
 
-_LANGUAGES = {"python": ("py", "python3")}  # each with its aliases
-_LANGUAGE_OF = {alias: name for name, aliases in _LANGUAGES.items() for alias in (name, *aliases)}
-_SOURCE_OF = {"python": "main.py"}
+_PYTHON_NAMES = ("python", "py", "python3")
+_SESSION_LANGUAGES = dict.fromkeys(("python", "py", "python3"), "python")
+_SESSION_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~-]{0,127}")
 _TOOL_NAME_CHARACTERS_MAX = 200
 _RESERVED_ENV_PREFIX = "BELLJAR_"  # how we may come to speak to our own code beside the program
 
@@ -72,19 +77,21 @@ def admit(
     environment: str = "default",
     tools: Sequence[str] = (),
     coverage: bool | Coverage | Mapping[str, bool] | None = None,
+    restrict: Restriction | Mapping[str, Any] | None = None,
     caller: str = "",
 ) -> Execution:
     """Return the execution that is asked for, or say what is wrong with it.
 
     `limits` is a whole Limits, or a mapping with the names of the native API over the server's defaults.
     `timeout` is short for `wall_seconds` and `memory_mb` for itself. `coverage` is whether to measure it, or how:
-    `{"branch": True}`.
+    `{"branch": True}`. `restrict` is a whole Restriction, or a mapping with `imports` and `max_print_length` over the
+    server's defaults.
 
     Raises:
         CallerError: a field cannot be accepted; the message names it.
     """
     _check_code(settings, code)
-    language = _resolve_language(language)
+    language = _resolve_language(settings, language)
     _check_environment(environment)
     return Execution(
         code=code,
@@ -92,14 +99,107 @@ def admit(
         stdin=_read_stdin(settings, stdin) if stdin else b"",
         args=_read_args(settings, args) if args else (),
         env=_read_env(settings, env, args) if env else {},
-        files=_read_files(settings, files, _SOURCE_OF[language]) if files else (),
+        files=_read_files(settings, files, _source_of(language, code)) if files else (),
         artifacts=_read_globs(artifacts) if artifacts else (),
         limits=_read_limits(settings, limits, timeout, memory_mb),
         environment=environment,
         tools=_read_tools(tools, language) if tools else (),
         coverage=_read_coverage(language, coverage) if coverage else None,
+        restrict=None if restrict is None else read_restriction(settings, restrict, language),
         caller=caller,
     )
+
+
+def admit_session(
+    settings: Settings,
+    *,
+    id: str = "",
+    language: str = "python",
+    environment: str = "default",
+    limits: Limits | Mapping[str, float] | None = None,
+    timeout: float | None = None,
+    memory_mb: float | None = None,
+    idle_seconds: float | None = None,
+    env: Mapping[str, str] | None = None,
+    network: bool = False,
+    tools: Sequence[str] = (),
+    files: Mapping[str, str | bytes] | Iterable[File] | None = None,
+    caller: str = "",
+) -> SessionOrder:
+    """Return the session that is asked for, or say what is wrong with it.
+
+    `limits` holds for the session's whole life but for its times, which each cell starts anew with.
+
+    Raises:
+        CallerError: a field cannot be accepted; the message names it.
+    """
+    _check_session_id(id)
+    _check_environment(environment)
+    return SessionOrder(
+        id=id,
+        language=_resolve_session_language(language),
+        environment=environment,
+        limits=_read_limits(settings, limits, timeout, memory_mb),
+        idle_seconds=_read_idle_seconds(settings, idle_seconds),
+        env=_read_env(settings, env, ()) if env else {},
+        network=bool(network),
+        tools=tuple(tools),
+        files=_read_files(settings, files, "") if files else (),
+        caller=caller,
+    )
+
+
+def admit_cell(
+    settings: Settings,
+    session: Limits,
+    code: str,
+    *,
+    artifacts: Sequence[str] = (),
+    limits: Mapping[str, float] | None = None,
+    timeout: float | None = None,
+    caller: str = "",
+) -> Execution:
+    """Return a cell for a session that has the limits `session`, or say what is wrong with it.
+
+    A cell has the session's limits but for its own times and output, which it may ask for.
+
+    Raises:
+        CallerError: a field cannot be accepted; the message names it.
+    """
+    for name in limits or ():
+        if name in ("memory_mb", "disk_mb", "processes"):
+            raise InvalidExecution(f"limits.{name} holds for the whole session; set it when you open one", field=name)
+    within = dataclasses.replace(settings, default_limits=session)
+    return admit(within, code, artifacts=artifacts, limits=limits, timeout=timeout, caller=caller)
+
+
+def _check_session_id(id: object) -> None:
+    if id != "" and not (isinstance(id, str) and _SESSION_ID.fullmatch(id)):
+        raise InvalidExecution(
+            f"id {_show(id)} must be 1 to 128 of A-Z a-z 0-9 . _ ~ - and start with a letter or digit; or leave it out",
+            field="id",
+        )
+
+
+def _resolve_session_language(language: object) -> str:
+    known = _SESSION_LANGUAGES.get(language.lower()) if isinstance(language, str) else None
+    if known is None:
+        offered = ", ".join(dict.fromkeys(_SESSION_LANGUAGES.values()))
+        raise NotOffered(f"language {_show(language)} has no sessions; choose one of: {offered}", field="language")
+    return known
+
+
+def _read_idle_seconds(settings: Settings, idle_seconds: float | None) -> float:
+    if idle_seconds is None:
+        return settings.sessions.idle_seconds
+    if isinstance(idle_seconds, bool) or not isinstance(idle_seconds, (int, float)):
+        raise _wrong_type("idle_seconds", "a number", idle_seconds)
+    most = settings.sessions.idle_seconds_max
+    if not 0 < idle_seconds <= most:
+        raise InvalidExecution(
+            f"idle_seconds is {_show(idle_seconds)} but must be above 0 and at most {most:g}", field="idle_seconds"
+        )
+    return float(idle_seconds)
 
 
 def _read_tools(tools: Sequence[str], language: str) -> tuple[str, ...]:
@@ -110,11 +210,6 @@ def _read_tools(tools: Sequence[str], language: str) -> tuple[str, ...]:
         if not isinstance(name, str) or not 0 < len(name) <= _TOOL_NAME_CHARACTERS_MAX:
             raise _wrong_type("each of tools", "the name of a tool", name)
     return tuple(tools)
-
-
-def offered_languages() -> dict[str, tuple[str, ...]]:
-    """Every language a caller may name, with its other names."""
-    return dict(_LANGUAGES)
 
 
 def _check_code(settings: Settings, code: str) -> None:
@@ -131,14 +226,32 @@ def _check_code(settings: Settings, code: str) -> None:
         )
 
 
-def _resolve_language(language: object) -> str:
-    known = _LANGUAGE_OF.get(language.lower()) if isinstance(language, str) else None
+def _resolve_language(settings: Settings, language: object) -> str:
+    """Its own name. Nothing is read for Python; the rest must be on this machine."""
+    if language in _PYTHON_NAMES:
+        return "python"
+    from belljar import languages  # most callers never name another
+
+    known = languages.find_name(language) if isinstance(language, str) else None
     if known is None:
-        offered = "; ".join(f"{name} (also {', '.join(aliases)})" for name, aliases in _LANGUAGES.items())
+        offered = ", ".join(languages.load_all())
         raise UnknownLanguage(
-            f"language {_show(language)} is not offered here; choose one of: {offered}", languages=list(_LANGUAGES)
+            f"language {_show(language)} is not known; choose one of: {offered} (GET /v1/languages and `belljar "
+            "languages list` tell their other names)",
+            languages=list(languages.load_all()),
         )
+    machine = languages.machine_of(settings)
+    if not machine.is_available(known):
+        raise machine.explain_missing(known)
     return known
+
+
+def _source_of(language: str, code: str) -> str:
+    if language == "python":
+        return "main.py"
+    from belljar import languages
+
+    return languages.load_one(language).plan(code).source
 
 
 def _check_environment(environment: str) -> None:

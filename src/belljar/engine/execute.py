@@ -18,7 +18,7 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from belljar.contract.backend import Sandbox, Watcher
@@ -40,6 +40,7 @@ from belljar.contract.execution import (
 )
 from belljar.contract.tools import ToolHost
 from belljar.engine.queue import SlotQueue
+from belljar.engine.sessions import Sessions
 from belljar.engine.tracebacks import read_error
 from belljar.settings import Settings
 
@@ -47,6 +48,9 @@ UNREAD_BYTES_MAX = 256 * 1024  # past this a streaming program waits for its rea
 _EVENT_BYTES = 256  # what an event costs beside its text: a program that writes single bytes must not fill memory
 
 _SIGNAL_NAMES = {each.value: each.name for each in signal.Signals}
+
+Place = Callable[[Execution, Watcher | None], Awaitable[Evidence]]
+Start = Callable[[Watcher], Coroutine[Any, Any, Outcome]]
 
 
 class Engine:
@@ -62,6 +66,8 @@ class Engine:
         self._is_open = False
         self._door = asyncio.Lock()  # one opens or closes at a time
         self._emptied = asyncio.Event()
+        self._background: set[asyncio.Task[Any]] = set()
+        self.sessions = Sessions(self)
 
     async def open(self) -> None:
         """Get ready to run; opening twice is harmless.
@@ -96,6 +102,8 @@ class Engine:
                 await self._wait_until_empty()
                 if self._is_open:
                     self._is_open = False
+                    await self.sessions.end_all()
+                    await asyncio.gather(*self._background, return_exceptions=True)
                     await self.sandbox.close()
                 if self.tools is not None:
                     await self.tools.close()
@@ -105,25 +113,34 @@ class Engine:
             await self.tools.close()  # an attempt to open before this one may have failed after it
             await self.tools.open()
 
-    def equip(self, execution: Execution) -> Execution:
-        """The execution with the keys of the tools it names.
+    def select_tools(self, names: Sequence[str]) -> tuple[str, ...]:
+        """The keys of the tools that are named.
 
         Raises:
-            UnknownTool: there is no such tool.
+            UnknownTool: there is no such tool. NotOffered: there are none.
         """
         if self.tools is None:
             raise NotOffered("tools are not offered here; leave them out", field="tools")
-        return dataclasses.replace(execution, tools=self.tools.select(execution.tools))
+        return self.tools.select(names)
 
-    async def run(self, execution: Execution, *, id: str | None = None, watcher: Watcher | None = None) -> Outcome:
+    async def run(
+        self,
+        execution: Execution,
+        *,
+        id: str | None = None,
+        watcher: Watcher | None = None,
+        place: Place | None = None,
+    ) -> Outcome:
         """Run one program to its end. Cancelling this ends the program before it returns.
+
+        `place` runs it instead of the sandbox: a session runs its cells so.
 
         Raises:
             Overloaded: too many wait already, or the engine is closing.
             SandboxFault: the program could not be run.
         """
         if execution.tools:
-            execution = self.equip(execution)
+            execution = dataclasses.replace(execution, tools=self.select_tools(execution.tools))
         execution_id = id or new_id()
         task = self._enter(execution_id)
         cancels_before = task.cancelling()
@@ -134,7 +151,7 @@ class Engine:
                 await self._slots.acquire(execution.caller)
                 queue_seconds = time.monotonic() - joined
             try:
-                seen = await self.sandbox.run(execution, watcher)
+                seen = await (place or self.sandbox.run)(execution, watcher)
             finally:
                 self._slots.release()
         except asyncio.CancelledError:
@@ -147,31 +164,19 @@ class Engine:
             raise asyncio.CancelledError  # the caller gave up as well, or alone: he expects no outcome
         return judge(execution_id, execution, seen, queue_seconds)
 
-    async def stream(self, execution: Execution, *, id: str | None = None) -> AsyncGenerator[Event, None]:
+    def stream(
+        self, execution: Execution, *, id: str | None = None, start: Start | None = None
+    ) -> AsyncGenerator[Event, None]:
         """Run one program and yield what it does while it does it; closing this early ends the program first.
 
-        A reader that is slow slows the program down, and the program's clock does not wait for him.
+        A reader that is slow slows the program down, and the program's clock does not wait for him. `start` begins
+        the run, where `run` would not: a session's cell waits for its turn first.
 
         Raises:
             Overloaded, SandboxFault: as `run`, from the first step.
         """
         execution_id = id or new_id()
-        feed = _Feed(execution_id)
-        task = asyncio.create_task(self.run(execution, id=execution_id, watcher=feed))
-        task.add_done_callback(feed.end)
-        try:
-            while (event := await feed.next()) is not None:
-                yield event
-            outcome = task.result()
-            for output in feed.rest(outcome):
-                yield output
-            yield Finished(outcome=outcome)
-        finally:
-            if not task.done():  # else without an await: a loop that shuts down closes all generators side by side
-                task.cancel()
-                await asyncio.wait([task])
-            if not task.cancelled():
-                task.exception()  # read, or asyncio complains that nobody did: whoever left early does not want it
+        return _follow(execution_id, start or (lambda feed: self.run(execution, id=execution_id, watcher=feed)))
 
     def cancel(self, execution_id: str) -> bool:
         """End a program that waits or runs; its outcome says `cancelled`. False if there is none of that id."""
@@ -182,6 +187,24 @@ class Engine:
             self._cancelled.add(execution_id)
             task.cancel()
         return True
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether nothing new is taken."""
+        return self._slots.closed
+
+    def in_background(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Do something that nobody waits for, but the end of this engine."""
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    def check_open(self) -> None:
+        """Raise unless something new may begin."""
+        if self._slots.closed:
+            raise Draining("the engine is shutting down and takes nothing new; try again later or elsewhere")
+        if not self._is_open:
+            raise RuntimeError("await engine.open() before running anything")
 
     def facts(self) -> Mapping[str, Any]:
         """Numbers for monitoring, the sandbox's own among them."""
@@ -194,14 +217,12 @@ class Engine:
             "max_running": self._slots.max_running,
             "max_queued": self._slots.max_queued,
             "sandbox": self.sandbox.facts(),
+            "sessions": self.sessions.facts(),
             "tools": {} if self.tools is None else self.tools.facts(),
         }
 
     def _enter(self, execution_id: str) -> asyncio.Task[Any]:
-        if self._slots.closed:
-            raise Draining("the engine is shutting down and takes nothing new; try again later or elsewhere")
-        if not self._is_open:
-            raise RuntimeError("await engine.open() before running anything")
+        self.check_open()
         if execution_id in self._tasks:
             raise InvalidExecution(
                 f"an execution with the id {execution_id!r} runs already; choose another", field="id"
@@ -226,6 +247,26 @@ class Engine:
             await self._emptied.wait()
 
 
+async def _follow(execution_id: str, start: Start) -> AsyncGenerator[Event, None]:
+    """Yield what happens in the run that `start` begins, and its outcome last; closing this early ends it first."""
+    feed = _Feed(execution_id)
+    task = asyncio.create_task(start(feed))
+    task.add_done_callback(feed.end)
+    try:
+        while (event := await feed.next()) is not None:
+            yield event
+        outcome = task.result()
+        for output in feed.rest(outcome):
+            yield output
+        yield Finished(outcome=outcome)
+    finally:
+        if not task.done():  # else without an await: a loop that shuts down closes all generators side by side
+            task.cancel()
+            await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # read, or asyncio complains that nobody did: whoever left early does not want it
+
+
 def new_id() -> str:
     """An id nobody can guess: whoever knows one may cancel it."""
     return "x_" + os.urandom(16).hex()
@@ -235,7 +276,7 @@ def judge(execution_id: str, execution: Execution, seen: Evidence, queue_seconds
     """Turn what was observed into what is answered."""
     status = classify(seen)
     stderr = _decode(seen.stderr, seen.stderr_cut)
-    may_show_error = status is Status.FAILED and seen.exit_code == 1 and not seen.stderr_cut
+    may_show_error = status in (Status.FAILED, Status.DENIED) and seen.exit_code == 1 and not seen.stderr_cut
     return Outcome(
         id=execution_id,
         language=execution.language,
@@ -246,7 +287,7 @@ def judge(execution_id: str, execution: Execution, seen: Evidence, queue_seconds
         stderr=stderr,
         stdout_cut=seen.stdout_cut,
         stderr_cut=seen.stderr_cut,
-        error=read_error(stderr) if may_show_error and execution.language == "python" else None,
+        error=seen.error or (read_error(stderr) if may_show_error and execution.language == "python" else None),
         displays=seen.displays,
         artifacts=seen.artifacts,
         compilation=seen.compilation,

@@ -27,9 +27,11 @@ from belljar.assembly import build_engine
 from belljar.contract.errors import BelljarError, CallerError, Draining, InvalidExecution, Overloaded
 from belljar.contract.execution import Coverage, Event, Execution, Limits, Outcome
 from belljar.contract.files import File
+from belljar.contract.restriction import Restriction
 from belljar.contract.tools import ALL_TOOLS
 from belljar.engine.admission import admit
 from belljar.engine.execute import Engine
+from belljar.frontends.embedded_sessions import AsyncSession, Session, SessionAsked
 from belljar.settings import Settings, load
 
 _EXIT_SECONDS = 10.0  # how long an interpreter that exits without `close` waits for programs to be gone
@@ -55,6 +57,7 @@ class Asked(TypedDict, total=False):
     environment: str
     tools: bool | Sequence[str | Callable[..., Any]]  # functions of yours that the program may call; names of tools
     coverage: bool | Coverage | Mapping[str, bool] | None
+    restrict: Restriction | Mapping[str, Any] | None
 
 
 Program = str | Mapping[str, Any]  # the code, or a mapping with "code" and the names of Asked
@@ -201,6 +204,11 @@ class AsyncSandbox(_Owned):
                     raise
                 return error
 
+    def session(self, **asked: Unpack[SessionAsked]) -> AsyncSession:
+        """An interpreter that stays: `async with box.session() as s: await s.run("x = 1")`."""
+        self._check_usable()
+        return AsyncSession(self.settings, self._ready, asked)
+
     def facts(self) -> Mapping[str, Any]:
         """Numbers for monitoring: what runs, what waits."""
         self._check_usable()
@@ -339,6 +347,11 @@ class Sandbox(_Owned):
                 call.cancel()
             for call in calls:
                 call.wait()
+
+    def session(self, **asked: Unpack[SessionAsked]) -> Session:
+        """An interpreter that stays: `with box.session() as s: s.run("x = 1")`."""
+        life = self._ready()
+        return Session(life.box.session(**asked), lambda work: life.call(work).result())
 
     def facts(self) -> Mapping[str, Any]:
         """Numbers for monitoring: what runs, what waits."""

@@ -49,6 +49,21 @@ def open_pipe(descriptor: int) -> None:
     _pipe, _owner = descriptor, os.getpid()
 
 
+def close_pipe() -> None:
+    """No more pictures, until a pipe is opened again."""
+    global _pipe
+    descriptor, _pipe = _pipe, -1
+    try:
+        os.close(descriptor)
+    except OSError:
+        pass  # the program has closed it
+
+
+def note_shown(figure: Any) -> None:
+    """A figure has been shown in another way."""
+    _shown.add(getattr(figure, "number", 0))
+
+
 def send(mime: str, content: bytes) -> None:
     """Send one picture in pieces that the kernel keeps whole, whoever else writes to the pipe at the same time."""
     if _pipe < 0 or not content:

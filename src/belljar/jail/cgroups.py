@@ -251,6 +251,10 @@ class CellCgroup:
         """Most memory held at once since `begin`."""
         return int(os.pread(self._memory_peak, 32, 0))
 
+    def memory_bytes(self) -> int:
+        """What is held now."""
+        return int(os.pread(self._memory_now, 32, 0))
+
     def oom_kills(self) -> int:
         """How many processes the kernel has killed for memory since `begin`."""
         return self._oom_kills() - self._before[1]
@@ -261,7 +265,7 @@ class CellCgroup:
 
     def is_as_new(self) -> bool:
         """Whether nobody is in it and an earlier guest's memory has been freed, for which the kernel takes its time."""
-        return self.is_empty() and int(os.pread(self._memory_now, 32, 0)) < RESIDUE_BYTES_MAX
+        return self.is_empty() and self.memory_bytes() < RESIDUE_BYTES_MAX
 
     def reclaim(self) -> None:
         """Ask the kernel to free what nobody uses any more, as it would in its own good time."""

@@ -27,21 +27,21 @@ def collect(root: int, wanted: Callable[[str], bool], count_max: int, bytes_max:
     Raises:
         TooMuch: they are more in number or bytes than allowed.
     """
-    paths = sorted(path for path in _walk(root) if wanted(path))
+    paths = sorted(path for path in walk(root) if wanted(path))
     if len(paths) > count_max:
         raise TooMuch(f"{len(paths)} files match, at most {count_max} can be returned")
     found: list[tuple[str, bytes]] = []
     left = bytes_max
     for path in paths:
-        content = _read_regular(root, path, left)
+        content = read_regular(root, path, left)
         if content is not None:
             left -= len(content)
             found.append((path, content))
     return found
 
 
-def _walk(root: int) -> Iterator[str]:
-    """Relative paths of everything that is not a directory; names that are not UTF-8 cannot be asked for."""
+def walk(root: int) -> Iterator[str]:
+    """Relative paths of every regular file; names that are not UTF-8 cannot be asked for."""
     pending = [""]
     seen = 0
     while pending:
@@ -76,15 +76,17 @@ def _is_text(path: str) -> bool:
     return True
 
 
-def _read_regular(root: int, path: str, bytes_max: int) -> bytes | None:
+def read_regular(root: int, path: str, bytes_max: int) -> bytes | None:
+    """The content of a regular file; None when there is none of that name."""
     try:
         descriptor = syscalls.open_beneath(root, path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except OSError:
         return None
+    facts = os.fstat(descriptor)
+    if not stat.S_ISREG(facts.st_mode):
+        os.close(descriptor)
+        return None
     with open(descriptor, "rb", buffering=0) as file:
-        facts = os.fstat(descriptor)
-        if not stat.S_ISREG(facts.st_mode):
-            return None
         if facts.st_size > bytes_max:
             raise TooMuch(f"{path} has {facts.st_size} bytes, {bytes_max} are left of what can be returned")
         content = file.read(bytes_max + 1)

@@ -67,7 +67,7 @@ def serve(always_loaded: frozenset[str]) -> None:
 
 
 def _get_warm(always_loaded: frozenset[str]) -> None:
-    global _control, _counts_cpu, _woken, _poll, _receive, _send
+    global _control, _counts_cpu, _woken, _poll, _receive, _send, receive_program
     _control = socket.socket(fileno=CHANNEL)
     _receive, _send = _control.recvmsg, _control.sendmsg
     script.speak_over(_control)
@@ -76,6 +76,8 @@ def _get_warm(always_loaded: frozenset[str]) -> None:
     namespaces.drop_bounding_set()
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
     limits.set_common()
+    if greeting["stays"]:
+        receive_program = _import_shell().serve  # a guest of ours stays in there
     _warm_up(greeting["imports"], greeting["environ"], always_loaded)
     jail.prepare(greeting["landlock_version"], greeting["changes_uid"])
     _woken, alarm = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -89,7 +91,8 @@ def _get_warm(always_loaded: frozenset[str]) -> None:
     gc.collect()
     gc.freeze()
     gc.disable()
-    script.renew_main()
+    if not greeting["stays"]:  # a session's lives as long as its process
+        script.renew_main()
     channel.send(_control, {"warm": sys.version.split()[0]})
 
 
@@ -187,6 +190,9 @@ def _warm_up(imports: list[str], environ: dict[str, str], always_loaded: frozens
         _lend_matplotlib_its_cache()
     for name in imports:
         importlib.import_module(name)
+    if receive_program is not script.receive:
+        mounts.lend_scratch("/dev/shm")
+        _import_shell().prepare()
     if len(os.listdir("/proc/self/task")) > 1:
         raise RuntimeError("a warm import started a thread; a process with threads cannot be forked safely")
     os.environ.clear()
@@ -200,6 +206,11 @@ def _warm_up(imports: list[str], environ: dict[str, str], always_loaded: frozens
     script.prepare(always_loaded)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+
+
+def _import_shell() -> Any:
+    """What a warm process of sessions serves; no other carries it."""
+    return importlib.import_module("belljar.guest.shell")
 
 
 def _lend_matplotlib_its_cache() -> None:

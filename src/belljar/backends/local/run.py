@@ -37,7 +37,7 @@ _INLINE_BYTES = 64 * 1024  # a program larger than this travels in a memfd
 _CORES = os.cpu_count() or 1
 _CPU_CHECK_SECONDS_MIN = 0.01
 PIECE = struct.Struct("=QIH")  # number of the picture, its bytes in all, bytes of this piece
-_MIME = re.compile(r"[a-z]+/[a-z0-9.+-]{1,64}")
+_MIME = re.compile(r"([a-z]+/[A-Za-z0-9.+-]{1,64})(?:;bundle=([0-9]{1,9})(;result)?)?")
 
 
 class Stream:
@@ -56,15 +56,19 @@ class Stream:
         """Whether anything was dropped."""
         return self.seen_bytes > len(self.kept)
 
-    def read(self) -> bytes | None:
+    def read(self, bytes_max: int = _READ_BYTES) -> bytes | None:
         """What there is, within the limit (b"" when all of it was over); None when nothing is left for now."""
         try:
-            chunk = os.read(self.descriptor, _READ_BYTES)
+            chunk = os.read(self.descriptor, min(bytes_max, _READ_BYTES))
         except BlockingIOError:
             return None
         if not chunk:
             self.is_open = False
             return None
+        return self.take(chunk)
+
+    def take(self, chunk: bytes) -> bytes:
+        """Keep what is within the limit; return that."""
         self.seen_bytes += len(chunk)
         fitting = chunk[: max(0, self._bytes_max - len(self.kept))]
         self.kept += fitting
@@ -105,6 +109,7 @@ class Run:
         on_stuck: Callable[[Guest], None],
         extras: Sequence[Extra] = (),
         beside: int = 0,  # how many others run now
+        source: str = policy.PROGRAM_NAME,
     ) -> None:
         self._settle_seconds = min(
             _SETTLE_SECONDS + beside * _SETTLE_SECONDS_EACH, _SETTLE_SECONDS_MAX, execution.limits.wall_seconds
@@ -115,6 +120,7 @@ class Run:
         self._bounds = bounds
         self._shows = shows  # whether pictures may come
         self._extras = extras
+        self._source = source
         self._on_stuck = on_stuck
         self._loop = asyncio.get_running_loop()
         self._streams = (
@@ -159,12 +165,12 @@ class Run:
 
     def _send_program(self) -> None:
         execution = self._execution
-        packet = program_packet(execution, self._shows, self._extras)
+        packet = program_packet(execution, self._shows, self._extras, self._source)
         descriptors: list[int] = []
         lent = [descriptor for extra in self._extras for descriptor in extra.descriptors]
         try:
             if len(packet) > _INLINE_BYTES:
-                descriptors.append(_in_memfd(packet))
+                descriptors.append(in_memfd(packet))
                 packet = channel.build({"in_memfd": True})
             if self._shows:
                 descriptors.append(self._open_pictures())
@@ -474,7 +480,8 @@ class PictureReader:
     """Puts pictures together from a pipe into which a hostile program may write anything.
 
     Pieces of several pictures may alternate, as threads and processes write them. A piece is `PIECE`, and that much
-    of the picture; a picture's first piece is its type. See `guest/displays.py`.
+    of the picture; a picture's first piece is its type, and in a session which bundle of forms it belongs to. See
+    `guest/displays.py`.
     """
 
     def __init__(self, bounds: RequestSettings) -> None:
@@ -483,7 +490,7 @@ class PictureReader:
         self._bytes_left = bounds.display_bytes
         self._count_max = bounds.display_count
         self._unread = bytearray()
-        self._begun: dict[int, tuple[str, int, bytearray]] = {}  # type, size and what there is, by number
+        self._begun: dict[int, tuple[re.Match[str], int, bytearray]] = {}  # type, size and what there is, by number
 
     def feed(self, chunk: bytes) -> list[Display]:
         """Take some bytes; the pictures they complete."""
@@ -502,9 +509,9 @@ class PictureReader:
 
     def _take(self, number: int, size: int, piece: bytes) -> None:
         if number not in self._begun:
-            mime = piece.decode("ascii", "replace")
+            mime = _MIME.fullmatch(piece.decode("ascii", "replace"))
             too_many = len(self.complete) + len(self._begun) >= self._count_max
-            if not _MIME.fullmatch(mime) or not 0 < size <= self._bytes_left or too_many:
+            if mime is None or not 0 < size <= self._bytes_left or too_many:
                 self._refuse()
                 return
             self._bytes_left -= size
@@ -516,20 +523,27 @@ class PictureReader:
             self._refuse()
         elif len(content) == size:
             del self._begun[number]
-            self.complete.append(Display(mime=mime, content=bytes(content)))
+            self.complete.append(_display(mime, bytes(content)))
 
     def _refuse(self) -> None:
         self.is_refused = True
         self._begun.clear()
 
 
-def program_packet(execution: Execution, shows: bool, extras: Sequence[Extra] = ()) -> bytes:
+def _display(told: re.Match[str], content: bytes) -> Display:
+    mime, bundle, result = told.groups()
+    return Display(mime=mime, content=content, bundle=int(bundle) if bundle else None, is_result=bool(result))
+
+
+def program_packet(
+    execution: Execution, shows: bool, extras: Sequence[Extra] = (), source: str = policy.PROGRAM_NAME
+) -> bytes:
     """The program as `guest/script.py` reads it: the bare text where nothing else is asked for."""
     code = execution.code.encode()
     if not (shows or extras or execution.args or execution.env or execution.files or execution.artifacts):
         return channel.build({}, code)
     message = {
-        "files": [(policy.PROGRAM_NAME, len(code)), *((file.path, len(file.content)) for file in execution.files)],
+        "files": [(source, len(code)), *((file.path, len(file.content)) for file in execution.files)],
         "args": execution.args,
         "env": dict(execution.env),
         "displays": shows,
@@ -539,7 +553,8 @@ def program_packet(execution: Execution, shows: bool, extras: Sequence[Extra] = 
     return channel.build(message, b"".join((code, *(file.content for file in execution.files))))
 
 
-def _in_memfd(content: bytes) -> int:
+def in_memfd(content: bytes) -> int:
+    """A file in memory, for what is too large for a packet; the caller owns it."""
     descriptor = os.memfd_create("belljar", os.MFD_CLOEXEC)
     view = memoryview(content)
     while view:

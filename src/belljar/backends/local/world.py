@@ -1,7 +1,8 @@
 """The world of one environment: its warden, its zygotes by weight, its cells, and guests that wait for a program.
 
 A weight is what a zygote has imported: 'bare' has the standard library's basics, 'heavy' the environment's warm
-imports. Guests are forked and jailed ahead of demand; who leases one only has to send the program.
+imports, 'shell' those and IPython: its guests are sessions. Guests are forked and jailed ahead of demand; who leases
+one only has to send the program.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from belljar.zygote import protocol
 from belljar.zygote.handle import StartFailed, WardenHandle, ZygoteHandle, ZygoteListener
 
 _log = logging.getLogger("belljar.local")
-BARE, HEAVY = "bare", "heavy"
+BARE, HEAVY, SHELL = "bare", "heavy", "shell"
 _WARM_SECONDS = 120.0  # for imports, however slow the disk
 _CELL_SECONDS = 30.0
 _TRIM_SECONDS = 0.2
 _USE_WHAT_IS_WARM = ("scipy", "seaborn", "sklearn", "statsmodels", "pylab")  # slow without numpy at hand
 #: A guest pays for every page of the interpreter it touches, because touching copies it. That is not the program's.
-INTERPRETER_BYTES = {BARE: 4 << 20, HEAVY: 16 << 20}
+INTERPRETER_BYTES = {BARE: 4 << 20, HEAVY: 16 << 20, SHELL: 32 << 20}
 _START_FAILURES_MAX = 3  # ready guests that die unused, in a row, before we stop making them
 
 
@@ -81,8 +82,11 @@ class World(ZygoteListener):
         pool: PoolSettings,
         default_limits: Limits,
         walls: Mapping[str, Any],
+        shown: Mapping[str, str] | None = None,
     ) -> None:
+        """`shown` adds places of the host to what guests see, read-only."""
         self.environment = environment
+        self._shown = dict(shown or {})
         self.is_lost = False
         self.zygotes_replaced = 0
         self._berths = berths
@@ -99,9 +103,10 @@ class World(ZygoteListener):
         self._idle_cells: list[Cell] = []
         self._cells_being_made = 0
         self._trimming: asyncio.TimerHandle | None = None
-        self._ready: dict[str, deque[Guest]] = {BARE: deque(), HEAVY: deque()}
+        self._ready: dict[str, deque[Guest]] = {BARE: deque(), HEAVY: deque(), SHELL: deque()}
         self._guests: dict[int, Guest] = {}
         self._next_guest = 0
+        self._staying: set[int] = set()  # guests that are sessions
         self._used_at: dict[str, float] = {}
         self._start_failures = 0
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -117,7 +122,7 @@ class World(ZygoteListener):
         Raises:
             JailSetupFailed: the warden or the zygote did not come up.
         """
-        bound = bound_places(self.environment)
+        bound = {**bound_places(self.environment), **self._shown}
         orders = {
             "as_root": self._walls["as_root"],
             "uid_base": self._walls["uid_base"],
@@ -172,7 +177,8 @@ class World(ZygoteListener):
     async def _start_zygote(self, weight: str) -> ZygoteHandle:
         fresh = ZygoteHandle(weight, self)
         greeting = {
-            "imports": list(self.environment.warm_imports) if weight == HEAVY else [],
+            "imports": [] if weight == BARE else list(self.environment.warm_imports),
+            "stays": weight == SHELL,
             "environ": guest_environ(),
             "landlock_version": self._walls["landlock_version"],
             "changes_uid": self._walls["changes_uid"],
@@ -242,13 +248,14 @@ class World(ZygoteListener):
             self._warden.kill()
 
     def let_go_of_unused(self) -> None:
-        """Drop the heavy zygote and its ready guests when nobody has asked for it in a while."""
-        idle = self._loop.time() - self._used_at.get(HEAVY, 0.0)
-        if HEAVY in self._zygotes and idle > self._pool.idle_seconds and HEAVY not in self._starting:
-            for guest in list(self._ready[HEAVY]):
-                guest.cell.kill()
-            self._ready[HEAVY].clear()
-            self._retire(self._zygotes.pop(HEAVY))
+        """Drop heavy zygotes and their ready guests when nobody has asked for one in a while."""
+        for weight in (HEAVY, SHELL):
+            idle = self._loop.time() - self._used_at.get(weight, 0.0)
+            if weight in self._zygotes and idle > self._pool.idle_seconds and weight not in self._starting:
+                for guest in list(self._ready[weight]):
+                    guest.cell.kill()
+                self._ready[weight].clear()
+                self._retire(self._zygotes.pop(weight))
 
     # ---- guests
 
@@ -263,7 +270,7 @@ class World(ZygoteListener):
     @property
     def busy_guests(self) -> int:
         """How many have a program."""
-        return len(self._guests) - len(self._ready[BARE]) - len(self._ready[HEAVY])
+        return len(self._guests) - sum(map(len, self._ready.values())) - len(self._staying)
 
     async def lease(self, weight: str, limits: Limits) -> Guest:
         """A guest of this weight behind these limits: a ready one when there is one, else forked now.
@@ -304,8 +311,13 @@ class World(ZygoteListener):
         self._rotate_if_old(zygote)
         return guest
 
+    def keep(self, guest: Guest) -> None:
+        """This guest is a session: it stays, and its staying says nothing about how much is going on."""
+        self._staying.add(guest.number)
+
     def release(self, guest: Guest) -> None:
         """The run is over, and everything of it has been read. Use the cell again if it is as new."""
+        self._staying.discard(guest.number)
         guest.close()
         cell = guest.cell
         cell.is_leased = False
@@ -321,7 +333,7 @@ class World(ZygoteListener):
     def _trim_idle_cells(self) -> None:
         """Once nothing runs, give up the cells of the last burst: what is kept must not depend on past load."""
         self._trimming = None
-        if len(self._guests) > sum(map(len, self._ready.values())):
+        if self.busy_guests > 0:
             self._trimming = self._loop.call_later(_TRIM_SECONDS, self._trim_idle_cells)
             return
         for cell in list(self._idle_cells):

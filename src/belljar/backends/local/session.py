@@ -1,0 +1,498 @@
+"""A session: a guest that stays in its cell, with everything the host knows of it.
+
+Everything the guest says after its first word is untrusted: a packet that is not exactly the one that was due ends the
+session. How it ended is read from the kernel, never asked of the guest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from belljar import channel
+from belljar.backends.local.run import Extra, Stream, in_memfd
+from belljar.backends.local.toolline import SessionTools
+from belljar.backends.local.turn import End, Turn
+from belljar.backends.local.world import INTERPRETER_BYTES, Guest, World
+from belljar.contract.artifacts import compile_globs
+from belljar.contract.backend import Watcher
+from belljar.contract.errors import (
+    CannotBranch,
+    FileNotInSession,
+    InvalidExecution,
+    JailSetupFailed,
+    SessionEnded,
+    TooLarge,
+    UnsafePath,
+    ZygoteDied,
+)
+from belljar.contract.execution import Evidence, Execution, Limits
+from belljar.contract.files import File, check_relative_path
+from belljar.contract.sessions import LiveSession, SessionOrder, WorkFile
+from belljar.jail import workdir, workfiles
+from belljar.settings import RequestSettings
+
+_SILENCE_SECONDS = 10.0
+_INLINE_BYTES = 64 * 1024
+_LINGERING_MAX = 16  # pipes of past cells that somebody still holds
+_IDLE_CHECK_SECONDS = 10.0
+
+
+class LocalSession:
+    """An interpreter that stays. All methods run on the loop's thread; one cell at a time."""
+
+    def __init__(self, world: World, guest: Guest, limits: Limits, bounds: RequestSettings, owner: int | None) -> None:
+        self.cgroup = guest.cell.berth.cgroup
+        self._world = world
+        self._guest = guest
+        self._limits = limits
+        self._bounds = bounds
+        self._owner = owner  # host uid of the program's files; None: our own
+        self._loop = asyncio.get_running_loop()
+        self._started: asyncio.Future[list[int]] = self._loop.create_future()
+        self._work_dir = self._pidfd = -1
+        self._turn: Turn | None = None
+        self._cells = 0
+        self._reason: str | None = None
+        self._status: asyncio.Future[int | None] = self._loop.create_future()
+        self._buried: asyncio.Task[None] | None = None
+        self._tells: list[Callable[[], None]] = []
+        self._background = Background(limits.output_bytes)
+        self._idle_check: asyncio.TimerHandle | None = None
+        self.tools: SessionTools | None = None
+        guest.ended = self._on_guest_ended
+        world.keep(guest)
+
+    # ---- opening
+
+    async def start(self, order: SessionOrder, extras: Sequence[Extra] = ()) -> None:
+        """Lay out its files and wait for its first word. On any failure nothing is left.
+
+        Raises:
+            ZygoteDied: the guest is gone; another may be tried.
+            JailSetupFailed, InvalidExecution: it could not be made ready.
+        """
+        try:
+            if self.cgroup is not None:
+                self.cgroup.limit(
+                    self._limits.memory_bytes + INTERPRETER_BYTES[self._guest.weight], self._limits.processes
+                )
+                self.cgroup.begin()
+                self._guest.cell.on_memory_event = self._on_memory_event
+            self._loop.add_reader(self._guest.channel, self._on_message)
+            self._send_order(order, extras)
+            async with asyncio.timeout(_SILENCE_SECONDS):
+                self._work_dir, self._pidfd = await self._started
+        except BaseException as error:
+            self.end("lost")
+            await self._wait_until_buried()
+            if isinstance(error, TimeoutError):
+                self._world.unstick(self._guest)
+                raise ZygoteDied("the session's process did not start in time") from error
+            if isinstance(error, OSError):
+                raise JailSetupFailed("cgroup", str(error)) from error
+            if isinstance(error, channel.ChannelClosed):
+                raise ZygoteDied("the guest was gone before its session began") from error
+            raise
+        self._background.open(self._guest.stdout, self._guest.stderr)
+        self._watch_idleness()
+
+    def _send_order(self, order: SessionOrder, extras: Sequence[Extra]) -> None:
+        message = {
+            "files": [(file.path, len(file.content)) for file in order.files],
+            "env": dict(order.env),
+            "extras": [(extra.name, extra.argument, len(extra.descriptors)) for extra in extras],
+        }
+        packet = channel.build(message, b"".join(file.content for file in order.files))
+        lent = [descriptor for extra in extras for descriptor in extra.descriptors]
+        if len(packet) <= _INLINE_BYTES:
+            self.send(packet, lent)
+            return
+        memfd = in_memfd(packet)
+        try:
+            self.send(channel.build({"in_memfd": True}), [memfd, *lent])
+        finally:
+            os.close(memfd)
+
+    def send(self, packet: bytes, descriptors: list[int]) -> None:
+        """Hand a packet to the guest; the caller keeps its copies of the descriptors."""
+        channel.send_packet(self._guest.channel, packet, descriptors)
+
+    # ---- what the guest says
+
+    def _on_message(self) -> None:
+        try:
+            message, _, descriptors = channel.receive(self._guest.channel, 0 if self._started.done() else 2)
+        except BlockingIOError:
+            return
+        except channel.ChannelClosed:
+            self._on_broken_channel()
+            return
+        if not self._started.done():
+            self._hear_first_word(message, descriptors)
+        elif self.cgroup is not None and self.cgroup.oom_kills() > 0:
+            self.end("memory")  # of a child: the cell itself may not even have noticed
+        elif self._turn is not None and message.get("ended") == self._turn.number and "error" in message:
+            self._turn.answer(message)
+        else:
+            self.end("crash")  # nothing else was due: it is the program who speaks
+
+    def _on_broken_channel(self) -> None:
+        """Its end was closed, most often because its process ends now; or the program wrote nonsense."""
+        self._loop.remove_reader(self._guest.channel)
+        if not self._started.done():
+            self._started.set_exception(ZygoteDied("the guest ended before its session began"))
+        has_left = False
+        with contextlib.suppress(OSError):
+            has_left = not self._guest.channel.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        if not has_left:
+            self.end("crash")
+        elif self._turn is None:  # a cell that runs has its own clock
+            self._loop.call_later(_SILENCE_SECONDS, self.end, "crash")
+
+    def _hear_first_word(self, message: Mapping[str, Any], descriptors: list[int]) -> None:
+        if len(descriptors) == 2:
+            self._started.set_result(descriptors)
+            return
+        for descriptor in descriptors:
+            os.close(descriptor)
+        step, reason = str(message.get("failed")), str(message.get("reason"))
+        if step == "files":
+            why = InvalidExecution(f"the files do not fit: {reason}; ask for more disk_mb", field="files")
+            self._started.set_exception(why)
+        else:
+            self._started.set_exception(JailSetupFailed(step, reason))
+
+    # ---- cells
+
+    async def run(self, cell: Execution, watcher: Watcher | None = None) -> Evidence:
+        """Run one cell to its end. Cancelling interrupts it, and ends the session if it will not be interrupted."""
+        self._check_alive()
+        self._cells += 1
+        self._turn = Turn(self, self._cells, cell, watcher, self._bounds)
+        if self.tools is not None:
+            self.tools.begin(watcher)
+        try:
+            try:
+                self._turn.start()
+            except ZygoteDied:
+                self.end("crash")
+                await self._wait_until_buried()
+                raise self._ended_error() from None
+            evidence = await self._turn.finish()
+            return evidence if self.tools is None else self.tools.complete(evidence)
+        finally:
+            self._turn = None
+            if self.tools is not None:
+                self.tools.end()
+            if self._buried is not None:
+                await self._wait_until_buried()
+            else:
+                self._background.resume()
+                self._watch_idleness()
+
+    def interrupt(self) -> None:
+        """KeyboardInterrupt in the running cell; nothing when there is none."""
+        if self._turn is not None:
+            self.signal_interrupt()
+
+    def signal_interrupt(self) -> None:
+        """SIGINT to the guest's own process."""
+        if self._pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGINT)
+
+    def take_background(self) -> bytes:
+        """What was written between cells, marked as such."""
+        return self._background.take()
+
+    def adopt(self, stream: Stream) -> None:
+        """Read on from a pipe whose cell has ended, while somebody holds it."""
+        self._background.adopt(stream)
+
+    async def branch(self, reseed: bool = True) -> LiveSession:
+        """An independent copy of the live state."""
+        raise CannotBranch("branching is not offered yet")
+
+    def memory_bytes(self) -> int:
+        """What it holds now."""
+        return 0 if self.cgroup is None or self._reason is not None else self.cgroup.memory_bytes()
+
+    def _watch_idleness(self) -> None:
+        """Threads that go on between cells use processor time that no cell's clock counts."""
+        if self._idle_check is not None:
+            self._idle_check.cancel()
+        if self.cgroup is not None and self._reason is None:
+            before = self.cgroup.cpu_seconds()
+            self._idle_check = self._loop.call_later(_IDLE_CHECK_SECONDS, self._check_idleness, before)
+
+    def _check_idleness(self, before: float) -> None:
+        if self._reason is not None or self.cgroup is None:
+            return
+        if self._turn is None and self.cgroup.cpu_seconds() - before > self._limits.cpu_seconds:
+            self.end("timeout")
+        else:
+            again = 0.0 if self._turn is not None else before
+            self._idle_check = self._loop.call_later(_IDLE_CHECK_SECONDS, self._check_idleness, again)
+
+    # ---- files
+
+    async def write_file(self, path: str, content: bytes) -> None:
+        """Make or replace a file in the work directory."""
+        path = check_relative_path(path)
+        if len(content) > self._bounds.files_bytes:
+            raise TooLarge(f"{path}: {len(content):,} bytes are more than the {self._bounds.files_bytes:,} taken here")
+        try:
+            await self._on_work_dir(workfiles.write, path, content, self._owner)
+        except workfiles.NoRoom as error:
+            raise TooLarge(f"{path} cannot be written: {error}; remove files or ask for more disk_mb") from None
+        except workfiles.NotThere:
+            raise UnsafePath(f"{path}: something that is no directory, or a link, is in the way", path=path) from None
+
+    async def read_file(self, path: str) -> bytes:
+        """The content of a regular file in the work directory."""
+        path = check_relative_path(path)
+        try:
+            content: bytes = await self._on_work_dir(workfiles.read, path, self._bounds.files_bytes)
+        except workfiles.NotThere:
+            raise FileNotInSession(f"the session has no regular file {path!r}", path=path) from None
+        except workdir.TooMuch as error:
+            raise TooLarge(f"{error}; make it smaller, or split it") from None
+        return content
+
+    async def delete_file(self, path: str) -> None:
+        """Remove a file of the work directory."""
+        path = check_relative_path(path)
+        try:
+            await self._on_work_dir(workfiles.delete, path)
+        except workfiles.NotThere:
+            raise FileNotInSession(f"the session has no file {path!r}", path=path) from None
+
+    async def list_files(self) -> Sequence[WorkFile]:
+        """Regular files of the work directory, at any depth, in order of their paths."""
+        try:
+            found = await self._on_work_dir(workfiles.entries)
+        except workdir.TooMuch as error:
+            raise TooLarge(str(error)) from None
+        return [WorkFile(path=path, size_bytes=size, modified_at=at) for path, size, at in found]
+
+    async def collect(self, cell: Execution) -> tuple[File, ...]:
+        """The files that the globs of a cell match now."""
+        matches = compile_globs(cell.artifacts).fullmatch
+        bounds = self._bounds
+        try:
+            found = await self._on_work_dir(
+                workdir.collect, lambda path: matches(path) is not None, bounds.file_count, bounds.files_bytes
+            )
+        except workdir.TooMuch as error:
+            raise TooLarge(f"artifacts: {error}; ask for fewer", field="artifacts") from None
+        return tuple(File(path=path, content=content) for path, content in found)
+
+    async def _on_work_dir(self, work: Callable[..., Any], *args: Any) -> Any:
+        """In a thread: the program may have made a tree that takes its time. With a descriptor that nobody closes."""
+        self._check_alive()
+        root = os.dup(self._work_dir)
+
+        def on_thread() -> Any:
+            try:
+                return work(root, *args)
+            finally:
+                os.close(root)
+
+        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, on_thread))
+
+    # ---- the end
+
+    @property
+    def ended(self) -> str | None:
+        """Why it has ended; None while it lives."""
+        return self._reason
+
+    def on_end(self, tell: Callable[[], None]) -> None:
+        """Call `tell()` once it has ended, whatever the reason."""
+        if self._buried is not None and self._buried.done():
+            tell()
+        else:
+            self._tells.append(tell)
+
+    async def close(self) -> None:
+        """End it and everything it started; nothing is left when this returns."""
+        self.end("closed")
+        await self._wait_until_buried()
+
+    def end(self, reason: str) -> None:
+        """Kill everyone in it. The first reason given is the one remembered."""
+        if self._reason is None:
+            self._reason = reason
+            if self._idle_check is not None:
+                self._idle_check.cancel()
+            self._guest.cell.kill()
+            self._buried = self._loop.create_task(self._bury())
+
+    def _check_alive(self) -> None:
+        if self._reason is not None:
+            raise self._ended_error()
+
+    def _ended_error(self) -> SessionEnded:
+        return SessionEnded(f"the session has ended: {self._reason}", reason=self._reason)
+
+    def _on_guest_ended(self, status: int | None, cpu_seconds: float) -> None:
+        if not self._status.done():
+            self._status.set_result(status)
+        if not self._started.done():
+            self._started.set_exception(ZygoteDied("the guest ended before its session began"))
+        self.end(self._judge(status))
+
+    def _judge(self, status: int | None) -> str:
+        if self.cgroup is not None and self.cgroup.oom_kills() > 0:
+            return "memory"
+        if status is None:
+            return "lost"
+        return "exit" if os.WIFEXITED(status) else "crash"
+
+    def _on_memory_event(self) -> None:
+        """Version 1 cgroups kill one process of several and let the rest go on: end them too."""
+        if self.cgroup is not None and self.cgroup.oom_kills() > 0:
+            self.end("memory")
+
+    async def _wait_until_buried(self) -> None:
+        assert self._buried is not None
+        while not self._buried.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([self._buried])
+
+    async def _bury(self) -> None:
+        """Wait until everyone is dead, tell the cell that ran, and give everything back."""
+        guest, cell = self._guest, self._guest.cell
+        while not cell.is_gone:
+            await asyncio.wait([cell.gone], timeout=_SILENCE_SECONDS)
+            if not cell.is_gone:
+                self._world.unstick(guest)
+        await asyncio.wait([self._status], timeout=_SILENCE_SECONDS)
+        status = self._status.result() if self._status.done() else None
+        if self.cgroup is not None and self._reason in ("crash", "lost") and self.cgroup.oom_kills() > 0:
+            self._reason = "memory"
+        assert self._reason is not None
+        if self._turn is not None:
+            self._turn.answer(self._describe_end(self._reason, status))
+        self._loop.remove_reader(guest.channel)
+        cell.on_memory_event = None
+        self._background.close()
+        for descriptor in (self._work_dir, self._pidfd):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._work_dir = self._pidfd = -1
+        if self._started.done() and not self._started.cancelled():
+            self._started.exception()
+        if self.tools is not None:
+            self.tools.close()
+        self._world.release(guest)
+        for tell in self._tells:
+            tell()
+
+    def _describe_end(self, reason: str, status: int | None) -> End:
+        if self.cgroup is None:
+            return End(reason, status, 0, 0.0, 0)
+        oom_kills = self.cgroup.oom_kills() if reason == "memory" else 0
+        return End(reason, status, oom_kills, self.cgroup.cpu_seconds(), self.cgroup.memory_peak_bytes())
+
+
+class Background:
+    """What is written when no cell runs, or by those whom an earlier cell has left behind.
+
+    Kept up to a bound, past which nobody reads: whoever writes then waits. Shown with the next cell.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._loop = asyncio.get_running_loop()
+        self._own: list[Stream] = []  # the guest's first pipes, which stay
+        self._lingering: deque[Stream] = deque()
+        self._kept: list[tuple[str, bytes]] = []
+        self._kept_bytes = 0
+        self._is_reading = False
+
+    def open(self, stdout: int, stderr: int) -> None:
+        """Begin to listen; whoever made the two pipes closes them."""
+        self._own = [Stream("stdout", stdout, 0), Stream("stderr", stderr, 0)]
+        self.resume()
+
+    def adopt(self, stream: Stream) -> None:
+        """Listen to, and own, a pipe whose cell has ended."""
+        if not stream.is_open:
+            os.close(stream.descriptor)
+            return
+        self._lingering.append(stream)
+        if self._is_reading:
+            self._loop.add_reader(stream.descriptor, self._on_readable, stream)
+        if len(self._lingering) > _LINGERING_MAX:
+            self._let_go(self._lingering[0])
+
+    def take(self) -> bytes:
+        """All there is, marked; from now on it is forgotten."""
+        for stream in (*self._own, *self._lingering):
+            if stream.is_open:
+                self._on_readable(stream)
+        if not self._kept:
+            return b""
+        pieces = [b"[written between cells]\n"]
+        last = b"\n"
+        for _, chunk in self._kept:
+            pieces.append(chunk)
+            last = chunk[-1:]
+        pieces.append(b"" if last == b"\n" else b"\n")
+        pieces.append(b"[end of what was written between cells]\n")
+        self._kept.clear()
+        self._kept_bytes = 0
+        self.resume()
+        return b"".join(pieces)
+
+    def resume(self) -> None:
+        """Listen again, if there is room."""
+        if not self._is_reading and self._kept_bytes < self._bytes_max:
+            self._is_reading = True
+            for stream in (*self._own, *self._lingering):
+                if stream.is_open:
+                    self._loop.add_reader(stream.descriptor, self._on_readable, stream)
+
+    def _pause(self) -> None:
+        if self._is_reading:
+            self._is_reading = False
+            for stream in (*self._own, *self._lingering):
+                self._loop.remove_reader(stream.descriptor)
+
+    def _on_readable(self, stream: Stream) -> None:
+        try:
+            chunk = os.read(stream.descriptor, 65536)
+        except BlockingIOError:
+            return
+        if not chunk:
+            stream.is_open = False
+            self._loop.remove_reader(stream.descriptor)
+            if stream in self._lingering:
+                self._let_go(stream)
+            return
+        self._kept.append((stream.name, chunk))
+        self._kept_bytes += len(chunk)
+        if self._kept_bytes >= self._bytes_max:
+            self._pause()
+
+    def _let_go(self, stream: Stream) -> None:
+        self._lingering.remove(stream)
+        self._loop.remove_reader(stream.descriptor)
+        os.close(stream.descriptor)
+
+    def close(self) -> None:
+        """Stop listening; the guest's own pipes are closed by whoever made them."""
+        self._pause()
+        for stream in self._own:
+            self._loop.remove_reader(stream.descriptor)
+        self._own = []
+        while self._lingering:
+            self._let_go(self._lingering[0])

@@ -1,0 +1,407 @@
+"""One cell of a session, from its first byte in to its last byte out.
+
+A cell has pipes of its own, made for it and sent with it. When the guest says that the cell has ended, all that was
+written by then is in those pipes, so exactly that much is read; what comes later, from whomever the cell has left
+behind, is the session's background.
+
+Whether the code raised is the guest's word: nobody else can know, and only its own caller reads it. Time, memory,
+processor and death are judged from outside, as for any run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import struct
+import termios
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+from belljar import channel
+from belljar.backends.local.run import PictureReader, Stream, in_memfd
+from belljar.contract.backend import Watcher
+from belljar.contract.errors import ZygoteDied
+from belljar.contract.execution import Evidence, Execution, ProgramError
+from belljar.contract.files import File
+from belljar.jail.cgroups import CellCgroup
+from belljar.settings import RequestSettings
+
+_SETTLE_SECONDS = 0.02
+_GRACE_SECONDS = 2.0  # for an interrupted cell to come back
+_AGAIN_SECONDS = 0.4  # one interrupt may be swallowed
+_INLINE_BYTES = 64 * 1024
+_READ_BYTES = 65536
+_CORES = os.cpu_count() or 1
+_CPU_CHECK_SECONDS_MIN = 0.01
+_SKIPPED_MAX = 256
+_NAME_CHARACTERS, _MESSAGE_CHARACTERS, _TRACE_CHARACTERS = 200, 4000, 20_000
+
+
+class End(NamedTuple):
+    """How a session ended, as seen from outside."""
+
+    reason: str
+    status: int | None  # of its process; None: nobody knows
+    oom_kills: int
+    cpu_seconds: float
+    memory_peak_bytes: int
+
+
+class Place(Protocol):
+    """The session that a cell runs in."""
+
+    cgroup: CellCgroup | None
+
+    def send(self, packet: bytes, descriptors: list[int]) -> None:
+        """Hand something to the guest."""
+
+    def signal_interrupt(self) -> None:
+        """SIGINT to the guest's own process."""
+
+    def end(self, reason: str) -> None:
+        """Kill everyone."""
+
+    def take_background(self) -> bytes:
+        """What was written between cells, as the next one shows it."""
+
+    def adopt(self, stream: Stream) -> None:
+        """Read on from a pipe whose cell has ended."""
+
+    async def collect(self, cell: Execution) -> tuple[File, ...]:
+        """The files the cell's caller asked for."""
+
+
+class DisplayReader(PictureReader):
+    """Drops what is over the bounds and takes what comes after; broken rules still end all hearing."""
+
+    def __init__(self, bounds: RequestSettings) -> None:
+        super().__init__(bounds)
+        self.dropped = 0
+        self._skipped: dict[int, int] = {}  # bytes still to come, by number
+
+    def _take(self, number: int, size: int, piece: bytes) -> None:
+        if number in self._skipped:
+            self._skipped[number] -= len(piece)
+            if self._skipped[number] <= 0:
+                del self._skipped[number]
+            return
+        is_over = size > self._bytes_left or len(self.complete) + len(self._begun) >= self._count_max
+        if number in self._begun or not is_over:
+            super()._take(number, size, piece)
+            return
+        self.dropped += 1
+        self._skipped[number] = size
+        if len(self._skipped) > _SKIPPED_MAX:
+            self._refuse()
+
+
+class Turn:
+    """A cell at work. `finish` must be awaited to its end, or cancelled: both leave the session idle or ended."""
+
+    def __init__(
+        self, place: Place, number: int, cell: Execution, watcher: Watcher | None, bounds: RequestSettings
+    ) -> None:
+        self.number = number
+        self._place = place
+        self._cell = cell
+        self._watcher = watcher
+        self._bounds = bounds
+        self._loop = asyncio.get_running_loop()
+        self._answered: asyncio.Future[Mapping[str, Any] | End] = self._loop.create_future()
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._watched: set[int] = set()
+        self._resuming: asyncio.Task[None] | None = None
+        self._deadline_passed = self._cpu_exhausted = self._flooded = False
+        self._is_stopping = False
+        self._pictures = DisplayReader(bounds)
+        self._streams: tuple[Stream, ...] = ()
+        self._picture_pipe = -1
+
+    def start(self) -> None:
+        """Hand the cell over.
+
+        Raises:
+            ZygoteDied: the guest does not listen.
+        """
+        if self._place.cgroup is not None:
+            self._place.cgroup.begin()
+        self._started_at = self._loop.time()
+        background = self._place.take_background()
+        theirs: list[int] = []
+        try:
+            self._open_pipes(theirs)
+            code = self._cell.code.encode()
+            message: dict[str, Any] = {"cell": self.number}
+            if len(code) > _INLINE_BYTES:
+                theirs.insert(0, in_memfd(code))
+                message["in_memfd"], code = True, b""
+            self._place.send(channel.build(message, code), theirs)
+        except (channel.ChannelClosed, BlockingIOError) as error:
+            self._close_pipes()
+            raise ZygoteDied("the session's process does not listen") from error
+        finally:
+            for descriptor in theirs:
+                os.close(descriptor)
+        if self._watcher is not None:
+            self._watcher.started()
+        self._streams[1].take(background)
+        self._pass_on(self._streams[1], background)
+        if self._watcher is not None:
+            self._settle_in()
+        else:
+            self._timers["settle"] = self._loop.call_later(_SETTLE_SECONDS, self._settle_in)
+
+    def _open_pipes(self, theirs: list[int]) -> None:
+        ours = []
+        for _ in range(3):
+            read, write = os.pipe2(os.O_CLOEXEC)
+            os.set_blocking(read, False)
+            ours.append(read)
+            theirs.append(write)
+        for pipe in theirs[:2]:
+            os.fchmod(pipe, 0o666)  # it is ours; a program that opens /dev/stdout must be able to
+        output_bytes = self._cell.limits.output_bytes
+        self._streams = Stream("stdout", ours[0], output_bytes), Stream("stderr", ours[1], output_bytes)
+        self._picture_pipe = ours[2]
+
+    # ---- while it runs
+
+    def _settle_in(self) -> None:
+        """The cell takes its time: read its output as it comes, and keep its clocks."""
+        limits = self._cell.limits
+        elapsed = self._loop.time() - self._started_at
+        for stream in self._streams:
+            self._watch(stream.descriptor, self._on_output, stream)
+        self._watch(self._picture_pipe, self._on_picture)
+        self._timers["wall"] = self._loop.call_later(max(0.0, limits.wall_seconds - elapsed), self._on_deadline)
+        if self._place.cgroup is not None:
+            self._timers["cpu"] = self._loop.call_later(
+                max(0.0, limits.cpu_seconds / _CORES - elapsed), self._check_cpu
+            )
+
+    def _watch(self, descriptor: int, callback: Any, *args: Any) -> None:
+        if descriptor not in self._watched:
+            self._watched.add(descriptor)
+            self._loop.add_reader(descriptor, callback, *args)
+
+    def _unwatch(self, descriptor: int) -> None:
+        if descriptor in self._watched:
+            self._watched.discard(descriptor)
+            self._loop.remove_reader(descriptor)
+
+    def _on_output(self, stream: Stream) -> None:
+        self._pass_on(stream, stream.read())
+        if not stream.is_open:
+            self._unwatch(stream.descriptor)
+        if self._watcher is not None and self._watcher.is_behind and self._resuming is None:
+            for each in self._streams:
+                self._unwatch(each.descriptor)
+            self._resuming = self._loop.create_task(self._resume(self._watcher))
+
+    async def _resume(self, watcher: Watcher) -> None:
+        await watcher.caught_up()
+        self._resuming = None
+        if not self._answered.done():
+            for stream in self._streams:
+                if stream.is_open:
+                    self._watch(stream.descriptor, self._on_output, stream)
+
+    def _pass_on(self, stream: Stream, chunk: bytes | None) -> None:
+        if chunk and self._watcher is not None:
+            self._watcher.wrote(stream.name, chunk)
+        if sum(each.seen_bytes for each in self._streams) > self._bounds.flood_bytes and not self._flooded:
+            self._flooded = True
+            self.stop()
+
+    def _on_picture(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._take_pictures(os.read(self._picture_pipe, _READ_BYTES))
+
+    def _take_pictures(self, chunk: bytes) -> None:
+        for picture in self._pictures.feed(chunk):
+            if self._watcher is not None:
+                self._watcher.displayed(picture)
+        if not chunk:
+            self._unwatch(self._picture_pipe)
+
+    def _on_deadline(self) -> None:
+        self._deadline_passed = True
+        self.stop()
+
+    def _check_cpu(self) -> None:
+        assert self._place.cgroup is not None
+        left = self._cell.limits.cpu_seconds - self._place.cgroup.cpu_seconds()
+        if left <= 0:
+            self._cpu_exhausted = True
+            self.stop()
+        else:
+            self._timers["cpu"] = self._loop.call_later(max(_CPU_CHECK_SECONDS_MIN, left / _CORES), self._check_cpu)
+
+    def stop(self) -> None:
+        """Interrupt the cell, and end the session if that does not bring it back."""
+        if not self._is_stopping and not self._answered.done():
+            self._is_stopping = True
+            self._timers["grace"] = self._loop.call_later(_GRACE_SECONDS, self._place.end, "timeout")
+            self._interrupt_again()
+
+    def _interrupt_again(self) -> None:
+        self._place.signal_interrupt()
+        self._timers["again"] = self._loop.call_later(_AGAIN_SECONDS, self._interrupt_again)
+
+    # ---- when it ends
+
+    def answer(self, message: Mapping[str, Any] | End) -> None:
+        """The guest says that the cell has ended, or the session has."""
+        if not self._answered.done():
+            self._answered.set_result(message)
+
+    async def finish(self) -> Evidence:
+        """Wait for the end and report what was seen.
+
+        Raises:
+            ZygoteDied: the session was lost, and what became of the cell cannot be told.
+        """
+        try:
+            answer = await self._wait()
+            wall_seconds = self._loop.time() - self._started_at
+            self._stop_watching()
+            self._read_the_rest(everything=isinstance(answer, End))
+            if isinstance(answer, End):
+                return self._evidence_of_end(answer, wall_seconds)
+            return await self._evidence(answer, wall_seconds)
+        finally:
+            self._stop_watching()
+            self._close_pipes()
+
+    async def _wait(self) -> Mapping[str, Any] | End:
+        try:
+            return await asyncio.shield(self._answered)
+        except asyncio.CancelledError:
+            self.stop()
+            while not self._answered.done():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait([self._answered])
+            raise
+
+    def _read_the_rest(self, everything: bool) -> None:
+        """Read what is in the pipes now, and no more: whoever still writes to them is not the cell."""
+        for stream in self._streams:
+            left = 1 << 30 if everything else _readable_bytes(stream.descriptor)
+            while left > 0 and stream.is_open:
+                before = stream.seen_bytes
+                chunk = stream.read(left)
+                if chunk is None:
+                    break
+                left -= stream.seen_bytes - before
+                self._pass_on(stream, chunk)
+        left = 1 << 30 if everything else _readable_bytes(self._picture_pipe)
+        with contextlib.suppress(BlockingIOError):
+            while left > 0 and (chunk := os.read(self._picture_pipe, min(left, _READ_BYTES))):
+                left -= len(chunk)
+                self._take_pictures(chunk)
+
+    async def _evidence(self, answer: Mapping[str, Any], wall_seconds: float) -> Evidence:
+        cgroup = self._place.cgroup
+        cpu_seconds = cgroup.cpu_seconds() if cgroup is not None else 0.0
+        peak = cgroup.memory_peak_bytes() if cgroup is not None else 0
+        error = read_error(answer.get("error"))
+        artifacts = await self._place.collect(self._cell) if self._cell.artifacts else ()
+        return self._seen(
+            exit_code=0 if error is None else 1,
+            error=error,
+            artifacts=artifacts,
+            wall_seconds=wall_seconds,
+            cpu_seconds=cpu_seconds,
+            memory_peak_bytes=peak,
+        )
+
+    def _evidence_of_end(self, end: End, wall_seconds: float) -> Evidence:
+        if end.status is None and not self._is_stopping and not end.oom_kills:
+            raise ZygoteDied("the session was lost; open a new one")
+        code = os.waitstatus_to_exitcode(end.status) if end.status is not None else None
+        return self._seen(
+            exit_code=code if code is not None and code >= 0 else None,
+            signal=-code if code is not None and code < 0 else None,
+            oom_kills=end.oom_kills,
+            error=ProgramError(type="SessionEnded", message=f"the session has ended: {end.reason}", traceback=()),
+            wall_seconds=wall_seconds,
+            cpu_seconds=end.cpu_seconds,
+            memory_peak_bytes=end.memory_peak_bytes,
+        )
+
+    def _seen(self, **facts: Any) -> Evidence:
+        stdout, stderr = self._streams
+        if self._pictures.dropped or self._pictures.is_refused:
+            self._note_dropped(stderr)
+        return Evidence(
+            deadline_passed=self._deadline_passed,
+            cpu_exhausted=self._cpu_exhausted,
+            output_flooded=self._flooded,
+            stdout=bytes(stdout.kept),
+            stderr=bytes(stderr.kept),
+            stdout_cut=stdout.was_cut,
+            stderr_cut=stderr.was_cut,
+            displays=tuple(self._pictures.complete),
+            **facts,
+        )
+
+    def _note_dropped(self, stderr: Stream) -> None:
+        bounds = self._bounds
+        what = f"{self._pictures.dropped or 'Some'} of what this cell showed was dropped"
+        most = f"a cell may show {bounds.display_count} forms of {bounds.display_bytes >> 20} MiB together"
+        note = f"[{what}: {most}]\n".encode()
+        stderr.kept += note
+        stderr.seen_bytes += len(note)
+        if self._watcher is not None:
+            self._watcher.wrote(stderr.name, note)
+
+    def _stop_watching(self) -> None:
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        if self._resuming is not None:
+            self._resuming.cancel()
+            self._resuming = None
+        for descriptor in list(self._watched):
+            self._unwatch(descriptor)
+
+    def _close_pipes(self) -> None:
+        for stream in self._streams:
+            self._place.adopt(stream)
+        self._streams = ()
+        if self._picture_pipe >= 0:
+            os.close(self._picture_pipe)
+            self._picture_pipe = -1
+
+
+def read_error(told: object) -> ProgramError | None:
+    """What the guest says its cell raised; anything may stand there."""
+    if told is None:
+        return None
+    if not isinstance(told, dict):
+        return ProgramError(type="Error", message="", traceback=())
+    name, message, lines = told.get("type"), told.get("message"), told.get("traceback")
+    kept: list[str] = []
+    left = _TRACE_CHARACTERS
+    for line in lines if isinstance(lines, list) else ():
+        if not isinstance(line, str) or left <= 0:
+            break
+        kept.append(_clean(line, left))
+        left -= len(line) + 1
+    return ProgramError(
+        type=_clean(name, _NAME_CHARACTERS) or "Error",
+        message=_clean(message, _MESSAGE_CHARACTERS),
+        traceback=tuple(kept),
+    )
+
+
+def _clean(text: object, characters_max: int) -> str:
+    """Text that can be encoded: a lone surrogate would blow up wherever somebody first writes it to a socket."""
+    return text[:characters_max].encode("utf-8", "replace").decode() if isinstance(text, str) else ""
+
+
+def _readable_bytes(pipe: int) -> int:
+    (count,) = struct.unpack("=i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))
+    return int(count)

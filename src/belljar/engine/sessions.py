@@ -1,0 +1,382 @@
+"""Sessions by id: who may use one, one cell at a time, how long it is kept, how many there may be.
+
+An id belongs to its caller: two callers may choose the same one, and neither learns of the other's. A session that has
+ended is remembered, with the reason, until it would have expired; whoever asks for it then is told why.
+
+A cell waits for its session first and for a running slot second, so that cells waiting for each other hold no slot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from belljar.contract.backend import Watcher
+from belljar.contract.errors import (
+    SessionBusy,
+    SessionEnded,
+    SessionExists,
+    SessionNotFound,
+    TooManySessions,
+)
+from belljar.contract.execution import Event, Evidence, Execution, Outcome
+from belljar.contract.sessions import LiveSession, SessionOrder, SessionState, WorkFile
+
+if TYPE_CHECKING:
+    from belljar.engine.execute import Engine
+
+_REMEMBERED_MAX = 10_000
+_RETRY_SECONDS_MAX = 60.0
+
+_Key = tuple[str, str]  # caller and id
+
+
+class _Session:
+    """A live session and its place in the house."""
+
+    def __init__(self, order: SessionOrder, live: LiveSession, parent: str | None = None) -> None:
+        self.order = order
+        self.live = live
+        self.parent = parent
+        self.turn = asyncio.Lock()  # who holds it runs a cell, or branches
+        self.cells = 0
+        self.created_at = self.last_used_at = time.time()
+        self.timer: asyncio.TimerHandle | None = None
+
+    @property
+    def key(self) -> _Key:
+        return self.order.caller, self.order.id
+
+    @property
+    def is_busy(self) -> bool:
+        return self.turn.locked()
+
+    @property
+    def expires_at(self) -> float:
+        return self.last_used_at + self.order.idle_seconds
+
+    def state(self) -> SessionState:
+        order = self.order
+        return SessionState(
+            id=order.id,
+            language=order.language,
+            environment=order.environment,
+            is_busy=self.is_busy,
+            cells=self.cells,
+            memory_bytes=self.live.memory_bytes(),
+            created_at=self.created_at,
+            last_used_at=self.last_used_at,
+            expires_at=self.expires_at,
+            parent=self.parent,
+            limits=order.limits,
+        )
+
+
+class Sessions:
+    """Every session of one engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._settings = engine.settings.sessions
+        self._live: dict[_Key, _Session] = {}
+        self._coming: Counter[str] = Counter()  # by caller: being opened, and counted already
+        self._opening: set[_Key] = set()
+        self._gone: dict[_Key, tuple[str, float]] = {}  # reason, and until when it is remembered
+        self._ended: Counter[str] = Counter()  # by reason
+        self._opened = self._branched = 0
+        self.on_end: Callable[[str, str, int], None] | None = None  # hears id, reason and cells of each that is gone
+
+    # ---- opening
+
+    async def open(self, order: SessionOrder) -> SessionState:
+        """Open a session.
+
+        Raises:
+            TooManySessions, SessionExists, NotOffered, UnknownEnvironment, SandboxFault.
+        """
+        self._engine.check_open()
+        if not order.id:
+            order = dataclasses.replace(order, id=new_session_id())
+        if order.tools:
+            order = dataclasses.replace(order, tools=self._engine.select_tools(order.tools))
+        key = order.caller, order.id
+        if key in self._live or key in self._opening:
+            raise SessionExists(f"a session with the id {order.id!r} is open already; choose another", id=order.id)
+        self._opening.add(key)
+        try:
+            await self._make_room(order.caller, 1)
+            try:
+                live = await self._engine.sandbox.open_session(order)
+            finally:
+                self._give_up_room(order.caller, 1)
+            if self._engine.is_draining:
+                await live.close()
+                self._engine.check_open()
+        finally:
+            self._opening.discard(key)
+        session = self._settle(_Session(order, live))
+        self._opened += 1
+        return session.state()
+
+    async def _make_room(self, caller: str, count: int) -> None:
+        """Count `count` sessions of `caller` as there already, if there may be so many."""
+        most_each = self._settings.max_per_caller or self._settings.max_sessions
+        while True:
+            own = sum(1 for who, _ in self._live if who == caller) + self._coming[caller]
+            everyone = len(self._live) + self._coming.total()
+            too_many_own = own + count > most_each
+            if not too_many_own and everyone + count <= self._settings.max_sessions:
+                self._coming[caller] += count
+                return
+            victim = self._oldest_idle(caller if too_many_own else None)
+            if victim is None or self._settings.when_full != "replace_oldest_idle":
+                raise self._full(caller, own, everyone, too_many_own)
+            await self._close(victim, "replaced")
+
+    def _give_up_room(self, caller: str, count: int) -> None:
+        self._coming[caller] -= count
+        if not self._coming[caller]:
+            del self._coming[caller]
+
+    def _oldest_idle(self, caller: str | None) -> _Session | None:
+        idle = [each for each in self._live.values() if not each.is_busy and caller in (None, each.order.caller)]
+        return min(idle, key=lambda each: each.last_used_at, default=None)
+
+    def _full(self, caller: str, own: int, everyone: int, too_many_own: bool) -> TooManySessions:
+        count = f"you have {own} sessions" if too_many_own else f"{everyone} sessions are open"
+        soonest = min((each.expires_at for each in self._live.values() if not each.is_busy), default=time.time() + 1)
+        return TooManySessions(
+            f"{count}, which is all there may be; close one, or try again later",
+            retry_after_seconds=min(max(1.0, soonest - time.time()), _RETRY_SECONDS_MAX),
+        )
+
+    def _settle(self, session: _Session) -> _Session:
+        self._live[session.key] = session
+        self._gone.pop(session.key, None)
+        session.live.on_end(lambda: self._forget(session, session.live.ended or "lost"))
+        self._expect_expiry(session)
+        return session
+
+    # ---- looking
+
+    def list(self, caller: str) -> list[SessionState]:
+        """The live sessions of this caller, oldest first."""
+        return [each.state() for each in self._live.values() if each.order.caller == caller]
+
+    def get(self, caller: str, id: str) -> SessionState:
+        """What is shown of one session.
+
+        Raises:
+            SessionNotFound, SessionEnded.
+        """
+        return self._find(caller, id).state()
+
+    def _find(self, caller: str, id: str) -> _Session:
+        session = self._live.get((caller, id))
+        if session is not None and session.live.ended is None:
+            return session
+        reason = session.live.ended if session is not None else self._gone.get((caller, id), (None, 0.0))[0]
+        if reason is not None:
+            raise SessionEnded(f"session {_show(id)} has ended: {_WHY.get(reason, reason)}", reason=reason)
+        raise SessionNotFound(f"there is no session {_show(id)}; open one first", id=_show(id))
+
+    # ---- cells
+
+    async def run(
+        self,
+        caller: str,
+        id: str,
+        cell: Execution,
+        *,
+        waits: bool = True,
+        execution_id: str | None = None,
+        watcher: Watcher | None = None,
+    ) -> Outcome:
+        """Run one cell; a second one waits for the first, or is refused. Cancelling interrupts it.
+
+        Raises:
+            SessionNotFound, SessionEnded, SessionBusy, Overloaded, SandboxFault.
+        """
+        session = self._find(caller, id)
+        if session.is_busy and not waits:
+            raise SessionBusy(f"session {_show(id)} runs a cell; wait for it, or interrupt it", id=_show(id))
+        async with session.turn:
+            self._find_same(session)
+            numbered: list[int] = []
+
+            async def run_cell(cell: Execution, watcher: Watcher | None) -> Evidence:
+                self._find_same(session)
+                session.cells += 1
+                numbered.append(session.cells)
+                return await session.live.run(cell, watcher)
+
+            try:
+                outcome = await self._engine.run(cell, id=execution_id, watcher=watcher, place=run_cell)
+            finally:
+                self._touch(session)
+        return dataclasses.replace(outcome, cell=numbered[0] if numbered else session.cells + 1)
+
+    def stream(
+        self, caller: str, id: str, cell: Execution, *, waits: bool = True, execution_id: str | None = None
+    ) -> AsyncGenerator[Event, None]:
+        """Run one cell and yield what it does while it does it; closing this early interrupts it first."""
+        execution_id = execution_id or "x_" + os.urandom(16).hex()
+        return self._engine.stream(
+            cell,
+            id=execution_id,
+            start=lambda watcher: self.run(caller, id, cell, waits=waits, execution_id=execution_id, watcher=watcher),
+        )
+
+    def interrupt(self, caller: str, id: str) -> bool:
+        """KeyboardInterrupt in the running cell; False when there is none."""
+        session = self._find(caller, id)
+        if session.is_busy:
+            session.live.interrupt()
+        return session.is_busy
+
+    async def branch(self, caller: str, id: str, count: int = 1, *, reseed: bool = True) -> Sequence[SessionState]:
+        """`count` independent copies of the live state: all of them, or none.
+
+        Raises:
+            CannotBranch: the state cannot be copied now; the message says why.
+            SessionNotFound, SessionEnded, SessionBusy, TooManySessions.
+        """
+        session = self._find(caller, id)
+        if session.is_busy:
+            raise SessionBusy(f"session {_show(id)} runs a cell; branch it when that has ended", id=_show(id))
+        self._engine.check_open()
+        made: list[_Session] = []
+        async with session.turn:
+            await self._make_room(caller, count)
+            try:
+                for _ in range(count):
+                    live = await session.live.branch(reseed)
+                    order = dataclasses.replace(session.order, id=new_session_id(), files=())
+                    made.append(_Session(order, live, parent=id))
+            except BaseException:
+                for each in made:
+                    await each.live.close()
+                raise
+            finally:
+                self._give_up_room(caller, count)
+                self._touch(session)
+        for each in made:
+            each.cells = session.cells
+            self._settle(each)
+        self._branched += count
+        return [each.state() for each in made]
+
+    def _find_same(self, session: _Session) -> None:
+        """Raise unless it is still there: it may have ended while the cell waited for its turn."""
+        self._find(*session.key)
+
+    # ---- files
+
+    async def write_file(self, caller: str, id: str, path: str, content: bytes) -> None:
+        """Make or replace a file in the work directory."""
+        await self._use(caller, id).write_file(path, content)
+
+    async def read_file(self, caller: str, id: str, path: str) -> bytes:
+        """The content of a file in the work directory."""
+        return await self._use(caller, id).read_file(path)
+
+    async def delete_file(self, caller: str, id: str, path: str) -> None:
+        """Remove a file of the work directory."""
+        await self._use(caller, id).delete_file(path)
+
+    async def list_files(self, caller: str, id: str) -> Sequence[WorkFile]:
+        """Every regular file of the work directory."""
+        return [*await self._use(caller, id).list_files()]
+
+    def _use(self, caller: str, id: str) -> LiveSession:
+        session = self._find(caller, id)
+        self._touch(session)
+        return session.live
+
+    # ---- ending
+
+    async def close(self, caller: str, id: str, reason: str = "closed") -> None:
+        """End a session, with whatever runs in it.
+
+        Raises:
+            SessionNotFound, SessionEnded.
+        """
+        await self._close(self._find(caller, id), reason)
+
+    async def end_all(self) -> None:
+        """End every session; nothing is left when this returns."""
+        await asyncio.gather(*(self._close(each, "closed") for each in list(self._live.values())))
+
+    async def _close(self, session: _Session, reason: str) -> None:
+        self._forget(session, reason)
+        await session.live.close()
+
+    def _forget(self, session: _Session, reason: str) -> None:
+        if self._live.get(session.key) is not session:
+            return
+        del self._live[session.key]
+        if session.timer is not None:
+            session.timer.cancel()
+        self._ended[reason] += 1
+        if self.on_end is not None:
+            self.on_end(session.order.id, reason, session.cells)
+        now = time.time()
+        until = now + session.order.idle_seconds if reason == "expired" else max(session.expires_at, now + 1.0)
+        self._gone[session.key] = reason, until
+        self._forget_old(now)
+
+    def _forget_old(self, now: float) -> None:
+        """Called whenever one is added, so looking at a few of the oldest is enough to keep up."""
+        for key, (_, until) in list(self._gone.items())[:8]:
+            if until < now or len(self._gone) > _REMEMBERED_MAX:
+                del self._gone[key]
+
+    def _touch(self, session: _Session) -> None:
+        session.last_used_at = time.time()
+
+    def _expect_expiry(self, session: _Session) -> None:
+        seconds = max(0.05, session.expires_at - time.time())
+        session.timer = asyncio.get_running_loop().call_later(seconds, self._expire, session)
+
+    def _expire(self, session: _Session) -> None:
+        if session.is_busy or session.expires_at > time.time():
+            self._expect_expiry(session)
+        elif self._live.get(session.key) is session:
+            self._engine.in_background(self._close(session, "expired"))
+
+    def facts(self) -> Mapping[str, Any]:
+        """Numbers for monitoring."""
+        return {
+            "open": len(self._live),
+            "busy": sum(each.is_busy for each in self._live.values()),
+            "max_open": self._settings.max_sessions,
+            "opened": self._opened,
+            "branched": self._branched,
+            "ended": dict(self._ended),
+        }
+
+
+_WHY = {
+    "memory": "out of memory",
+    "exit": "its process has exited",
+    "crash": "its process has crashed",
+    "timeout": "a cell could not be interrupted, or used too much processor time after its end",
+    "closed": "it was closed",
+    "lost": "the server lost its process",
+    "expired": "it was unused for too long",
+    "replaced": "the server was full and it was unused for longest",
+}
+
+
+def new_session_id() -> str:
+    """An id nobody can guess."""
+    return "s_" + os.urandom(16).hex()
+
+
+def _show(id: object) -> str:
+    return repr(id)[:140]

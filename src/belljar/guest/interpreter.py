@@ -1,0 +1,288 @@
+"""IPython as a session needs it: one thread, no history file, no terminal, and everything shown goes to the host.
+
+Made once in the warm process and inherited by every session. IPython is the guest environment's own, so nothing here
+is imported before it is asked for.
+
+Who wrote a line is decided here, as far as Python can know it: a thread or a task that an earlier cell has left behind
+writes to the session's background, never into the answer of the cell that runs now.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import contextvars
+import importlib
+import io
+import itertools
+import json
+import os
+import sys
+import threading
+import warnings
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from belljar.guest import displays
+
+_BINARY = ("image/png", "image/jpeg", "image/gif", "application/pdf")
+_MESSAGE_CHARACTERS, _TRACE_CHARACTERS = 2000, 7000  # in JSON each may take twelve bytes, and a packet holds 120 KiB
+
+_OUR_CODE = os.path.dirname(os.path.dirname(__file__))
+
+_now = 0  # number of the running cell, or of the last one
+_of_cell: contextvars.ContextVar[int] = contextvars.ContextVar("cell")  # which cell a task was made in
+_strangers: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # threads that earlier cells have left behind
+_bundles = itertools.count(1)
+
+
+class Stream(io.TextIOWrapper):
+    """Standard output or error: what strangers write goes to the background instead."""
+
+    background: Any = None
+
+    def write(self, text: str) -> int:
+        """Write for the running cell, or for none."""
+        is_strange = _of_cell.get(_now) != _now or (_strangers and threading.current_thread() in _strangers)
+        if is_strange and self.background is not None:
+            return int(self.background.write(text))
+        return super().write(text)
+
+
+def open_streams(background: tuple[int, int]) -> None:
+    """Give the interpreter its standard streams, and the two that lead to nobody's cell."""
+    for name, descriptor, behind in (("stdout", 1, background[0]), ("stderr", 2, background[1])):
+        stream = _text(Stream, descriptor, getattr(sys, f"__{name}__"))
+        stream.background = _text(io.TextIOWrapper, behind, stream)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
+def _text(kind: Any, descriptor: int, like: Any) -> Any:
+    raw = io.FileIO(descriptor, "w", closefd=False)
+    return kind(io.BufferedWriter(raw), encoding="utf-8", errors=like.errors, line_buffering=True)
+
+
+def begin(number: int) -> None:
+    """Cell `number` starts: whoever is here already is no part of it."""
+    global _now, _bundles
+    _now = number
+    _bundles = itertools.count(1)
+    _of_cell.set(number)
+    leave_threads_behind()
+
+
+def leave_threads_behind() -> None:
+    """From now on every other thread writes to the background."""
+    here = threading.current_thread()
+    _strangers.update(each for each in threading.enumerate() if each is not here)
+
+
+def make_shell() -> Any:
+    """The interpreter, ready to run cells in `__main__`."""
+    core = importlib.import_module("IPython.core.interactiveshell")
+    profile = importlib.import_module("IPython.core.profiledir")
+    config = importlib.import_module("traitlets.config").Config()
+    config.HistoryManager.enabled = False  # it would start a thread
+    config.InteractiveShell.colors = "nocolor"
+    config.InteractiveShell.warn_venv = False
+    warnings.filterwarnings("ignore", message="To exit: use")
+    shell = _shell_class(core).instance(
+        config=config, profile_dir=profile.ProfileDir(), user_module=sys.modules["__main__"]
+    )
+    shell.loop_runner = _run_coroutine
+    shell.display_formatter.formatters["image/png"].for_type_by_name("matplotlib.figure", "Figure", _draw_figure)
+    return shell
+
+
+def _shell_class(core: Any) -> Any:
+    hook = importlib.import_module("IPython.core.displayhook").DisplayHook
+    publisher = importlib.import_module("IPython.core.displaypub").DisplayPublisher
+
+    class ResultHook(hook):  # type: ignore[misc, valid-type]
+        def write_output_prompt(self) -> None:
+            pass
+
+        def write_format_data(self, format_dict: dict[str, Any], md_dict: Any = None) -> None:
+            show(format_dict, is_result=True)
+
+        def finish_displayhook(self) -> None:
+            self._is_active = False
+
+    class Publisher(publisher):  # type: ignore[misc, valid-type]
+        def publish(self, data: dict[str, Any], *_: Any, **__: Any) -> None:
+            show(data)
+
+        def clear_output(self, wait: bool = False) -> None:
+            pass
+
+    class SessionShell(core.InteractiveShell):  # type: ignore[misc]
+        system = core.InteractiveShell.system_raw  # the other one wants a terminal
+        last_traceback: list[str] | None = None
+        has_asked_to_exit = False
+        was_interrupted = False  # while it awaited
+
+        def init_displayhook(self) -> None:
+            self.displayhook_class = ResultHook
+            super().init_displayhook()
+
+        def init_display_pub(self) -> None:
+            self.display_pub_class = Publisher
+            super().init_display_pub()
+
+        @contextlib.contextmanager
+        def _tee(self, channel: str) -> Iterator[None]:
+            yield  # IPython would keep a copy of all that was ever written
+
+        def _get_exc_info(self, exc_tuple: Any = None) -> Any:
+            kind, value, trace = super()._get_exc_info(exc_tuple)
+            if self.was_interrupted and kind.__name__ == "CancelledError":
+                kind, value = KeyboardInterrupt, KeyboardInterrupt()
+            return kind, value, _without_ours(trace)
+
+        def _showtraceback(self, etype: Any, evalue: Any, stb: list[str]) -> None:
+            self.last_traceback = list(stb)
+            print(self.InteractiveTB.stb2text(stb), file=sys.stderr)
+
+        def enable_gui(self, gui: Any = None) -> None:
+            pass
+
+        def enable_matplotlib(self, gui: Any = None) -> tuple[str, str]:
+            return "inline", displays.BACKEND_NAME  # figures are inline already
+
+        def ask_exit(self) -> None:
+            self.has_asked_to_exit = True
+
+    return SessionShell
+
+
+def _without_ours(trace: Any) -> Any:
+    """A traceback without frames of this package, but for its first, which IPython leaves out itself."""
+    here = trace
+    while here is not None:
+        while here.tb_next is not None and here.tb_next.tb_frame.f_code.co_filename.startswith(_OUR_CODE):
+            here.tb_next = here.tb_next.tb_next
+        here = here.tb_next
+    return trace
+
+
+def _run_coroutine(coroutine: Any) -> Any:
+    """Run a cell that awaits. One that is interrupted is ended before the next can give it a turn again."""
+    asyncio = importlib.import_module("asyncio")
+    loop = importlib.import_module("IPython.core.async_helpers").get_asyncio_loop()
+    shell = importlib.import_module("IPython.core.getipython").get_ipython()
+    task = loop.create_task(coroutine)
+    while True:
+        try:
+            result = loop.run_until_complete(task)
+            break
+        except KeyboardInterrupt:
+            if task.done():
+                raise
+            shell.was_interrupted = True
+            task.cancel()
+    if shell.was_interrupted and isinstance(result.error_in_exec, asyncio.CancelledError):
+        result.error_in_exec = KeyboardInterrupt()
+    return result
+
+
+def run(shell: Any, code: str) -> dict[str, Any] | None:
+    """Run one cell; what it raised, as the host is told."""
+    shell.last_traceback, shell.was_interrupted = None, False
+    result = shell.run_cell(code, store_history=True)
+    outputs = getattr(shell.history_manager, "outputs", None)
+    if outputs is not None:
+        outputs.clear()  # a copy of every display
+    error = result.error_before_exec or result.error_in_exec
+    return None if error is None else describe(error, shell.last_traceback)
+
+
+def describe(error: BaseException, lines: list[str] | None) -> dict[str, Any]:
+    """An exception as it fits into a packet; all of it is on standard error."""
+    try:
+        message = str(error)
+    except Exception as second:  # noqa: BLE001  (a program's own exception may raise when it is looked at)
+        message = f"<its message raised {type(second).__name__}>"
+    name = type(error).__name__
+    text = "\n".join(lines) if lines else f"{name}: {message}"
+    if len(text) > _TRACE_CHARACTERS:
+        text = f"{text[: _TRACE_CHARACTERS // 3]}\n…\n{text[-_TRACE_CHARACTERS * 2 // 3 :]}"
+    return {"type": name[:200], "message": message[:_MESSAGE_CHARACTERS], "traceback": text.split("\n")}
+
+
+def show(bundle: dict[str, Any], is_result: bool = False) -> None:
+    """Send every form of one thing that is shown."""
+    tag = f";bundle={next(_bundles)}{';result' if is_result else ''}"
+    for mime, content in bundle.items():
+        try:
+            encoded = _encode(mime, content)
+        except (TypeError, ValueError) as error:
+            print(f"the {mime} form of what is shown cannot be sent: {error}", file=sys.stderr)
+        else:
+            displays.send(mime + tag, encoded or b" ")
+
+
+def _encode(mime: str, content: Any) -> bytes:
+    if isinstance(content, (bytes, bytearray, memoryview)):
+        return bytes(content)
+    if isinstance(content, str):
+        return base64.b64decode(content) if mime in _BINARY else content.encode("utf-8", "replace")
+    return json.dumps(content).encode()
+
+
+def _draw_figure(figure: Any) -> bytes:
+    """A figure that is a value has been seen: it is not drawn again at the end of the cell."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    displays.note_shown(figure)
+    return buffer.getvalue()
+
+
+def refuse_input(prompt: object = "") -> str:
+    """`input`: there is nobody to ask."""
+    raise EOFError("input() cannot work here: a session has no keyboard. Put the value into the code instead.")
+
+
+def get_quiet(shell: Any) -> None:
+    """Leave no thread of ours behind a cell: `%%bash` starts one, and IPython would keep it."""
+    script = shell.magics_manager.registry.get("ScriptMagics")
+    if script is not None and getattr(script, "event_loop", None) is not None and not script.bg_processes:
+        getattr(script, "stop_event_loop", _nothing)()
+
+
+def _nothing() -> None:
+    """What an older IPython does to stop that thread."""
+
+
+def flush() -> None:
+    """Write out what the streams hold; they may be of the program's making, or closed."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except Exception:  # noqa: BLE001
+            pass
+    _libc_flush()
+
+
+def _libc_flush() -> None:
+    ctypes = sys.modules.get("ctypes")
+    if ctypes is not None:
+        ctypes.CDLL(None).fflush(None)
+
+
+def warm_up(shell: Any) -> None:
+    """Run what every session will run, so that no session pays for its first time."""
+    kept = sys.stdout, sys.stderr
+    try:
+        sys.stdout = sys.stderr = open(os.devnull, "w")
+        codes = ["1", "import sys\ndisplay(sys)", "def f():\n    return 1 / 0\nf()", "(", "%pwd", "!true"]
+        if "matplotlib.pyplot" in sys.modules:
+            codes.append("import io, matplotlib.pyplot as p\np.plot([1])\np.savefig(io.BytesIO())\np.close()")
+        for code in codes:
+            run(shell, code)
+    finally:
+        sys.stdout.close()
+        sys.stdout, sys.stderr = kept
+    shell.reset(new_session=True)
+    shell.execution_count = 1

@@ -1,0 +1,161 @@
+"""A guest that stays: it runs one cell after the other over its channel, and keeps what they made.
+
+It is one process and one thread while it waits, so it can be forked. Each cell brings its own pipes for standard
+output, standard error and displays; between cells the old ones of the guest are back in their place. So whatever a
+cell has left behind (a thread, a child) can write when it likes and is never heard in another cell's answer.
+
+Nothing said here is believed but the first word, which is said before a byte of the program is read.
+"""
+
+from __future__ import annotations
+
+import builtins
+import fcntl
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+from os import close, dup2, getpid
+from typing import Any
+
+from belljar import channel
+from belljar.guest import displays, interpreter, script
+
+_KEPT_FROM = 1000  # where we keep the guest's own pipes, out of the way of the program's descriptors
+_shell: Any = None
+_pid = 0
+_background = (-1, -1)
+_on_interrupt: Any = signal.default_int_handler  # the program may choose another
+
+
+def prepare() -> None:
+    """In the warm process, before the first fork; IPython wants a directory of its own to be there."""
+    global _shell
+    os.environ["IPYTHONDIR"] = "/dev/shm"
+    _shell = interpreter.make_shell()
+    interpreter.warm_up(_shell)
+    builtins.input = interpreter.refuse_input
+
+
+def serve(peer: socket.socket) -> bool:
+    """Open a session and run its cells until the host leaves. Returns, False, only when none was wanted."""
+    try:
+        message, blob, descriptors = channel.receive(peer, 8)
+    except channel.ChannelClosed:
+        return False
+    if "in_memfd" in message:
+        message, blob = channel.parse(script._read_all(descriptors.pop(0)))
+    try:
+        script._write_files(message["files"], blob)
+        script._forget_shadowed(message["files"])
+    except OSError as error:
+        channel.send(peer, {"failed": "files", "reason": str(error)})
+        return False
+    _settle(message["env"])
+    for name, argument, count in message["extras"]:
+        script.load(name).prepare(argument, [descriptors.pop(0) for _ in range(count)])
+    own = [os.open(".", os.O_PATH | os.O_DIRECTORY), os.pidfd_open(getpid())]
+    channel.send(peer, {}, b"started", own)  # the last thing the host believes
+    for descriptor in own:
+        close(descriptor)
+    while True:
+        _run_cell(peer, *_next_cell(peer))
+
+
+def _settle(env: dict[str, str]) -> None:
+    global _pid, _background
+    _pid = getpid()
+    _background = _keep(1), _keep(2)
+    interpreter.open_streams(_background)
+    sys.path.insert(0, "")  # modules of the program's own
+    script._set_environment(env)
+    script._reseed()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.enable()
+
+
+def _keep(descriptor: int) -> int:
+    return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _KEPT_FROM)
+
+
+def _next_cell(peer: socket.socket) -> tuple[dict[str, Any], str, list[int]]:
+    """Wait for a cell. The program's own signal handlers may raise in here; that is no reason to end."""
+    waiting = select.poll()
+    waiting.register(peer, select.POLLIN)
+    while True:
+        try:
+            waiting.poll()
+            break
+        except OSError:
+            os._exit(70)  # the program has closed our socket
+        except BaseException:  # noqa: BLE001
+            _shell.showtraceback()
+    try:
+        message, blob, descriptors = channel.receive(peer, 8)
+        if "in_memfd" in message:
+            blob = script._read_all(descriptors.pop(0))
+    except channel.ChannelClosed:
+        os._exit(0)
+    return message, blob.decode(), descriptors
+
+
+def _run_cell(peer: socket.socket, message: dict[str, Any], code: str, descriptors: list[int]) -> None:
+    global _on_interrupt
+    number = message["cell"]
+    interpreter.begin(number)
+    interpreter.flush()  # what is left from before belongs to nobody's cell
+    _redirect(descriptors[0], descriptors[1])
+    displays.open_pipe(descriptors[2])
+    error = None
+    try:
+        signal.signal(signal.SIGINT, _on_interrupt)
+        error = interpreter.run(_shell, code)
+        if getpid() != _pid:
+            _leave_fork()
+        displays.show_open_figures()
+        interpreter.get_quiet(_shell)
+    except BaseException as caught:  # noqa: BLE001  (an interrupt that came when the cell had just ended)
+        if getpid() != _pid:
+            _leave_fork()
+        error = error or interpreter.describe(caught, None)
+    _on_interrupt = _ignore_interrupts()
+    interpreter.leave_threads_behind()
+    interpreter.flush()
+    if _shell.has_asked_to_exit:
+        os._exit(0)
+    for target, kept in zip((1, 2), _background):
+        _put_back(kept, target)
+    displays.close_pipe()
+    channel.send(peer, {"ended": number, "error": error})
+
+
+def _redirect(stdout: int, stderr: int) -> None:
+    for source, target in ((stdout, 1), (stderr, 2)):
+        dup2(source, target)
+        close(source)
+
+
+def _put_back(kept: int, target: int) -> None:
+    try:
+        dup2(kept, target)
+    except OSError:  # the program has closed it
+        null = os.open(os.devnull, os.O_WRONLY)
+        dup2(null, target)
+        close(null)
+
+
+def _ignore_interrupts() -> Any:
+    """Until the next cell; what the program had chosen is for that one."""
+    while True:
+        try:
+            return signal.signal(signal.SIGINT, signal.SIG_IGN) or signal.default_int_handler
+        except KeyboardInterrupt:
+            pass
+
+
+def _leave_fork() -> None:
+    """A child that the cell has forked, and that has run off the cell's end: it is no session."""
+    interpreter.flush()
+    os._exit(0)

@@ -1,0 +1,163 @@
+"""Reading, writing and removing single files of a work directory while its program runs and may do anything to it.
+
+As in `workdir`, every name is opened beneath the directory's own descriptor and no link is followed. A file is written
+under a name of our own and then takes the place of whatever has its name: a pipe or a link planted there is replaced,
+never opened.
+
+What is made belongs to the program: the file system knows no other owner, so the thread that writes takes on the
+program's uid, for files only, while it does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from belljar.jail import seccomp, syscalls, workdir
+
+_ATTEMPTS = 8  # a tree that is changed under our feet makes the kernel ask us to try again
+_NUMBERS = seccomp.SYSCALLS.get(os.uname().machine, {})
+
+
+class Entry(NamedTuple):
+    """A regular file."""
+
+    path: str
+    size_bytes: int
+    modified_at: float
+
+
+class NotThere(Exception):
+    """There is no regular file of that name, or a link is in the way."""
+
+
+class NoRoom(Exception):
+    """The file system has no room left, or may not be written to."""
+
+
+def entries(root: int) -> list[Entry]:
+    """Every regular file, by path.
+
+    Raises:
+        workdir.TooMuch: there are more than anybody wants to list.
+    """
+    found = []
+    for path in workdir.walk(root):
+        with contextlib.suppress(OSError):
+            descriptor = _open(root, path, os.O_PATH | os.O_NOFOLLOW)
+            try:
+                facts = os.fstat(descriptor)
+            finally:
+                os.close(descriptor)
+            if stat.S_ISREG(facts.st_mode):
+                found.append(Entry(path, facts.st_size, facts.st_mtime))
+    return sorted(found)
+
+
+def read(root: int, path: str, bytes_max: int) -> bytes:
+    """The content of a regular file.
+
+    Raises:
+        NotThere: it is no regular file. workdir.TooMuch: it is larger than `bytes_max`.
+    """
+    content = workdir.read_regular(root, path, bytes_max)
+    if content is None:
+        raise NotThere(path)
+    return content
+
+
+def write(root: int, path: str, content: bytes, owner: int | None) -> None:
+    """Make or replace a file and the directories above it; `owner` is the program's host uid, None if it is ours.
+
+    Raises:
+        NoRoom: it does not fit. NotThere: something that is no directory is in the way.
+    """
+    *above, name = path.split("/")
+    with _acting_as(owner), _directory(root, above) as directory:
+        own_name = f".belljar-{os.urandom(8).hex()}"
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+            descriptor = _open(directory, own_name, flags, 0o644)
+            try:
+                with open(descriptor, "wb", buffering=0) as file:
+                    view = memoryview(content)
+                    while view:
+                        view = view[file.write(view) :]
+                os.rename(own_name, name, src_dir_fd=directory, dst_dir_fd=directory)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(own_name, dir_fd=directory)
+                raise
+        except OSError as error:
+            raise _told(error, path) from error
+
+
+def delete(root: int, path: str) -> None:
+    """Remove a file, or a link of that name; never a directory.
+
+    Raises:
+        NotThere: there is none.
+    """
+    *above, name = path.split("/")
+    try:
+        directory = _open(root, "/".join(above) or ".", os.O_PATH | os.O_DIRECTORY)
+    except OSError:
+        raise NotThere(path) from None
+    try:
+        os.unlink(name, dir_fd=directory)
+    except OSError:
+        raise NotThere(path) from None
+    finally:
+        os.close(directory)
+
+
+@contextlib.contextmanager
+def _directory(root: int, names: list[str]) -> Iterator[int]:
+    """The directory of that path, made where it is missing."""
+    current = os.dup(root)
+    try:
+        for name in names:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, 0o755, dir_fd=current)
+            below = _open(current, name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
+            os.close(current)
+            current = below
+    except OSError as error:
+        os.close(current)
+        raise _told(error, "/".join(names)) from error
+    try:
+        yield current
+    finally:
+        os.close(current)
+
+
+def _told(error: OSError, path: str) -> Exception:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM):
+        return NoRoom(error.strerror or path)
+    return NotThere(path)
+
+
+def _open(root: int, path: str, flags: int, mode: int = 0) -> int:
+    for _ in range(_ATTEMPTS):
+        with contextlib.suppress(BlockingIOError):
+            return syscalls.open_beneath(root, path, flags, mode)
+    raise OSError(errno.EAGAIN, "the directory changes too fast")
+
+
+@contextlib.contextmanager
+def _acting_as(owner: int | None) -> Iterator[None]:
+    """Files made by this thread, and by no other, belong to `owner`, who may do with them what he may."""
+    if owner is None:
+        yield
+        return
+    for call in ("setfsgid", "setfsuid"):  # in this order: the second gives up the right to the first
+        syscalls.call(_NUMBERS[call], owner)
+    try:
+        yield
+    finally:
+        for call in ("setfsuid", "setfsgid"):
+            syscalls.call(_NUMBERS[call], 0)

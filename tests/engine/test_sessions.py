@@ -1,0 +1,332 @@
+"""Sessions by id: whose they are, how many there may be, how long they stay, and that nothing is left of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from belljar.assembly import build_engine
+from belljar.contract.errors import (
+    Draining,
+    InvalidExecution,
+    NotOffered,
+    SessionEnded,
+    SessionExists,
+    SessionNotFound,
+    TooManySessions,
+    UnknownEnvironment,
+)
+from belljar.contract.execution import Execution, Limits
+from belljar.contract.sessions import SessionOrder
+from belljar.engine.admission import admit_cell, admit_session
+from belljar.engine.execute import Engine
+from belljar.settings import Settings, load
+
+OpenEngine = Callable[..., contextlib.AbstractAsyncContextManager[Engine]]
+
+
+@pytest.fixture(scope="module")
+def full_settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    """The environment that BELLJAR_STATE_DIR holds, with IPython in it, and names nobody else uses."""
+    given = load()
+    jail = dataclasses.replace(
+        given.jail,
+        uid_base=3_100_000_000 + os.getpid() % 64 * 8 * 65536,
+        cgroup_parent=f"belljar-test-sessions-{os.getpid()}",
+    )
+    pool = dataclasses.replace(given.pool, ready_guests=1)
+    return dataclasses.replace(given, jail=jail, pool=pool, runtime_dir=tmp_path_factory.mktemp("run"))
+
+
+@contextlib.asynccontextmanager
+async def opened(settings: Settings, **changes: Any) -> AsyncIterator[Engine]:
+    engine = build_engine(dataclasses.replace(settings, sessions=dataclasses.replace(settings.sessions, **changes)))
+    await engine.open()
+    try:
+        yield engine
+    finally:
+        await engine.close(grace_seconds=0.0)
+
+
+async def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def cell(code: str, **limits: Any) -> Execution:
+    return Execution(code=code, limits=dataclasses.replace(Limits(), **limits))
+
+
+def test_ids_cannot_be_guessed_or_are_the_callers_own(full_settings: Settings) -> None:
+    async def scene() -> None:
+        async with opened(full_settings) as engine:
+            sessions = engine.sessions
+            first, second = [await sessions.open(SessionOrder(caller="ann")) for _ in range(2)]
+            assert first.id != second.id
+            assert len(first.id) == 34
+            named = await sessions.open(SessionOrder(id="work", caller="ann"))
+            assert named.id == "work"
+            with pytest.raises(SessionExists):
+                await sessions.open(SessionOrder(id="work", caller="ann"))
+            assert (await sessions.open(SessionOrder(id="work", caller="bob"))).id == "work"
+
+    asyncio.run(scene())
+
+
+def test_a_session_is_its_callers_alone(full_settings: Settings) -> None:
+    async def scene() -> None:
+        async with opened(full_settings) as engine:
+            sessions = engine.sessions
+            own = await sessions.open(SessionOrder(caller="ann"))
+            for attempt in (
+                lambda: sessions.get("bob", own.id),
+                lambda: sessions.interrupt("bob", own.id),
+            ):
+                with pytest.raises(SessionNotFound):
+                    attempt()
+            for work in (
+                sessions.run("bob", own.id, cell("1")),
+                sessions.branch("bob", own.id),
+                sessions.read_file("bob", own.id, "x"),
+                sessions.write_file("bob", own.id, "x", b""),
+                sessions.delete_file("bob", own.id, "x"),
+                sessions.list_files("bob", own.id),
+                sessions.close("bob", own.id),
+            ):
+                with pytest.raises(SessionNotFound):
+                    await work
+            assert sessions.list("bob") == []
+            assert [each.id for each in sessions.list("ann")] == [own.id]
+
+    asyncio.run(scene())
+
+
+def test_a_full_house_refuses_and_closes_nobody(full_settings: Settings) -> None:
+    async def scene() -> None:
+        async with opened(full_settings, max_sessions=3, max_per_caller=2) as engine:
+            sessions = engine.sessions
+            for _ in range(2):
+                await sessions.open(SessionOrder(caller="ann"))
+            with pytest.raises(TooManySessions) as caught:
+                await sessions.open(SessionOrder(caller="ann"))
+            assert caught.value.retry_after_seconds >= 1
+            await sessions.open(SessionOrder(caller="bob"))
+            with pytest.raises(TooManySessions):
+                await sessions.open(SessionOrder(caller="bob"))
+            assert (len(sessions.list("ann")), len(sessions.list("bob"))) == (2, 1)
+            await sessions.close("bob", sessions.list("bob")[0].id)
+            await sessions.open(SessionOrder(caller="bob"))
+
+    asyncio.run(scene())
+
+
+def test_many_who_open_at_once_stay_within_the_ceiling(full_settings: Settings) -> None:
+    async def scene() -> None:
+        async with opened(full_settings, max_sessions=3) as engine:
+            opening = [engine.sessions.open(SessionOrder()) for _ in range(8)]
+            answers = await asyncio.gather(*opening, return_exceptions=True)
+            assert sum(isinstance(each, TooManySessions) for each in answers) == 5
+            assert len(engine.sessions.list("")) == 3
+
+    asyncio.run(scene())
+
+
+def test_an_operator_may_let_the_oldest_idle_one_make_room(full_settings: Settings) -> None:
+    async def scene() -> None:
+        async with opened(full_settings, max_sessions=2, when_full="replace_oldest_idle") as engine:
+            sessions = engine.sessions
+            busy, idle = [await sessions.open(SessionOrder()) for _ in range(2)]
+            running = asyncio.create_task(
+                sessions.run("", busy.id, cell("import time; time.sleep(60)", wall_seconds=60))
+            )
+            await until(lambda: sessions.get("", busy.id).is_busy)
+            await sessions.open(SessionOrder())
+            with pytest.raises(SessionEnded) as caught:
+                sessions.get("", idle.id)
+            assert caught.value.details["reason"] == "replaced"
+            assert sessions.get("", busy.id).is_busy
+            running.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await running
+
+    asyncio.run(scene())
+
+
+def test_an_idle_session_expires_and_a_busy_one_does_not(full_settings: Settings) -> None:
+    async def scene() -> None:
+        async with opened(full_settings) as engine:
+            sessions = engine.sessions
+            idle = await sessions.open(SessionOrder(idle_seconds=0.3))
+            busy = await sessions.open(SessionOrder(idle_seconds=0.3))
+            outcome = await sessions.run("", busy.id, cell("import time; time.sleep(1); 1"))
+            assert outcome.ok
+            with pytest.raises(SessionEnded) as caught:
+                sessions.get("", idle.id)
+            assert caught.value.details["reason"] == "expired"
+            assert sessions.get("", busy.id).cells == 1
+            await until(lambda: not sessions.list(""))
+            assert sessions.facts()["ended"] == {"expired": 2}
+
+    asyncio.run(scene())
+
+
+def test_cells_of_one_session_take_turns_in_order(full_settings: Settings) -> None:
+    async def scene() -> None:
+        async with opened(full_settings) as engine:
+            own = await engine.sessions.open(SessionOrder())
+            await engine.sessions.run("", own.id, cell("seen = []"))
+            work = [engine.sessions.run("", own.id, cell(f"seen.append({n}); seen")) for n in range(6)]
+            outcomes = await asyncio.gather(*work)
+            assert [each.cell for each in outcomes] == [2, 3, 4, 5, 6, 7]
+            assert outcomes[-1].displays[0].content == b"[0, 1, 2, 3, 4, 5]"
+
+    asyncio.run(scene())
+
+
+def test_cells_take_running_slots(full_settings: Settings) -> None:
+    async def scene() -> None:
+        narrow = dataclasses.replace(full_settings, pool=dataclasses.replace(full_settings.pool, max_running=1))
+        async with opened(narrow) as engine:
+            own = await engine.sessions.open(SessionOrder())
+            events = engine.sessions.stream(
+                "", own.id, cell("print('up')\nimport time; time.sleep(60)", wall_seconds=60)
+            )
+            await anext(events)
+            assert engine.facts()["running"] == 1
+            waiting = asyncio.create_task(engine.run(Execution(code="print(1)")))
+            await until(lambda: engine.facts()["queued"] == 1)
+            await events.aclose()
+            assert (await waiting).ok
+            assert not engine.sessions.get("", own.id).is_busy
+
+    asyncio.run(scene())
+
+
+def test_cancelling_by_id_interrupts_the_cell_and_keeps_the_session(full_settings: Settings) -> None:
+    async def scene() -> None:
+        async with opened(full_settings) as engine:
+            own = await engine.sessions.open(SessionOrder())
+            await engine.sessions.run("", own.id, cell("kept = 3"))
+            code = cell("import time\nwhile True: time.sleep(0.1)", wall_seconds=60)
+            running = asyncio.create_task(engine.sessions.run("", own.id, code, execution_id="x_1"))
+            await until(lambda: engine.facts()["running"])
+            assert engine.cancel("x_1")
+            assert (await running).status == "cancelled"
+            assert (await engine.sessions.run("", own.id, cell("kept"))).displays[0].content == b"3"
+
+    asyncio.run(scene())
+
+
+def test_closing_a_session_ends_the_cell_that_runs(full_settings: Settings) -> None:
+    async def scene() -> None:
+        async with opened(full_settings) as engine:
+            own = await engine.sessions.open(SessionOrder())
+            running = asyncio.create_task(
+                engine.sessions.run("", own.id, cell("import time; time.sleep(60)", wall_seconds=60))
+            )
+            waiting = asyncio.create_task(engine.sessions.run("", own.id, cell("1")))
+            await until(lambda: engine.facts()["running"])
+            await engine.sessions.close("", own.id)
+            outcome = await running
+            assert outcome.error is not None
+            assert (outcome.error.type, outcome.error.message) == ("SessionEnded", "the session has ended: closed")
+            with pytest.raises(SessionEnded):
+                await waiting
+
+    asyncio.run(scene())
+
+
+def test_nothing_is_left_of_sessions_however_they_end(full_settings: Settings) -> None:
+    ends = ["1", "import os; os._exit(1)", "import os; os.abort()", "x = bytearray(99 << 20)", "1/0",
+            "import subprocess; subprocess.Popen(['sleep', '99']); 1", "import os; os.write(3, b'x')"]  # fmt: skip
+
+    async def scene() -> None:
+        async with opened(full_settings) as engine:
+            sessions = engine.sessions
+            await sessions.open(SessionOrder(id="stays"))
+
+            async def one(code: str) -> None:
+                own = await sessions.open(SessionOrder(limits=Limits(memory_bytes=64 << 20)))
+                await sessions.run("", own.id, cell(code))
+                with contextlib.suppress(SessionEnded):
+                    await sessions.close("", own.id)
+
+            def left() -> tuple[int, int]:
+                return len(os.listdir("/proc/self/fd")), engine.sandbox.facts()["guests"]
+
+            for code in ends:
+                await one(code)
+            await until(lambda: engine.sandbox.facts()["ready_guests"] == engine.sandbox.facts()["guests"] - 1)
+            before = left()
+            for _ in range(2):
+                await asyncio.gather(*(one(code) for code in ends))
+            await until(lambda: left()[1] <= before[1] and left()[0] <= before[0] + 8)
+            assert [each.id for each in sessions.list("")] == ["stays"]
+
+    asyncio.run(scene())
+    assert not list(Path(full_settings.runtime_dir).glob("*/*"))
+
+
+def test_closing_the_engine_ends_every_session(full_settings: Settings) -> None:
+    async def scene() -> None:
+        engine = build_engine(full_settings)
+        await engine.open()
+        own = [await engine.sessions.open(SessionOrder()) for _ in range(3)]
+        running = asyncio.create_task(
+            engine.sessions.run("", own[0].id, cell("import time; time.sleep(60)", wall_seconds=60))
+        )
+        await until(lambda: engine.facts()["running"])
+        await engine.close(grace_seconds=0.0)
+        assert (await running).status == "cancelled"
+        assert engine.sessions.list("") == []
+        with pytest.raises(Draining):
+            await engine.sessions.open(SessionOrder())
+
+    asyncio.run(scene())
+
+
+def test_an_environment_without_ipython_says_so(open_engine: OpenEngine) -> None:
+    async def scene() -> None:
+        async with open_engine() as engine:
+            with pytest.raises(NotOffered, match="IPython"):
+                await engine.sessions.open(SessionOrder())
+            with pytest.raises(UnknownEnvironment):
+                await engine.sessions.open(SessionOrder(environment="nowhere"))
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize(
+    ("field", "asked"),
+    [
+        pytest.param("id", {"id": "a b"}, id="id_with_space"),
+        pytest.param("id", {"id": "x" * 129}, id="id_too_long"),
+        pytest.param("id", {"id": "../x"}, id="id_with_slash"),
+        pytest.param("id", {"id": 5}, id="id_not_text"),
+        pytest.param("idle_seconds", {"idle_seconds": 0}, id="idle_zero"),
+        pytest.param("idle_seconds", {"idle_seconds": float("nan")}, id="idle_nan"),
+        pytest.param("idle_seconds", {"idle_seconds": 1e9}, id="idle_too_long"),
+        pytest.param("idle_seconds", {"idle_seconds": "1"}, id="idle_text"),
+        pytest.param("language", {"language": "cobol"}, id="language"),
+        pytest.param("env", {"env": {"BELLJAR_X": "1"}}, id="env"),
+    ],
+)
+def test_admission_names_the_field(settings: Settings, field: str, asked: dict[str, Any]) -> None:
+    with pytest.raises((InvalidExecution, NotOffered)) as caught:
+        admit_session(settings, **asked)
+    assert caught.value.details["field"] == field
+
+
+def test_a_cell_has_the_limits_of_its_session(settings: Settings) -> None:
+    session = dataclasses.replace(Limits(), wall_seconds=77.0, memory_bytes=5 << 20)
+    assert admit_cell(settings, session, "1").limits == session
+    assert admit_cell(settings, session, "1", timeout=3).limits.wall_seconds == 3
+    assert admit_cell(settings, session, "1", timeout=3).limits.memory_bytes == 5 << 20
