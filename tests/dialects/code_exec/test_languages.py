@@ -24,8 +24,9 @@ class Programs(NamedTuple):
 GO = 'package a_test\nimport "testing"\nfunc add(a int, b int) int { return a + b }\n'
 GO += "func TestAdd(t *testing.T) {\n    if add(1, 2) != %s { t.Errorf(%s) }\n}\n"
 JAVA = (
-    "import java.util.*;\nclass Problem {\n    static int add(int a, int b) { return a + b; }\n"
-    "    public static void main(String[] args) { assert(add(1, 2) == (%d)); }\n}\n"
+    "import java.util.*;\nimport org.javatuples.*;\nclass Problem {\n"
+    "    static Pair<Integer, Integer> swap(int a, int b) { return Pair.with(b, a); }\n"
+    "    public static void main(String[] args) { assert(swap(1, %d).equals(Pair.with(3, 1))); }\n}\n"
 )
 SCALA = "object Problem extends App {\n    def add(a: Int, b: Int): Int = a + b\n    assert(add(1, 2) == (%d))\n}\n"
 CS = (
@@ -50,11 +51,17 @@ HS = (
     'add :: Int -> Int -> Int\nadd a b = a + b\nmain :: IO ()\nmain = if add 1 2 == %d then return () else error "no"\n'
 )
 OCAML = "let add a b = a + b\nlet () = assert (add 1 2 = %d)\n"
-LUA = "lu = nil\nlocal function add(a, b)\n    return a + b\nend\nif add(1, 2) ~= %d then error('wrong') end\n"
+LUA = (
+    "local function add(a, b)\n    return a + b\nend\nlu = require('luaunit')\nfunction test_humaneval()\n"
+    "    lu.assertEquals(add(1, 2), %d)\nend\nos.exit(lu.LuaUnit.run())\n"
+)
 LUAU = "local function add(a: number, b: number): number\n    return a + b\nend\nassert(add(1, 2) == %d)\n"
 OCTAVE = "function r = add(a, b)\n  r = a + b;\nend\nfunction test()\n  assert(isequal(add(1, 2), %d));\nend\n"
 PHP = "<?php\nfunction add($a, $b) { return $a + $b; }\nif (add(1, 2) !== %d) { throw new Exception('wrong'); }\n"
-PERL = "sub add { my($a, $b) = @_; return $a + $b; }\nif (add(1, 2) != %d) { die 'wrong'; }\n"
+PERL = (
+    "sub add { my($a, $b) = @_; return $a + $b; }\nuse Test::Deep;\nsub testhumaneval {\n"
+    '    if(eq_deeply(add(1, 2), %d)) { print "ok!" } else { exit 1; }\n}\ntesthumaneval();\n'
+)
 RACKET = "#lang racket\n(define (add a b) (+ a b))\n(require rackunit)\n(check-equal? (add 1 2) %d)\n"
 R = "add <- function(a, b) { a + b }\nif (!identical(add(1, 2), %d)) { quit('no', 1) }\n"
 RUBY = (
