@@ -11,13 +11,29 @@ from belljar.contract.errors import SandboxFault
 from belljar.engine.execute import Engine
 from belljar.environments import Environments
 from belljar.settings import Settings
+from belljar.tools.broker import Broker
+from belljar.tools.mcp_server import McpServer
+from belljar.tools.source import Source
+from belljar.tools.web.access import Web
+from belljar.tools.web.builtin import BuiltIn
 
 
 def build_engine(settings: Settings, progress: Callable[[str], None] | None = None) -> Engine:
     """Return an engine that is not open yet; `progress` hears about slow set-up, such as building an environment."""
     environments = Environments(settings.state_dir, settings.environments)
     tell = progress or logging.getLogger("belljar").info
-    return Engine(LocalSandbox(settings, environments, tell), settings)
+    tools = build_tools(settings)
+    return Engine(LocalSandbox(settings, environments, tell, tools), settings, tools)
+
+
+def build_tools(settings: Settings) -> Broker:
+    """Who answers the tool calls of programs."""
+    tools = settings.tools
+    sources: list[Source] = []
+    if tools.builtin:
+        sources.append(BuiltIn(Web(settings.web, settings.llm), tools.builtin, settings.llm.use_model))
+    sources += [McpServer(name, each, tools.start_seconds) for name, each in tools.servers.items()]
+    return Broker(tools, sources)
 
 
 def probe_machine(settings: Settings) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from typing import Any
 PACKET_BYTES_MAX = 120 * 1024  # the kernel's default socket buffer takes it in one piece
 DESCRIPTORS_MAX = 16
 _HEAD = struct.Struct(">I")
-_NO_MESSAGE = _HEAD.pack(0)
+NO_MESSAGE = _HEAD.pack(0)  # how a packet begins that is all blob
 _DESCRIPTOR_BYTES = array.array("i").itemsize
 
 # Plain numbers: the enums of `socket` make objects on every use.
@@ -58,7 +58,7 @@ def send(peer: socket.socket, message: dict[str, Any], blob: bytes = b"", descri
 def build(message: dict[str, Any], blob: bytes = b"") -> bytes:
     """A packet as it travels."""
     if not message:
-        return _NO_MESSAGE + blob
+        return NO_MESSAGE + blob
     text = json.dumps(message, separators=(",", ":")).encode()
     return b"".join((_HEAD.pack(len(text)), text, blob))
 
@@ -86,7 +86,7 @@ def receive(peer: socket.socket, descriptors_max: int = 0) -> tuple[dict[str, An
         packet, ancillary, flags, _ = peer.recvmsg(PACKET_BYTES_MAX, space, _CLOSE_ON_EXEC)
     except ConnectionError as error:
         raise ChannelClosed("the peer has left") from error
-    descriptors = _descriptors(ancillary) if ancillary else []
+    descriptors = descriptors_in(ancillary) if ancillary else []
     try:
         if flags & _CUT_SHORT or len(descriptors) > descriptors_max:  # the kernel's room for them is padded
             raise ChannelClosed("a packet was larger than allowed")
@@ -108,7 +108,7 @@ def parse(packet: bytes) -> tuple[dict[str, Any], bytes]:
         raise ChannelClosed("the peer has left")
     if len(packet) < _HEAD.size:
         raise ChannelClosed("a packet was too short")
-    if packet.startswith(_NO_MESSAGE):
+    if packet.startswith(NO_MESSAGE):
         return {}, packet[_HEAD.size :]
     end = _HEAD.size + _HEAD.unpack_from(packet)[0]
     if end > len(packet):
@@ -122,7 +122,8 @@ def parse(packet: bytes) -> tuple[dict[str, Any], bytes]:
     return message, packet[end:]
 
 
-def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+def descriptors_in(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    """The descriptors that came with a packet, which the caller now owns."""
     found = array.array("i")
     for level, kind, content in ancillary:
         if level == _SOL_SOCKET and kind == _SCM_RIGHTS:

@@ -21,6 +21,7 @@ from typing import Any
 
 from belljar.contract.errors import InvalidSettings
 from belljar.contract.execution import MIB, Limits
+from belljar.contract.restriction import Restriction
 
 GIB = 1024 * MIB
 _CORES = len(os.sched_getaffinity(0))
@@ -28,6 +29,7 @@ _CORES = len(os.sched_getaffinity(0))
 #: Every wall an operator may waive by name, with what is lost. `jail/probe.py` tells which can be had.
 WALL_NAMES = ("cgroup", "landlock", "uid")
 
+BUILTIN_TOOLS = ("web_search", "web_parse", "fetch_web", "read_pdf", "llm")
 DEFAULT_PACKAGES = ("ipython", "numpy", "pandas", "matplotlib", "pillow", "scipy", "sympy", "requests")
 DEFAULT_WARM_IMPORTS = ("numpy", "pandas", "matplotlib.pyplot", "PIL.Image")
 
@@ -111,6 +113,7 @@ class ServerSettings:
     probe_seconds: float = 10.0  # an idle server proves this often that it can still run a program
     log_format: str = "auto"  # json, text, or auto: text at a terminal
     debug: bool = False  # log code and output too
+    hashed_tests_dir: str = ""  # tests that callers of /py_exec name by hash: OWNER/NAME.jsonl
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +128,118 @@ class SessionSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class McpSettings:
+    """What the MCP server offers, over stdio and at /mcp."""
+
+    tools: tuple[str, ...] = ()  # names of tools or groups; empty: all
+    output: str = "structured"  # plain: results as text alone; structured: also as JSON by a schema
+    pass_through_env: tuple[str, ...] = ()  # variables of the server that every program gets
+    python_image: str = ""  # container image for Python; empty: the local sandbox
+    javascript_image: str = ""  # the same for JavaScript
+    network: bool = False  # programs reach the network
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolServerSettings:
+    """One MCP server whose tools programs may call: a command, or a URL."""
+
+    command: tuple[str, ...] = ()  # spoken to over its standard input and output
+    url: str = ""  # spoken to over HTTP; a path that ends in /sse by the older protocol
+    env: tuple[str, ...] = ()  # for the command: NAME=VALUE, or NAME for our own value of it
+    headers: tuple[str, ...] = ()  # for the URL: "Name: value"
+    prefix: str = ""  # put before the name of each of its tools
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolSettings:
+    """Host functions that programs may call."""
+
+    builtin: tuple[str, ...] = ()  # of our own: web_search, web_parse, fetch_web, read_pdf, llm
+    calls_max: int = 5000  # in one execution
+    calls_per_second: float = 2000.0  # in one execution; past it, the program waits
+    in_flight: int = 16  # calls of one execution that run at the same time; more wait
+    call_seconds: float = 120.0  # one call; then it fails
+    total_seconds: float = 1800.0  # all calls of one execution, added up
+    argument_bytes: int = MIB  # of one call
+    result_bytes: int = 4 * MIB  # of one call
+    start_seconds: float = 30.0  # for a tool server to start
+    servers: Mapping[str, ToolServerSettings] = field(default_factory=dict)
+
+
+SUMMARY_PROMPT = """\
+Answer the question from the page below, and from nothing else.
+
+Question: {user}
+
+Page:
+{info}
+
+Reply with one JSON object: {{"content": what the page says about the question, in full, "urls": links on it that \
+would tell more, as a list of strings, "score": from 0 (it says nothing about it) to 1 (it answers it)}}."""
+PAPER_PROMPT = """\
+Answer the question from the paper below, and from nothing else.
+
+Question: {user_query}
+
+Paper:
+{pdf_info}"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSettings:
+    """Where a language model is reached, by the OpenAI-compatible API."""
+
+    url: str = ""  # of its chat completions, or what stands before /chat/completions
+    authorization: str = ""  # the whole header, or only the key
+    retries: int = 3
+    seconds: float = 120.0  # one attempt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlmSettings:
+    """Language models that our own tools use. Keys never leave the host."""
+
+    use_model: str = "gpt-4o"  # asked first
+    base_model: str = "qwen-32b"  # asked when that one fails
+    models: Mapping[str, ModelSettings] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebSettings:
+    """What our own tools do on the web, on behalf of programs that cannot."""
+
+    search_provider: str = "serper"  # or searxng
+    serper_api_key: str = ""
+    serper_url: str = "https://google.serper.dev/search"
+    scrape_url: str = "https://scrape.serper.dev"  # asked for a page that we cannot get ourselves; needs that key
+    searxng_url: str = ""  # such as http://127.0.0.1:8888
+    search_region: str = "us"
+    search_lang: str = "en"
+    search_tries: int = 4
+    allowed_hosts: tuple[str, ...] = ()  # may be fetched although their address is private or our own
+    fetch_seconds: float = 10.0  # one page
+    fetch_bytes: int = 16 * MIB  # one page or PDF
+    read_seconds: float = 30.0  # to get the text out of one
+    text_bytes: int = 2 * MIB  # of that text
+    prompt_bytes: int = 100_000  # of a page's text that a model is shown
+    cache_seconds: float = 3600.0  # answers are remembered this long
+    cache_bytes: int = 64 * MIB  # all of them together
+    summary_prompt: str = SUMMARY_PROMPT  # with {user} and {info}
+    paper_prompt: str = PAPER_PROMPT  # with {user_query} and {pdf_info}
+    serve_proxy: bool = False  # /search, /read_pdf and /fetch_web on the main port too
+    proxy_requests_per_second: int = 200  # of each client address
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LanguageSettings:
+    """The languages beside Python."""
+
+    compile_cache_bytes: int = GIB  # compiled programs kept on disk; 0: none
+    compile_cache_shared: bool = False  # callers may get what others have compiled from the same source
+    roots: Mapping[str, str] = field(default_factory=dict)  # languages whose toolchain lives in another root directory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """The whole tree."""
 
@@ -135,6 +250,12 @@ class Settings:
     request: RequestSettings = field(default_factory=RequestSettings)
     server: ServerSettings = field(default_factory=ServerSettings)
     sessions: SessionSettings = field(default_factory=SessionSettings)
+    mcp: McpSettings = field(default_factory=McpSettings)
+    tools: ToolSettings = field(default_factory=ToolSettings)
+    restriction: Restriction = field(default_factory=Restriction)  # of restricted programs whose caller names none
+    web: WebSettings = field(default_factory=WebSettings)
+    llm: LlmSettings = field(default_factory=LlmSettings)
+    languages: LanguageSettings = field(default_factory=LanguageSettings)
     default_limits: Limits = field(default_factory=Limits)
     ceiling_limits: Limits = field(
         default_factory=lambda: Limits(
@@ -149,6 +270,9 @@ class Settings:
     environments: Mapping[str, EnvironmentSettings] = field(default_factory=lambda: {"default": EnvironmentSettings()})
     provenance: Mapping[str, str] = field(default_factory=dict, compare=False)
 
+
+#: Settings that hold many of a kind, each with a name of its own.
+_NAMED: Mapping[str, type[Any]] = {"servers": ToolServerSettings, "models": ModelSettings}
 
 #: Names that people have set for other code servers, with all they mean here. They count for less than ours.
 _FAMILIAR: Mapping[str, tuple[str, ...]] = {
@@ -183,9 +307,10 @@ def load(
     provenance: dict[str, str] = {}
     settings = Settings()
     environ = os.environ if environ is None else environ
+    familiar = familiar_names(environ) if takes_familiar_names else ()
     for source, values in (
         (f"file {path}", _read_file(path) if path else {}),
-        ("environment", _from_familiar(environ) if takes_familiar_names else {}),
+        *((f"environment, as {name}", _from_familiar(name, environ[name])) for name in familiar),
         ("environment", _from_environ(environ)),
         ("flag", dict(flags or {})),
     ):
@@ -221,14 +346,18 @@ def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
     return {by_variable[key]: value for key, value in environ.items() if key in by_variable}
 
 
-def _from_familiar(environ: Mapping[str, str]) -> dict[str, Any]:
-    given = {key: environ[key] for key in _FAMILIAR if environ.get(key)}
-    if "MAX_MEMORY_MB" in given:
+def familiar_names(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Those of the names people have set for other code servers that are set here."""
+    return tuple(name for name in _FAMILIAR if environ.get(name))
+
+
+def _from_familiar(name: str, value: str) -> dict[str, Any]:
+    if name == "MAX_MEMORY_MB":
         try:
-            given["MAX_MEMORY_MB"] = str(int(given["MAX_MEMORY_MB"]) * MIB)
+            value = str(int(value) * MIB)
         except ValueError:
-            raise InvalidSettings(f"MAX_MEMORY_MB must be a whole number, not {given['MAX_MEMORY_MB']!r}") from None
-    return {name: value for key, value in given.items() for name in _FAMILIAR[key]}
+            raise InvalidSettings(f"MAX_MEMORY_MB must be a whole number, not {value!r}") from None
+    return dict.fromkeys(_FAMILIAR[name], value)
 
 
 def names() -> list[str]:
@@ -239,7 +368,8 @@ def names() -> list[str]:
             continue
         default = getattr(Settings(), outer.name)
         if dataclasses.is_dataclass(default):
-            found += [f"{outer.name}.{inner.name}" for inner in dataclasses.fields(default)]
+            inner_names = (inner.name for inner in dataclasses.fields(default) if inner.name not in _NAMED)
+            found += [f"{outer.name}.{inner}" for inner in inner_names if (outer.name, inner) != ("languages", "roots")]
         else:
             found.append(outer.name)
     return found
@@ -253,6 +383,11 @@ def _replace(settings: Settings, name: str, value: Any) -> Settings:
         before = environments.get(environment, EnvironmentSettings())
         environments[environment] = dataclasses.replace(before, **{attribute: _convert(name, before, attribute, value)})
         return dataclasses.replace(settings, environments=environments)
+    if len(parts) >= 4 and parts[1] in _NAMED:
+        return _replace_named(settings, name, parts, value)
+    if parts[:2] == ["languages", "roots"] and len(parts) == 3:
+        roots = {**settings.languages.roots, parts[2]: str(Path(str(value)).expanduser().absolute())}
+        return dataclasses.replace(settings, languages=dataclasses.replace(settings.languages, roots=roots))
     if name not in names():
         raise InvalidSettings(f"unknown setting {name!r}; known are: {', '.join(names())}", setting=name)
     if len(parts) == 1:
@@ -260,6 +395,19 @@ def _replace(settings: Settings, name: str, value: Any) -> Settings:
     section = getattr(settings, parts[0])
     section = dataclasses.replace(section, **{parts[1]: _convert(name, section, parts[1], value)})
     return dataclasses.replace(settings, **{parts[0]: section})
+
+
+def _replace_named(settings: Settings, name: str, parts: list[str], value: Any) -> Settings:
+    """One of many that have names of their own: `tools.servers.NAME.url`."""
+    section: Any = getattr(settings, parts[0], None)
+    if not hasattr(section, parts[1]):
+        raise InvalidSettings(f"unknown setting {name!r}", setting=name)
+    every = dict(getattr(section, parts[1]))
+    own, attribute = ".".join(parts[2:-1]), parts[-1]
+    before = every.get(own, _NAMED[parts[1]]())
+    every[own] = dataclasses.replace(before, **{attribute: _convert(name, before, attribute, value)})
+    changed: Any = dataclasses.replace(section, **{parts[1]: every})
+    return dataclasses.replace(settings, **{parts[0]: changed})
 
 
 def _convert(name: str, owner: Any, attribute: str, value: Any) -> Any:
@@ -310,8 +458,13 @@ def _check(settings: Settings) -> None:
     for name in ("max_running", "zygote_forks"):
         if getattr(settings.pool, name) < 1:
             raise InvalidSettings(f"pool.{name} must be at least 1")
+    if settings.languages.compile_cache_bytes < 0:
+        raise InvalidSettings("languages.compile_cache_bytes must be 0 or more")
     _check_server(settings.server)
+    if settings.mcp.output not in ("plain", "structured"):
+        raise InvalidSettings(f"mcp.output is {settings.mcp.output!r} but must be plain or structured")
     _check_sessions(settings.sessions)
+    _check_tools(settings.tools)
     for name in settings.environments:
         check_environment_name(name)
 
@@ -338,6 +491,19 @@ def _check_sessions(sessions: SessionSettings) -> None:
         raise InvalidSettings("sessions.max_sessions and sessions.max_per_caller must not be negative")
     if not 0 < sessions.idle_seconds <= sessions.idle_seconds_max < math.inf:
         raise InvalidSettings("sessions.idle_seconds must be above 0 and at most sessions.idle_seconds_max")
+
+
+def _check_tools(tools: ToolSettings) -> None:
+    for name in tools.builtin:
+        if name not in BUILTIN_TOOLS:
+            raise InvalidSettings(f"tools.builtin: there is no tool {name!r}; known are: {', '.join(BUILTIN_TOOLS)}")
+    for each in dataclasses.fields(tools):
+        value = getattr(tools, each.name)
+        if isinstance(value, int | float) and not value > 0:
+            raise InvalidSettings(f"tools.{each.name} must be above 0")
+    for name, server in tools.servers.items():
+        if bool(server.command) == bool(server.url):
+            raise InvalidSettings(f"tools.servers.{name} must have either a command or a url")
 
 
 def check_environment_name(name: str) -> None:

@@ -21,8 +21,10 @@ from belljar.client.retries import Refused, read_retry_after
 from belljar.contract.errors import BelljarError, EnvironmentBroken, JailSetupFailed, Overloaded, WallMissing
 from belljar.contract.execution import (
     MIB,
+    CoverageReport,
     Display,
     Event,
+    FileCoverage,
     Finished,
     Limits,
     Outcome,
@@ -314,6 +316,7 @@ def _outcome(body: Mapping[str, Any], displays: tuple[Display, ...] = ()) -> Out
         error=_program_error(body["error"]),
         displays=displays or tuple(map(_display, body["displays"])),
         artifacts=tuple(map(_file, body["artifacts"])),
+        coverage=_coverage(body.get("coverage")),
         usage=Usage(
             wall_seconds=float(usage["wall_seconds"]),
             cpu_seconds=float(usage["cpu_seconds"]),
@@ -341,6 +344,23 @@ def _program_error(body: Mapping[str, Any] | None) -> ProgramError | None:
         return None
     return ProgramError(
         type=_text(body["type"]), message=_text(body["message"]), traceback=tuple(map(_text, body["traceback"]))
+    )
+
+
+def _coverage(body: Mapping[str, Any] | None) -> CoverageReport | None:
+    if body is None:
+        return None
+    return CoverageReport(percent=float(body["percent"]), files=tuple(map(_file_coverage, body["files"])))
+
+
+def _file_coverage(body: Mapping[str, Any]) -> FileCoverage:
+    branches = body.get("missing_branches")
+    return FileCoverage(
+        path=_text(body["path"]),
+        percent=float(body["percent"]),
+        executed=tuple(map(int, body["executed"])),
+        missing=tuple(map(int, body["missing"])),
+        missing_branches=None if branches is None else tuple((int(start), int(end)) for start, end in branches),
     )
 
 

@@ -56,6 +56,12 @@ class UnknownLanguage(CallerError):
     code = "unknown_language"
 
 
+class ToolchainMissing(UnknownLanguage):
+    """The language is known, but its toolchain is not on this machine; the message says how to get it."""
+
+    code = "toolchain_missing"
+
+
 class UnknownEnvironment(CallerError):
     """No guest environment has that name."""
 
@@ -66,6 +72,12 @@ class NotOffered(CallerError):
     """The field is known, but this server has nothing to do it with."""
 
     code = "not_offered"
+
+
+class UnknownTool(CallerError):
+    """No tool of that name is offered here."""
+
+    code = "unknown_tool"
 
 
 class NotAllowed(CallerError):
@@ -160,6 +172,12 @@ class Draining(Overloaded):
     """The engine is shutting down and takes nothing new."""
 
     code = "draining"
+
+
+class ToolFailed(BelljarError):
+    """A call from inside a program could not be answered; the program gets the message as an exception."""
+
+    code = "tool_failed"
 
 
 class SandboxFault(BelljarError):

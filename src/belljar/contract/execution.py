@@ -149,6 +149,17 @@ class FileCoverage:
     percent: float
     executed: tuple[int, ...]
     missing: tuple[int, ...]
+    missing_branches: tuple[tuple[int, int], ...] | None = None  # from line, to line; None: branches were not asked for
+
+    def as_json(self) -> dict[str, Any]:
+        """The wire form."""
+        tree = {
+            "path": self.path,
+            "percent": self.percent,
+            "executed": list(self.executed),
+            "missing": list(self.missing),
+        }
+        return tree if self.missing_branches is None else {**tree, "missing_branches": list(self.missing_branches)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,18 +171,7 @@ class CoverageReport:
 
     def as_json(self) -> dict[str, Any]:
         """The wire form."""
-        return {
-            "percent": self.percent,
-            "files": [
-                {
-                    "path": each.path,
-                    "percent": each.percent,
-                    "executed": list(each.executed),
-                    "missing": list(each.missing),
-                }
-                for each in self.files
-            ],
-        }
+        return {"percent": self.percent, "files": [each.as_json() for each in self.files]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import dataclasses
 import os
 import signal
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from belljar.contract.backend import Sandbox, Watcher
-from belljar.contract.errors import Draining, InvalidExecution
+from belljar.contract.errors import Draining, InvalidExecution, NotOffered
 from belljar.contract.execution import (
     Display,
     Event,
@@ -37,6 +38,7 @@ from belljar.contract.execution import (
     Usage,
     classify,
 )
+from belljar.contract.tools import ToolHost
 from belljar.engine.queue import SlotQueue
 from belljar.engine.sessions import Sessions
 from belljar.engine.tracebacks import read_error
@@ -54,8 +56,9 @@ Start = Callable[[Watcher], Coroutine[Any, Any, Outcome]]
 class Engine:
     """Runs executions in one sandbox, as many at a time as the settings allow. Belongs to one event loop."""
 
-    def __init__(self, sandbox: Sandbox, settings: Settings) -> None:
+    def __init__(self, sandbox: Sandbox, settings: Settings, tools: ToolHost | None = None) -> None:
         self.sandbox = sandbox
+        self.tools = tools
         self.settings = settings
         self._slots = SlotQueue(settings.pool.max_running, settings.pool.max_queued)
         self._tasks: dict[str, asyncio.Task[Any]] = {}  # of every execution that waits or runs, by its id
@@ -77,6 +80,7 @@ class Engine:
             if self._slots.closed:
                 raise Draining("this engine was closed; build a new one")
             if not self._is_open:
+                await self._open_tools()
                 await self.sandbox.open()
                 self._is_open = True
 
@@ -101,6 +105,23 @@ class Engine:
                     await self.sessions.end_all()
                     await asyncio.gather(*self._background, return_exceptions=True)
                     await self.sandbox.close()
+                if self.tools is not None:
+                    await self.tools.close()
+
+    async def _open_tools(self) -> None:
+        if self.tools is not None:
+            await self.tools.close()  # an attempt to open before this one may have failed after it
+            await self.tools.open()
+
+    def select_tools(self, names: Sequence[str]) -> tuple[str, ...]:
+        """The keys of the tools that are named.
+
+        Raises:
+            UnknownTool: there is no such tool. NotOffered: there are none.
+        """
+        if self.tools is None:
+            raise NotOffered("tools are not offered here; leave them out", field="tools")
+        return self.tools.select(names)
 
     async def run(
         self,
@@ -118,6 +139,8 @@ class Engine:
             Overloaded: too many wait already, or the engine is closing.
             SandboxFault: the program could not be run.
         """
+        if execution.tools:
+            execution = dataclasses.replace(execution, tools=self.select_tools(execution.tools))
         execution_id = id or new_id()
         task = self._enter(execution_id)
         cancels_before = task.cancelling()
@@ -195,6 +218,7 @@ class Engine:
             "max_queued": self._slots.max_queued,
             "sandbox": self.sandbox.facts(),
             "sessions": self.sessions.facts(),
+            "tools": {} if self.tools is None else self.tools.facts(),
         }
 
     def _enter(self, execution_id: str) -> asyncio.Task[Any]:
@@ -252,7 +276,7 @@ def judge(execution_id: str, execution: Execution, seen: Evidence, queue_seconds
     """Turn what was observed into what is answered."""
     status = classify(seen)
     stderr = _decode(seen.stderr, seen.stderr_cut)
-    may_show_error = status is Status.FAILED and seen.exit_code == 1 and not seen.stderr_cut
+    may_show_error = status in (Status.FAILED, Status.DENIED) and seen.exit_code == 1 and not seen.stderr_cut
     return Outcome(
         id=execution_id,
         language=execution.language,

@@ -102,6 +102,8 @@ class Sessions:
         self._engine.check_open()
         if not order.id:
             order = dataclasses.replace(order, id=new_session_id())
+        if order.tools:
+            order = dataclasses.replace(order, tools=self._engine.select_tools(order.tools))
         key = order.caller, order.id
         if key in self._live or key in self._opening:
             raise SessionExists(f"a session with the id {order.id!r} is open already; choose another", id=order.id)

@@ -42,6 +42,9 @@ _PACKAGE_OF_MODULE = {
     "yaml": "pyyaml",
 }
 
+#: Packages of our own code beside a program, kept where no program imports from; see `guest/measure.py`.
+_INSTRUMENTS = ("coverage",)
+
 #: Parts of a Python's library directory that are large and that programs do not import, or that are not its own.
 _STDLIB_NOT_COMPILED = ("site-packages", "test", "idlelib", "lib2to3", "turtledemo")
 
@@ -68,6 +71,11 @@ class Environment:
         """
         return _matplotlib_config(self.root)
 
+    @property
+    def measures_coverage(self) -> bool:
+        """Whether coverage.py is here; environments without packages, and those of earlier versions, lack it."""
+        return (_instruments(self.root) / "coverage").is_dir()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Build:
@@ -93,6 +101,7 @@ class Build:
         if self.spec.packages:
             self.progress(_without_passwords(f"installing {', '.join(self.spec.packages)}"))
             self._install(uv)
+            self._install_instruments(uv)
         if self.spec.warm_imports:
             self.progress(f"trying {', '.join(self.spec.warm_imports)}")
         proof = self._prove()
@@ -119,15 +128,25 @@ class Build:
             remedy = "install Python's venv module (on Debian: apt install python3-venv), or uv"
         self._step("its interpreter cannot be created", argv, remedy)
 
-    def _install(self, uv: str | None) -> None:
+    def _installer(self, uv: str | None) -> list[str]:
         if uv:
             # Copies, not links into uv's cache: what guests run must not change, nor change modes, with the cache.
-            argv = [uv, "pip", "install", "--link-mode", "copy", "--python", str(self.python)]
-        else:
-            argv = [str(self.python), "-I", "-u", "-m", "pip", "install", "--no-input", "--disable-pip-version-check"]
-            argv += ["--no-compile", "--progress-bar", "off"]
+            return [uv, "pip", "install", "--link-mode", "copy", "--python", str(self.python)]
+        argv = [str(self.python), "-I", "-u", "-m", "pip", "install", "--no-input", "--disable-pip-version-check"]
+        return [*argv, "--no-compile", "--progress-bar", "off"]
+
+    def _install(self, uv: str | None) -> None:
+        argv = self._installer(uv)
         remedy = f"check the package names and the way to the package index, then: belljar env create {self.name}"
         self._step("its packages cannot be installed", [*argv, *self.spec.packages], remedy)
+
+    def _install_instruments(self, uv: str | None) -> None:
+        """An index may lack them: then all but coverage works here, and who asks for that is told."""
+        argv = [*self._installer(uv), "--target", str(_instruments(self.root)), *_INSTRUMENTS]
+        status, _ = _stream(argv, self.environ, self.lock, _say_nothing)
+        if status:
+            shutil.rmtree(_instruments(self.root), ignore_errors=True)
+            self.progress(f"{', '.join(_INSTRUMENTS)} cannot be installed: coverage cannot be measured here")
 
     def _prove(self) -> dict[str, Any]:
         """Import what must be importable, and learn from inside where everything is.
@@ -162,7 +181,7 @@ class Build:
         Some distributed Pythons come without bytecode. Theirs is compiled too, where we may write, as their first
         user's import would.
         """
-        paths = [str(self.root / "lib")]
+        paths = [str(self.root / "lib"), *(str(each) for each in [_instruments(self.root)] if each.is_dir())]
         if not is_below(Path(stdlib), SYSTEM_DIRECTORIES) and os.access(stdlib, os.W_OK):
             paths += [entry.path for entry in os.scandir(stdlib) if entry.name not in _STDLIB_NOT_COMPILED]
         argv = [str(self.python), "-I", "-W", "ignore", "-m", "compileall", "-qq"]
@@ -274,6 +293,10 @@ def _explain_failure(module: str, found: bool, error: str) -> str:
 
 def _matplotlib_config(root: Path) -> Path:
     return root / "share/matplotlib-config"
+
+
+def _instruments(root: Path) -> Path:
+    return root / "share/instruments"
 
 
 def _say_nothing(_line: str) -> None:

@@ -18,15 +18,17 @@ import threading
 import warnings
 import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Literal, Self, TypedDict, TypeVar, Unpack, cast, overload
 
 from belljar.assembly import build_engine
 from belljar.contract.errors import BelljarError, CallerError, Draining, InvalidExecution, Overloaded
-from belljar.contract.execution import Event, Execution, Limits, Outcome
+from belljar.contract.execution import Coverage, Event, Execution, Limits, Outcome
 from belljar.contract.files import File
+from belljar.contract.restriction import Restriction
+from belljar.contract.tools import ALL_TOOLS
 from belljar.engine.admission import admit
 from belljar.engine.execute import Engine
 from belljar.frontends.embedded_sessions import AsyncSession, Session, SessionAsked
@@ -53,6 +55,9 @@ class Asked(TypedDict, total=False):
     timeout: float | None
     memory_mb: float | None
     environment: str
+    tools: bool | Sequence[str | Callable[..., Any]]  # functions of yours that the program may call; names of tools
+    coverage: bool | Coverage | Mapping[str, bool] | None
+    restrict: Restriction | Mapping[str, Any] | None
 
 
 Program = str | Mapping[str, Any]  # the code, or a mapping with "code" and the names of Asked
@@ -128,17 +133,24 @@ class AsyncSandbox(_Owned):
         Raises:
             CallerError: the request must change. Overloaded: it may work later. SandboxFault: we broke.
         """
+        if asked.get("tools"):
+            async with self._lending(asked) as lent:
+                return await self._run(code, lent)
+        return await self._run(code, asked)
+
+    async def _run(self, code: str, asked: Asked) -> Outcome:
         execution = await self._admit(code, asked)
         engine = await self._ready()
         return await engine.run(execution)
 
     async def stream(self, code: str, **asked: Unpack[Asked]) -> AsyncGenerator[Event, None]:
         """Yield what a program does while it does it; closing this early (`aclose`) ends the program."""
-        execution = await self._admit(code, asked)
-        engine = await self._ready()
-        async with contextlib.aclosing(engine.stream(execution)) as events:
-            async for event in events:
-                yield event
+        async with self._lending(asked) as lent:
+            execution = await self._admit(code, lent)
+            engine = await self._ready()
+            async with contextlib.aclosing(engine.stream(execution)) as events:
+                async for event in events:
+                    yield event
 
     @overload
     def run_many(
@@ -201,6 +213,20 @@ class AsyncSandbox(_Owned):
         """Numbers for monitoring: what runs, what waits."""
         self._check_usable()
         return {} if self._engine is None else self._engine.facts()
+
+    @contextlib.asynccontextmanager
+    async def _lending(self, asked: Asked) -> AsyncIterator[Asked]:
+        """Functions among the tools are offered to this one program, as long as it runs."""
+        given = asked.get("tools")
+        if not given or given is True:
+            yield {**asked, "tools": [ALL_TOOLS] if given else []}
+            return
+        if isinstance(given, str) or not isinstance(given, Sequence):
+            raise InvalidExecution("tools must be a list of functions and of names, or True for all", field="tools")
+        tools = (await self._ready()).tools
+        assert tools is not None
+        with tools.lending(given) as keys:
+            yield {**asked, "tools": keys}
 
     async def _admit(self, code: str, asked: Asked) -> Execution:
         self._check_usable()

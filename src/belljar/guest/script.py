@@ -18,6 +18,8 @@ import signal
 import socket
 import sys
 import weakref
+from collections.abc import Callable
+from gc import enable as enable_gc
 from os import close, dup2, write
 from os import open as open_file
 from typing import Any, NoReturn, cast
@@ -27,18 +29,30 @@ from belljar.guest import displays
 
 _PROGRAM = "main.py"
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+_HEAD, _HEAD_BYTES = channel.NO_MESSAGE, len(channel.NO_MESSAGE)
+_STARTED = (channel.NO_MESSAGE + b"started",)
+_PACKET_BYTES = channel.PACKET_BYTES_MAX
+_DESCRIPTOR_SPACE = socket.CMSG_SPACE(8 * 4)
+_CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)
+_CHANNEL = 3  # as in `jail/enter.py`
+_receive: Callable[[int, int, int], tuple[bytes, list[tuple[int, int, bytes]], int, Any]]
+_send: Callable[[tuple[bytes]], int]
+_has_generators = False  # of random numbers, beside the one that reseeds itself
 _requested_exit: list[Any] = []  # what `raise SystemExit(...)` asked for, once the interpreter acts on it
 _always_loaded: frozenset[str] = frozenset()  # what every interpreter loads before it looks at a program
 _last_module = ""  # the last one loaded before the fork
+_unloaded: dict[str, Any] = {}  # modules of ours that few programs need, compiled; a guest cannot see their files
 
 
 def prepare(always_loaded: frozenset[str]) -> None:
     """In the warm process, before the first fork: everything that every guest would do anyway."""
-    global _last_module, _always_loaded
+    global _last_module, _always_loaded, _has_generators
     _always_loaded = always_loaded
+    _has_generators = "numpy.random" in sys.modules or "torch" in sys.modules
     _watch_system_exit()
     atexit.register(leave)  # first in, so it runs after every exit function of the program
     _name_program([])
+    _keep_unloaded()
     _last_module = next(reversed(sys.modules))
 
 
@@ -51,12 +65,42 @@ def renew_main() -> None:
     sys.modules["__main__"] = fresh
 
 
+def speak_over(peer: socket.socket) -> None:
+    """In the warm process: every guest will speak over the socket that this object stands for by then."""
+    global _receive, _send
+    _receive, _send = peer.recvmsg, peer.sendmsg
+
+
 def receive(peer: socket.socket) -> bool:
-    """Wait for the program and lay it out in the work directory; False when the host has no use for this guest."""
+    """Wait for the program and lay it out in the work directory; False when the host has no use for this guest.
+
+    The first half is for a program and nothing else, as most are, and touches as few objects as it can.
+    """
     try:
-        message, blob, descriptors = channel.receive(peer, 8)
-    except channel.ChannelClosed:
+        packet, ancillary, _, _ = _receive(_PACKET_BYTES, _DESCRIPTOR_SPACE, _CLOSE_ON_EXEC)
+        if not packet:
+            return False
+        if not ancillary and packet[:_HEAD_BYTES] == _HEAD:
+            descriptor = open_file(_PROGRAM, _NEW_FILE, 0o644)
+            if write(descriptor, packet[_HEAD_BYTES:]) < len(packet) - _HEAD_BYTES:
+                raise OSError("no room for the program")
+            close(descriptor)
+            _send(_STARTED)
+            close(_CHANNEL)  # the object itself is left alone: freeing touches pages
+            if _has_generators:
+                _reseed()
+            enable_gc()
+            return True
+    except ConnectionError:
         return False
+    except OSError as error:
+        channel.send(peer, {"failed": "files", "reason": str(error)})
+        return False
+    return _receive_more(peer, packet, channel.descriptors_in(ancillary))
+
+
+def _receive_more(peer: socket.socket, packet: bytes, descriptors: list[int]) -> bool:
+    message, blob = channel.parse(packet)
     if "in_memfd" in message:  # too large for a packet: the packet is a file
         message, blob = channel.parse(_read_all(descriptors.pop(0)))
     try:
@@ -88,15 +132,24 @@ def receive(peer: socket.socket) -> bool:
 
 
 def load(name: str) -> Any:
-    """A module of ours that few programs need: read from its file when needed, so that no fork carries it."""
-    from importlib import util
-
-    spec = util.spec_from_file_location(f"_belljar_{name}", f"{os.path.dirname(__file__)}/{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    """A module of ours that few programs need: run when needed, once, and never in `sys.modules`."""
+    module = _unloaded[name]
+    if type(module) is not type(sys):
+        code, module = module, type(sys)(f"_belljar_{name}")
+        module.load = load  # type: ignore[attr-defined]  # one may consist of several
+        exec(code, module.__dict__)
+        _unloaded[name] = module
     return module
+
+
+def _keep_unloaded() -> None:
+    """Before the fork: every guest mounts its own /tmp over the place where our files are."""
+    folder = os.path.dirname(__file__)
+    for file_name in os.listdir(folder):
+        name, _, ending = file_name.rpartition(".")
+        if ending == "py" and name not in ("__init__", "script", "displays"):
+            with open(f"{folder}/{file_name}", "rb") as file:
+                _unloaded[name] = compile(file.read(), f"<belljar {name}>", "exec", dont_inherit=True)
 
 
 def _forget_shadowed(files: list[tuple[str, int]]) -> None:

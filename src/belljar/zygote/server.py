@@ -16,6 +16,7 @@ import operator
 import os
 import select
 import socket
+import struct
 import sys
 from collections.abc import Callable
 from os import WNOHANG, close, fork, read, waitpid
@@ -23,6 +24,7 @@ from typing import Any
 
 from belljar import channel
 from belljar.guest import displays, script
+from belljar.guest.script import receive as receive_program
 from belljar.jail import enter as jail
 from belljar.jail import limits, mounts, namespaces, policy, seccomp, syscalls
 from belljar.jail.enter import CHANNEL, StepFailed, choose_pid_namespace, enter
@@ -32,13 +34,22 @@ _control: socket.socket  # stands where a guest's own socket will: the same obje
 _cells: dict[int, tuple[int, list[int]]] = {}  # sleeper and cgroup files by the number of the cell
 _guests: dict[int, int] = {}  # number of the guest by its pid
 _counts_cpu = False  # no cgroup does
-_receive = script.receive  # what a guest does first; a shell's serves its session there
 _woken = -1
 _poll: Callable[[], list[tuple[int, int]]]
 
+# What every run uses stands ready by its own name: `socket.recvmsg` looked up and bound anew touches five pages.
+_receive: Callable[[int, int, int], tuple[bytes, list[tuple[int, int, bytes]], int, Any]]
+_send: Callable[[tuple[bytes]], int]
 _news = protocol.NEWS.pack
-_unpack_order = protocol.FORK.unpack
+_unpack_order = protocol.FORK.unpack_from
+_unpack_descriptors = struct.Struct("=iii").unpack
 _BORN, _ENDED = protocol.BORN, protocol.ENDED
+_HEAD, _HEAD_BYTES = channel.NO_MESSAGE, len(channel.NO_MESSAGE)
+_DESCRIPTOR_SPACE = socket.CMSG_SPACE(channel.DESCRIPTORS_MAX * 4)
+_ORDER_BYTES = 4096
+_CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)
+_set_wakeup_fd, _set_signal = _signal.set_wakeup_fd, _signal.signal
+_SIGCHLD, _SIG_DFL = int(_signal.SIGCHLD), _signal.SIG_DFL
 
 
 def serve(always_loaded: frozenset[str]) -> None:
@@ -56,15 +67,17 @@ def serve(always_loaded: frozenset[str]) -> None:
 
 
 def _get_warm(always_loaded: frozenset[str]) -> None:
-    global _control, _counts_cpu, _receive, _woken, _poll
+    global _control, _counts_cpu, _woken, _poll, _receive, _send, receive_program
     _control = socket.socket(fileno=CHANNEL)
+    _receive, _send = _control.recvmsg, _control.sendmsg
+    script.speak_over(_control)
     greeting, _, _ = channel.receive(_control)
     _counts_cpu = greeting["counts_cpu"]
     namespaces.drop_bounding_set()
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
     limits.set_common()
     if greeting["stays"]:
-        _receive = _import_shell().serve
+        receive_program = _import_shell().serve  # a guest of ours stays in there
     _warm_up(greeting["imports"], greeting["environ"], always_loaded)
     jail.prepare(greeting["landlock_version"], greeting["changes_uid"])
     _woken, alarm = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -92,12 +105,14 @@ def _loop() -> bool:
                 _reap()
                 continue
             try:
-                message, order, descriptors = channel.receive(_control, 16)
-            except channel.ChannelClosed:
+                packet, ancillary, _, _ = _receive(_ORDER_BYTES, _DESCRIPTOR_SPACE, _CLOSE_ON_EXEC)
+            except ConnectionError:
                 return False
-            if message:
-                _learn(message, descriptors)
-            elif _fork(order, *descriptors):
+            if not packet:
+                return False
+            if packet[:_HEAD_BYTES] != _HEAD:
+                _learn(channel.parse(packet)[0], channel.descriptors_in(ancillary))
+            elif _fork(packet, *_unpack_descriptors(ancillary[0][2])):
                 return True
 
 
@@ -116,7 +131,7 @@ def _fork(order: bytes, peer: int, stdout: int, stderr: int) -> bool:
 
     The interpreter's fork handlers must run, so never by raw clone.
     """
-    guest, cell, uid, disk_bytes, *substitutes = _unpack_order(order)
+    guest, cell, uid, disk_bytes, *substitutes = _unpack_order(order, _HEAD_BYTES)
     sleeper, cgroups = _cells[cell]
     options = mounts.fresh_dir_options(disk_bytes)
     try:
@@ -126,13 +141,13 @@ def _fork(order: bytes, peer: int, stdout: int, stderr: int) -> bool:
         channel.send(_control, {"unborn": guest, "reason": str(error)})
         pid = -1
     if pid == 0:
-        _signal.set_wakeup_fd(-1)
-        _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
+        _set_wakeup_fd(-1)
+        _set_signal(_SIGCHLD, _SIG_DFL)
         try:
             enter(sleeper, cgroups, uid, options, substitutes, peer, stdout, stderr)
         except StepFailed as failure:
             _give_up(failure, peer)
-        if _receive(_control):
+        if receive_program(_control):
             return True
         os._exit(0)
     close(peer)
@@ -140,7 +155,7 @@ def _fork(order: bytes, peer: int, stdout: int, stderr: int) -> bool:
     close(stderr)
     if pid > 0:
         _guests[pid] = guest
-        channel.send(_control, {}, _news(_BORN, guest, pid, 0))
+        _send((_HEAD + _news(_BORN, guest, pid, 0),))
     return False
 
 
@@ -165,7 +180,7 @@ def _reap() -> None:
             pid, status = waitpid(-1, WNOHANG)
         if pid == 0:
             return
-        channel.send(_control, {}, _news(_ENDED, _guests.pop(pid), status, cpu))
+        _send((_HEAD + _news(_ENDED, _guests.pop(pid), status, cpu),))
 
 
 def _warm_up(imports: list[str], environ: dict[str, str], always_loaded: frozenset[str]) -> None:
@@ -175,7 +190,7 @@ def _warm_up(imports: list[str], environ: dict[str, str], always_loaded: frozens
         _lend_matplotlib_its_cache()
     for name in imports:
         importlib.import_module(name)
-    if _receive is not script.receive:
+    if receive_program is not script.receive:
         mounts.lend_scratch("/dev/shm")
         _import_shell().prepare()
     if len(os.listdir("/proc/self/task")) > 1:

@@ -1,8 +1,8 @@
 """One program in one guest, from its first byte in to its last byte out.
 
 Most programs end within milliseconds, so for those nothing is watched at all: the pipes are read once, when the
-zygote says that the guest has ended. Only a program still there after `_SETTLE_SECONDS`, or one somebody listens to,
-gets readers and clocks of its own.
+zygote says that the guest has ended. Only a program still there after a moment, or one somebody listens to, gets
+readers and clocks of its own.
 
 Every fact comes from outside: wait status from the zygote, memory and CPU from the cgroup, clocks from the host.
 """
@@ -16,7 +16,7 @@ import re
 import signal
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from belljar import channel
 from belljar.backends.local.world import INTERPRETER_BYTES, Guest
@@ -28,7 +28,8 @@ from belljar.contract.files import File
 from belljar.jail import policy, workdir
 from belljar.settings import RequestSettings
 
-_SETTLE_SECONDS = 0.02
+_SETTLE_SECONDS, _SETTLE_SECONDS_MAX = 0.02, 0.1
+_SETTLE_SECONDS_EACH = 0.005  # the more run at once, the longer each of them takes
 _SILENCE_SECONDS = 10.0  # for a guest to start, or for the news that it is dead
 _READ_BYTES = 65536
 _PIPE_BYTES = 65536
@@ -82,6 +83,18 @@ class Extra(NamedTuple):
     descriptors: tuple[int, ...] = ()  # the guest gets copies; whoever made them closes them
 
 
+class Companion(Protocol):
+    """The host's end of an Extra, for as long as one run lasts."""
+
+    extra: Extra
+
+    def complete(self, evidence: Evidence) -> Evidence:
+        """The evidence with what this has to add. Everyone in the jail is dead by now."""
+
+    def close(self) -> None:
+        """Let go of descriptors and memory, however the run has ended."""
+
+
 class Run:
     """A guest with its program. `finish` must be awaited to its end, or cancelled: both leave nothing running."""
 
@@ -95,13 +108,19 @@ class Run:
         shows: bool,
         on_stuck: Callable[[Guest], None],
         extras: Sequence[Extra] = (),
+        beside: int = 0,  # how many others run now
+        source: str = policy.PROGRAM_NAME,
     ) -> None:
+        self._settle_seconds = min(
+            _SETTLE_SECONDS + beside * _SETTLE_SECONDS_EACH, _SETTLE_SECONDS_MAX, execution.limits.wall_seconds
+        )
         self._guest = guest
         self._execution = execution
         self._watcher = watcher
         self._bounds = bounds
         self._shows = shows  # whether pictures may come
         self._extras = extras
+        self._source = source
         self._on_stuck = on_stuck
         self._loop = asyncio.get_running_loop()
         self._streams = (
@@ -142,11 +161,11 @@ class Run:
             self._watcher.started()
             self._settle_in()
         else:
-            self._timers["settle"] = self._loop.call_later(_SETTLE_SECONDS, self._settle_in)
+            self._timers["settle"] = self._loop.call_later(self._settle_seconds, self._settle_in)
 
     def _send_program(self) -> None:
         execution = self._execution
-        packet = program_packet(execution, self._shows, self._extras)
+        packet = program_packet(execution, self._shows, self._extras, self._source)
         descriptors: list[int] = []
         lent = [descriptor for extra in self._extras for descriptor in extra.descriptors]
         try:
@@ -516,13 +535,15 @@ def _display(told: re.Match[str], content: bytes) -> Display:
     return Display(mime=mime, content=content, bundle=int(bundle) if bundle else None, is_result=bool(result))
 
 
-def program_packet(execution: Execution, shows: bool, extras: Sequence[Extra] = ()) -> bytes:
+def program_packet(
+    execution: Execution, shows: bool, extras: Sequence[Extra] = (), source: str = policy.PROGRAM_NAME
+) -> bytes:
     """The program as `guest/script.py` reads it: the bare text where nothing else is asked for."""
     code = execution.code.encode()
     if not (shows or extras or execution.args or execution.env or execution.files or execution.artifacts):
         return channel.build({}, code)
     message = {
-        "files": [(policy.PROGRAM_NAME, len(code)), *((file.path, len(file.content)) for file in execution.files)],
+        "files": [(source, len(code)), *((file.path, len(file.content)) for file in execution.files)],
         "args": execution.args,
         "env": dict(execution.env),
         "displays": shows,

@@ -82,8 +82,11 @@ class World(ZygoteListener):
         pool: PoolSettings,
         default_limits: Limits,
         walls: Mapping[str, Any],
+        shown: Mapping[str, str] | None = None,
     ) -> None:
+        """`shown` adds places of the host to what guests see, read-only."""
         self.environment = environment
+        self._shown = dict(shown or {})
         self.is_lost = False
         self.zygotes_replaced = 0
         self._berths = berths
@@ -119,7 +122,7 @@ class World(ZygoteListener):
         Raises:
             JailSetupFailed: the warden or the zygote did not come up.
         """
-        bound = bound_places(self.environment)
+        bound = {**bound_places(self.environment), **self._shown}
         orders = {
             "as_root": self._walls["as_root"],
             "uid_base": self._walls["uid_base"],
@@ -264,6 +267,11 @@ class World(ZygoteListener):
         processes = limits.processes + 2 * self._pool.max_running * limits.processes
         return limits.disk_bytes, max(1, math.ceil(limits.cpu_seconds)), processes, limits.memory_bytes
 
+    @property
+    def busy_guests(self) -> int:
+        """How many have a program."""
+        return len(self._guests) - sum(map(len, self._ready.values())) - len(self._staying)
+
     async def lease(self, weight: str, limits: Limits) -> Guest:
         """A guest of this weight behind these limits: a ready one when there is one, else forked now.
 
@@ -325,7 +333,7 @@ class World(ZygoteListener):
     def _trim_idle_cells(self) -> None:
         """Once nothing runs, give up the cells of the last burst: what is kept must not depend on past load."""
         self._trimming = None
-        if len(self._guests) > sum(map(len, self._ready.values())) + len(self._staying):
+        if self.busy_guests > 0:
             self._trimming = self._loop.call_later(_TRIM_SECONDS, self._trim_idle_cells)
             return
         for cell in list(self._idle_cells):

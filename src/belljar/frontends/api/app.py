@@ -58,6 +58,7 @@ class App:
         self._service = service
         self._mounted: list[tuple[str, Application]] = []
         self._table = RouteTable()
+        self._alone = None if is_native else dialects[0]
         if is_native:
             self._table.add(ROUTES, OPEN_TO_ALL)
         for dialect in dialects:
@@ -74,6 +75,7 @@ class App:
         service = self._service
         headers = dict(scope["headers"])
         request = Request(scope, headers, receive, send, service.room)
+        request.dialect = self._alone
         try:
             allowed = service.guard.check(headers)
             if allowed:
@@ -116,7 +118,8 @@ class App:
         for prefix, application in self._mounted:
             if path == prefix or path.startswith(prefix.rstrip("/") + "/"):
                 self._identify(request)
-                await application(request.scope, request.receive, request.send)
+                scope = {**request.scope, "belljar.caller": request.caller}
+                await application(scope, request.receive, request.send)
                 return
         raise Refusal(404, "not_found", "there is nothing at this path; /docs lists what there is")
 
@@ -132,6 +135,9 @@ class App:
         self._service.telemetry.refused(refusal.status, refusal.code)
         answer = Answer(encode_json(refusal.as_json())) if request.dialect is None else request.dialect.refuse(refusal)
         body, status = answer.body, answer.status or refusal.status
+        asked = request.scope["method"], request.scope["path"]
+        if self._alone is not None and asked == ("GET", "/") and status in (401, 403):
+            status = 404  # clients of other systems look here for signs of life, and take these for none
         if refusal.status != 413:
             kind = (b"content-type", answer.content_type)
             await reply(request.send, body, status, kind, headers=refusal.headers)

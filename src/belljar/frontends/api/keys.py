@@ -19,7 +19,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -50,7 +50,7 @@ class Key:
     max_sessions: int | None = None
     limits: Mapping[str, float] = field(default_factory=dict)  # ceilings, by the names of the API
     network: bool = False
-    tools: bool = False
+    tools: bool | Sequence[str] = False  # all of them, or these
 
 
 def keys_path(settings: Settings) -> Path:

@@ -37,6 +37,23 @@ _ANSWERS: Mapping[str, Any] = {
     ),
     "Display": _object({"mime": _STRING, "data": _STRING}),
     "Artifact": _object({"path": _STRING, "bytes": _INTEGER, "encoding": {"const": "base64"}, "content": _STRING}),
+    "Coverage": _object(
+        {
+            "percent": _NUMBER,
+            "files": _list(
+                _object(
+                    {
+                        "path": _STRING,
+                        "percent": _NUMBER,
+                        "executed": _list(_INTEGER),
+                        "missing": _list(_INTEGER),
+                        "missing_branches": _list(_list(_INTEGER)),
+                    },
+                    "missing_branches",
+                )
+            ),
+        }
+    ),
     "Outcome": _object(
         {
             "id": _STRING,
@@ -52,7 +69,7 @@ _ANSWERS: Mapping[str, Any] = {
             "artifacts": _list(_ref("Artifact")),
             "compile": _or_null({"type": "object"}),
             "tool_calls": _list({"type": "object"}),
-            "coverage": _or_null({"type": "object"}),
+            "coverage": _or_null(_ref("Coverage")),
             "usage": _ref("Usage"),
         }
     ),
@@ -130,8 +147,6 @@ _ERRORS = {
 
 def _build_schema() -> dict[str, Any]:
     _, components = msgspec.json.schema_components([ExecuteBody, BatchBody, *SESSION_BODIES], ref_template=parts.REF)
-    components["ExecuteBody"]["properties"]["restrict"] = {"type": ["object", "null"], "default": None}
-    components["BatchBody"]["properties"]["restrict"] = {"type": ["object", "null"]}
     components["BatchBody"]["oneOf"] = [{"required": ["executions"]}, {"required": ["code", "cases"]}]
     schemas = {**components, **_ANSWERS, **SESSION_ANSWERS}
     execute_example = {"code": "print(input())", "stdin": "hi", "timeout": 5}

@@ -16,8 +16,9 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from belljar.contract.errors import InvalidExecution, NotAllowed, NotOffered
-from belljar.contract.execution import Execution
+from belljar.contract.execution import Coverage, Execution
 from belljar.contract.files import File
+from belljar.contract.tools import ALL_TOOLS
 from belljar.engine.admission import admit
 from belljar.frontends.api.callers import Caller
 from belljar.frontends.api.replies import Refusal
@@ -52,6 +53,13 @@ class CoverageBody(Struct, forbid_unknown_fields=True):
     branch: bool = False
 
 
+class RestrictBody(Struct, forbid_unknown_fields=True):
+    """What restricted Python may do; what is left out is the server's default."""
+
+    imports: list[str] | None = None
+    max_print_length: int | None = None
+
+
 class ExecuteBody(Struct, forbid_unknown_fields=True):
     """The body of POST /v1/execute."""
 
@@ -68,7 +76,7 @@ class ExecuteBody(Struct, forbid_unknown_fields=True):
     network: bool = False
     tools: bool | list[str] = False
     coverage: bool | CoverageBody = False
-    restrict: Raw | UnsetType = UNSET
+    restrict: RestrictBody | None = None
 
 
 class CaseBody(Struct, forbid_unknown_fields=True):
@@ -99,7 +107,7 @@ class BatchBody(Struct, forbid_unknown_fields=True):
     network: bool | UnsetType = UNSET
     tools: bool | list[str] | UnsetType = UNSET
     coverage: bool | CoverageBody | UnsetType = UNSET
-    restrict: Raw | UnsetType = UNSET
+    restrict: RestrictBody | UnsetType | None = UNSET
     cases: list[CaseBody] | UnsetType = UNSET
     compare: Comparison | UnsetType = UNSET
     stop_on_failure: bool | UnsetType = UNSET
@@ -196,7 +204,7 @@ def admit_body(caller: Caller, asked: ExecuteBody) -> Execution:
     Raises:
         CallerError: it cannot be accepted, or this caller may not.
     """
-    if asked.network or asked.tools or asked.coverage or _is_given(asked.restrict):
+    if asked.network:
         _refuse_what_is_not_offered(caller, asked)
     return admit(
         caller.settings,
@@ -210,8 +218,33 @@ def admit_body(caller: Caller, asked: ExecuteBody) -> Execution:
         limits=as_given(asked.limits),
         timeout=asked.timeout,
         environment=asked.environment,
+        tools=wanted_tools(caller, asked.tools) if asked.tools else (),
+        coverage=_as_coverage(asked.coverage) if asked.coverage else None,
+        restrict=None if asked.restrict is None else _as_restriction(asked.restrict),
         caller=caller.name,
     )
+
+
+def wanted_tools(caller: Caller, asked: bool | list[str]) -> tuple[str, ...]:
+    """The tools that are asked for and that this caller may use; ALL_TOOLS for all there are.
+
+    Raises:
+        NotAllowed: the key may not use them.
+    """
+    if not asked:
+        return ()
+    allowed = caller.key.tools
+    if not allowed:
+        raise NotAllowed(f"key {caller.name!r} may not use tools; leave them out, or ask the operator", field="tools")
+    if isinstance(allowed, bool):
+        return (ALL_TOOLS,) if asked is True else tuple(asked)
+    if asked is True:
+        return tuple(allowed)
+    for name in asked:
+        if name not in allowed:
+            may = ", ".join(allowed)
+            raise NotAllowed(f"key {caller.name!r} may not use the tool {name[:80]!r}; it may: {may}", field="tools")
+    return tuple(asked)
 
 
 def as_given(limits: Struct | None) -> dict[str, float] | None:
@@ -223,22 +256,20 @@ def as_given(limits: Struct | None) -> dict[str, float] | None:
 
 
 def _refuse_what_is_not_offered(caller: Caller, asked: ExecuteBody) -> None:
-    for field, is_asked, is_allowed in (
-        ("network", asked.network, caller.key.network),
-        ("tools", asked.tools, caller.key.tools),
-        ("coverage", asked.coverage, True),
-        ("restrict", _is_given(asked.restrict), True),
-    ):
+    for field, is_asked, is_allowed in (("network", asked.network, caller.key.network),):
         if not is_asked:
             continue
         if not is_allowed:
             raise NotAllowed(f"key {caller.name!r} may not use {field}; leave it out, or ask the operator", field=field)
-        neutral = "null" if field == "restrict" else "false"
-        raise NotOffered(f"{field} is not offered by this server; leave it out or send {neutral}", field=field)
+        raise NotOffered(f"{field} is not offered by this server; leave it out or send false", field=field)
 
 
-def _is_given(value: Raw | UnsetType) -> bool:
-    return value is not UNSET and bytes(value).strip() != b"null"
+def _as_restriction(given: RestrictBody) -> dict[str, Any]:
+    return {"imports": given.imports, "max_print_length": given.max_print_length}
+
+
+def _as_coverage(given: bool | CoverageBody) -> Coverage:
+    return Coverage(branch=given.branch) if isinstance(given, CoverageBody) else Coverage()
 
 
 def as_file(number: int, given: FileBody) -> File:

@@ -29,6 +29,7 @@ def define(parser: argparse.ArgumentParser) -> None:
     )
     create.add_argument("--network", action="store_true", help="may use the network, where the server has it")
     create.add_argument("--tools", action="store_true", help="may use tools, where the server has them")
+    create.add_argument("--tool", metavar="NAME", action="append", default=[], help="may use this one (again for more)")
     define_json(create)
     define_json(actions.add_parser("list", help="show names and ceilings; never the keys"))
     revoke = actions.add_parser("revoke", help="refuse a key from now on")
@@ -51,7 +52,7 @@ def _create(file: KeyFile, options: argparse.Namespace) -> int:
             max_sessions=options.max_sessions,
             limits=dict(_read_limit(each) for each in options.limit),
             network=options.network,
-            tools=options.tools,
+            tools=options.tools or options.tool,
         )
     )
     if options.json:
@@ -75,13 +76,17 @@ def _list(file: KeyFile, options: argparse.Namespace) -> int:
             str(key.requests_per_minute or "–"),
             str(key.max_sessions or "–"),
             " ".join(f"{name}={value:g}" for name, value in key.limits.items()) or "–",
-            " ".join(flag for flag in ("network", "tools") if getattr(key, flag)) or "–",
+            " ".join([*(["network"] if key.network else []), *_name_tools(key)]) or "–",
         ]
         for key in keys
     ]
     columns = ["name", "created", "concurrent", "per minute", "sessions", "limits", "may use"]
     terminal.draw_table(terminal.console(), f"{len(keys)} keys", columns, rows)
     return 0
+
+
+def _name_tools(key: Key) -> list[str]:
+    return (["tools"] if key.tools else []) if isinstance(key.tools, bool) else list(key.tools)
 
 
 def _revoke(file: KeyFile, options: argparse.Namespace) -> int:

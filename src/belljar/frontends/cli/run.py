@@ -15,7 +15,18 @@ from typing import Any
 
 from belljar.assembly import build_engine
 from belljar.contract.errors import BelljarError, CallerError, SandboxFault
-from belljar.contract.execution import MIB, Execution, Finished, Limits, Outcome, Status, describe
+from belljar.contract.execution import (
+    MIB,
+    Coverage,
+    CoverageReport,
+    Execution,
+    FileCoverage,
+    Finished,
+    Limits,
+    Outcome,
+    Status,
+    describe,
+)
 from belljar.contract.files import File
 from belljar.engine.admission import admit
 from belljar.engine.execute import Engine
@@ -80,6 +91,10 @@ def _define_returned(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--output-dir", metavar="DIR", help="where artifacts are saved (default: here)")
     group.add_argument("--displays", metavar="DIR", help="save pictures the program shows in this directory")
+    for flag, kind, what in (("--coverage", "lines", "lines"), ("--branch-coverage", "branches", "lines and branches")):
+        group.add_argument(
+            flag, dest="coverage", action="store_const", const=kind, help=f"a table of {what} that did not run (stderr)"
+        )
     group.add_argument("--force", action="store_true", help="overwrite files that exist")
     group.add_argument("--json", action="store_true", help="print the whole result as JSON, artifacts included")
     group.add_argument(
@@ -151,6 +166,7 @@ def _read_execution(settings: Settings, options: argparse.Namespace) -> Executio
         artifacts=options.artifact,
         limits={name: value for name, value in limits.items() if value is not None},
         environment=options.environment,
+        coverage=options.coverage and Coverage(branch=options.coverage == "branches"),
     )
 
 
@@ -272,6 +288,8 @@ class _OneRun:
                 os.write(STDERR, b"\n")
             for note in notes:
                 terminal.say(note)
+            if self._execution.coverage is not None:
+                _show_coverage(outcome.coverage)
         if artifacts and (options.output_dir is not None or not options.json):
             saving.save(Path(options.output_dir or "."), artifacts, options.force)
         if outcome.displays and options.displays is not None:
@@ -332,6 +350,32 @@ def _notes(outcome: Outcome, limits: Limits) -> Iterator[str]:
     for stream, was_cut in (("output", outcome.stdout_cut), ("error output", outcome.stderr_cut)):
         if was_cut:
             yield f"its {stream} was cut after {limits.output_bytes / 1024:g} KB; allow more with --output-limit"
+
+
+def _show_coverage(report: CoverageReport | None) -> None:
+    if report is None:
+        terminal.say("no coverage: the program was killed, left without its exit functions, or could not be read")
+        return
+    rows = [(each.path, f"{each.percent:g} %", _show_lines(each)) for each in report.files]
+    if len(rows) > 1:
+        rows.append(("all", f"{report.percent:g} %", ""))
+    terminal.draw_table(terminal.console(on_stderr=True), "Coverage", ["file", "covered", "did not run"], rows)
+
+
+def _show_lines(file: FileCoverage) -> str:
+    """The missing lines, neighbours together, then the branches that were never taken from lines that ran."""
+    ranges: list[list[int]] = []
+    for line in file.missing:
+        if ranges and line == ranges[-1][1] + 1:
+            ranges[-1][1] = line
+        else:
+            ranges.append([line, line])
+    shown = [str(first) if first == last else f"{first}-{last}" for first, last in ranges]
+    missing = set(file.missing)
+    shown += [
+        f"{start}→{end if end > 0 else 'exit'}" for start, end in file.missing_branches or () if start not in missing
+    ]
+    return ", ".join(shown)
 
 
 def _count(number: int, noun: str) -> str:

@@ -64,11 +64,12 @@ class _LiveLine:
             self._status.stop()
 
 
-def console() -> Console:
+def console(*, on_stderr: bool = False) -> Console:
     """Where tables are drawn."""
     from rich.console import Console
 
-    return Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=_PIPED_WIDTH)
+    is_live = (sys.stderr if on_stderr else sys.stdout).isatty()
+    return Console(highlight=False, stderr=on_stderr, width=None if is_live else _PIPED_WIDTH)
 
 
 def draw_table(

@@ -1,0 +1,279 @@
+"""The wire behaviour of code_exec_server: /py_exec, /any_exec, /py_coverage, answered as plain text.
+
+Its clients send thousands of requests at once, wait without a deadline, and take every answer they cannot read for a
+program that failed. So a request that finds the queue full waits here instead of being refused, and what is refused
+all the same says `{"detail": …}`, which they raise as an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import msgspec
+from msgspec import Struct
+
+from belljar.contract.errors import CallerError, Draining, Overloaded
+from belljar.contract.execution import Execution, Outcome, Status
+from belljar.engine.admission import admit
+from belljar.engine.execute import new_id
+from belljar.frontends.api.callers import Caller
+from belljar.frontends.api.dialects.hashed_tests import HashedTests
+from belljar.frontends.api.dialects.multipl_e import evaluate, find_evaluator
+from belljar.frontends.api.replies import Refusal, encode_json, reply
+from belljar.frontends.api.request import Request
+from belljar.frontends.api.routing import Answer, Dialect
+from belljar.frontends.api.service import Service
+
+_TEXT = b"text/plain; charset=utf-8"
+_PATIENCE_SECONDS = 600.0  # of a request that finds the queue full
+_RETRY_SECONDS = 0.25
+_SECONDS_MAX = 2**64 - 1
+
+
+class Body(Struct):
+    """The body of all three calls; what is unknown is ignored."""
+
+    code: str
+    timeout: int
+    stdin: str | None = None
+    lang: str | None = None
+    json_resp: bool | None = None
+    testhash: tuple[str, str] | None = None
+
+
+class Wrapped(Struct):
+    """The body of a client that has an EXECUTOR_AUTH."""
+
+    args: Body
+
+
+_decode = msgspec.json.Decoder(Body).decode
+_decode_wrapped = msgspec.json.Decoder(Wrapped).decode
+
+
+class CodeExec:
+    """The routes, and the tests they were asked for by hash."""
+
+    def __init__(self) -> None:
+        self._tests = HashedTests()
+
+    async def run_python(self, service: Service, request: Request) -> None:
+        """POST /py_exec."""
+        body, is_wrapped = await _read(request)
+        if body is None:
+            await _say(request, "1\nInvalid JSON input")
+            return
+        code = await self._with_test(service, body)
+        if code is None:
+            await _say(request, "-1\nFailed to get test from test bank")
+            return
+        status, text = await _run_python(service, request, body, code)
+        if is_wrapped:
+            inner = json.dumps({"output": text, "status": status})
+            await _say(request, encode_json({"status": "SUCCESS", "result": {"result": inner}}))
+        elif body.json_resp:
+            await _say(request, encode_json({"output": text, "status": status}))
+        else:
+            await _say(request, f"{status}\n{text}")
+
+    async def _with_test(self, service: Service, body: Body) -> str | None:
+        if body.testhash is None:
+            return body.code
+        directory = service.settings.server.hashed_tests_dir
+        test = await asyncio.to_thread(self._tests.find, directory, *body.testhash)
+        return None if test is None else f"{body.code}\n\n{test}"
+
+    async def run_any(self, service: Service, request: Request) -> None:
+        """POST /any_exec."""
+        body, _ = await _read(request)
+        if body is None:
+            await _say(request, "1\nInvalid JSON input")
+        elif body.testhash is not None:
+            await _say(request, "-1\nTesthash is not supported for this endpoint")
+        else:
+            await _say(request, await _run_any(service, request, body))
+
+    async def measure(self, service: Service, request: Request) -> None:
+        """POST /py_coverage."""
+        body, _ = await _read(request)
+        if body is None:
+            await _say(request, "-1")
+            return
+        percent = await _measure(service, request, body)
+        await _say(request, encode_json({"coverage": percent}))
+
+    async def run_wrapped(self, service: Service, request: Request) -> None:
+        """POST /: where a client with an EXECUTOR_AUTH sends its programs. GET / needs no key, this does."""
+        client = request.scope["client"]
+        request.caller = service.callers.identify(request.headers, client[0] if client else "")
+        await self.run_python(service, request)
+
+
+async def _say_alive(service: Service, request: Request) -> None:
+    """GET /: whether anybody is there. Clients take everything but 200 and 404 for a reason to wait for ever."""
+    await _say(request, "OK")
+
+
+async def _say_healthy(service: Service, request: Request) -> None:
+    """GET /health."""
+    if service.health.trouble:
+        raise Refusal(503, service.health.trouble, "no program can be run here at the moment")
+    await _say(request, "OK")
+
+
+async def _say(request: Request, text: str | bytes) -> None:
+    content = text.encode() if isinstance(text, str) else text
+    await reply(request.send, content, content_type=(b"content-type", _TEXT))
+
+
+async def _read(request: Request) -> tuple[Body | None, bool]:
+    """The body, None if it is none; and whether it came wrapped."""
+    request.caller.count_request()
+    content = await request.read(is_json=False)
+    for decode, is_wrapped in ((_decode, False), (_decode_wrapped, True)):
+        try:
+            found = decode(content)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            continue
+        body = found.args if isinstance(found, Wrapped) else found
+        return (body, is_wrapped) if 0 <= body.timeout <= _SECONDS_MAX else (None, False)
+    return None, False
+
+
+async def _run_python(service: Service, request: Request, body: Body, code: str) -> tuple[int, str]:
+    """Exit 0 shows standard output, everything else standard error."""
+    if body.timeout == 0:
+        return 1, "Timeout"
+    try:
+        execution = _admit(request.caller, code, body.timeout, stdin=body.stdin or "")
+        outcome = await _run(service, request, execution)
+    except CallerError as error:
+        return 1, error.message
+    if outcome.status is Status.TIMED_OUT:
+        return 1, "Timeout"
+    if outcome.ok:
+        return 0, outcome.stdout
+    return 1, outcome.stderr + _reason(outcome)
+
+
+def _reason(outcome: Outcome) -> str:
+    """The original's programs met their limits themselves, and said so; ours are killed."""
+    if outcome.status is Status.OUT_OF_MEMORY:
+        return "MemoryError: the program was killed, it needed more memory than it may have\n"
+    if outcome.status is Status.OUTPUT_LIMIT:
+        return "the program was killed, it wrote far more than is kept\n"
+    return ""
+
+
+async def _run_any(service: Service, request: Request, body: Body) -> str:
+    language, evaluator = find_evaluator(body.lang or "python")
+    if body.timeout == 0:
+        return "1\nTimeout"
+    run_seconds = min(body.timeout, evaluator.run_seconds)
+    code = f"{evaluator.prepended}{body.code}{evaluator.appended}"
+    try:
+        execution = _admit(
+            request.caller, code, run_seconds, language=language, env=dict(evaluator.env) if evaluator.env else None
+        )
+        outcome = await _run(service, request, execution)
+    except CallerError as error:
+        return f"1\n{error.message}"
+    if outcome.status is Status.TIMED_OUT and body.timeout <= evaluator.run_seconds:
+        return "1\nTimeout"  # its own patience ended first, and it never got to report
+    return f"0\n{json.dumps(evaluate(evaluator, outcome))}\n"
+
+
+async def _measure(service: Service, request: Request, body: Body) -> int:
+    """The percentage, -1 if the program failed or could not be measured."""
+    if body.timeout == 0:
+        return -1
+    try:
+        execution = _admit(request.caller, body.code, body.timeout, coverage=True)
+        outcome = await _run(service, request, execution)
+    except CallerError:
+        return -1
+    if not outcome.ok or outcome.coverage is None:
+        return -1
+    percent = outcome.coverage.percent
+    return int(percent) if percent in (0.0, 100.0) else min(max(round(percent), 1), 99)  # as coverage.py rounds
+
+
+def _admit(caller: Caller, code: str, timeout: int, **asked: Any) -> Execution:
+    """As much time as is asked and may be had, and room for all the output there is."""
+    ceiling = caller.settings.ceiling_limits
+    return admit(
+        caller.settings,
+        code if code.strip() else "#",  # an empty program is one that does nothing
+        limits={"wall_seconds": min(timeout, ceiling.wall_seconds), "output_kb": ceiling.output_bytes / 1024},
+        caller=caller.name,
+        **asked,
+    )
+
+
+async def _run(service: Service, request: Request, execution: Execution) -> Outcome:
+    """Run it when there is room, however long that takes; a client that leaves gives up its place."""
+    execution_id = new_id()
+    has_left = asyncio.Event()
+
+    def leave() -> None:
+        has_left.set()
+        service.engine.cancel(execution_id)
+
+    request.on_hang_up(leave)
+    loop = asyncio.get_running_loop()
+    give_up_at = loop.time() + _PATIENCE_SECONDS
+    async with _gate(service, request.caller):
+        while not has_left.is_set():
+            try:
+                with request.caller.running_up_to(1):
+                    outcome = await service.engine.run(execution, id=execution_id)
+                service.executed(execution, outcome)
+                return outcome
+            except Draining:
+                raise
+            except Overloaded:
+                if loop.time() > give_up_at:
+                    raise
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(has_left.wait(), _RETRY_SECONDS)
+    raise ConnectionError("the client left while its program waited")
+
+
+_gates: WeakKeyDictionary[Caller, asyncio.Semaphore] = WeakKeyDictionary()
+
+
+def _gate(service: Service, caller: Caller) -> asyncio.Semaphore:
+    """One caller's thousands of requests stand in line here, so that few of them knock at a full queue."""
+    gate = _gates.get(caller)
+    if gate is None:
+        room = max(1, service.settings.pool.max_queued // 4)
+        most = caller.key.max_concurrent
+        gate = _gates[caller] = asyncio.Semaphore(room if most is None else min(room, most))
+    return gate
+
+
+def refuse(refusal: Refusal) -> Answer:
+    """What its clients raise as an error, whichever call it was."""
+    return Answer(encode_json({"detail": refusal.message}), _TEXT)
+
+
+_routes = CodeExec()
+
+DIALECT = Dialect(
+    name="code_exec",
+    title="code_exec_server",
+    port=8000,
+    routes={
+        "/py_exec": {"POST": _routes.run_python},
+        "/any_exec": {"POST": _routes.run_any},
+        "/py_coverage": {"POST": _routes.measure},
+        "/health": {"GET": _say_healthy},
+        "/": {"GET": _say_alive, "POST": _routes.run_wrapped},
+    },
+    refuse=refuse,
+    open_to_all=frozenset({"/health", "/"}),
+)

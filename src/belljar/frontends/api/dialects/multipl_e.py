@@ -1,0 +1,208 @@
+"""The words of MultiPL-E: an outcome as its evaluators report it, {status, exit_code, stdout, stderr}.
+
+Each language is a row of a table: how long its evaluator lets a program run, and which texts in which stream mean which
+word. What looks arbitrary is: evaluators were written by many hands, and scores that people compare depend on it.
+Where an evaluator was broken (it crashed, or could never say OK), the row says what it was meant to say.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from belljar.contract.execution import Outcome, Status
+
+#: What MultiPL-E's own driver calls some of them.
+_OTHER_WORDS = {
+    "c++": "cpp",
+    "coq": "v",
+    "d": "dlang",
+    "go_test.go": "go",
+    "jl": "julia",
+    "js": "javascript",
+    "m": "matlab",
+    "ml": "ocaml",
+    "notypes.py": "python",
+    "py": "python",
+    "rb": "ruby",
+    "rkt": "racket",
+    "rs": "rust",
+}
+
+_ANY, _OUT, _ERR = ("stdout", "stderr"), ("stdout",), ("stderr",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluator:
+    """How one language is judged. Rules are (streams, text, word): the first whose text is in a stream decides."""
+
+    run_seconds: int = 15
+    if_failed: tuple[tuple[tuple[str, ...], str, str], ...] = ()  # after an exit code but 0
+    even_if_ok: tuple[tuple[tuple[str, ...], str, str], ...] = ()  # whatever the exit code
+    by_exit_code: Mapping[int, str] | None = None
+    otherwise: str = "Exception"  # failed, and no rule knows why
+    if_silent: str = ""  # … and nothing on stderr; empty: as `otherwise`
+    ok_needs_silence: bool = False  # anything on stderr is a failure
+    not_compiled: str = "SyntaxError"
+    if_not_compiled: tuple[tuple[tuple[str, ...], str, str], ...] = ()
+    compile_timeout: str = "SyntaxError"
+    compile_timeout_text: str = ""
+    timeout: str = "Timeout"
+    timeout_exit_code: int | None = -1
+    failure_exit_code: int | None = None  # reported in place of the real one
+    appended: str = ""  # to the source
+    prepended: str = ""
+    env: tuple[tuple[str, str], ...] = ()
+
+
+_NODE = (
+    (_ERR, "ERR_ASSERTION", "AssertionError"),
+    (_ERR, "SyntaxError", "SyntaxError"),
+    (_ERR, "ReferenceError", "ReferenceError"),
+)
+
+EVALUATORS: Mapping[str, Evaluator] = {
+    "clj": Evaluator(ok_needs_silence=True, timeout="Exception"),
+    "cpp": Evaluator(),
+    "cs": Evaluator(
+        run_seconds=5,
+        even_if_ok=(
+            (_ERR, "System.Diagnostics.DefaultTraceListener.Fail", "Exception"),
+            (_ERR, "Unhandled Exception", "Exception"),
+        ),
+        prepended="#define DEBUG\n#line 1\n",
+        env=(("MONO_TRACE_LISTENER", "Console.Error"),),
+    ),
+    "dfy": Evaluator(
+        by_exit_code={2: "SyntaxError", 3: "CompilationError", 4: "VerificationError"}, compile_timeout="Timeout"
+    ),
+    "dlang": Evaluator(if_failed=((_ERR, "Error:", "SyntaxError"),), compile_timeout="Timeout"),
+    "elixir": Evaluator(
+        run_seconds=5,
+        if_failed=(
+            (_ANY, "Assertion with == failed", "AssertionError"),
+            (_ANY, "SyntaxError", "SyntaxError"),
+        ),
+    ),
+    "fs": Evaluator(not_compiled="Exception", compile_timeout="Timeout"),
+    "go": Evaluator(
+        run_seconds=30,
+        even_if_ok=(
+            (_OUT, "[setup failed]", "SyntaxError"),
+            (_OUT, "[build failed]", "SyntaxError"),
+            (_OUT, "FAIL", "Exception"),
+        ),
+        compile_timeout="Timeout",
+        timeout_exit_code=None,
+    ),
+    "hs": Evaluator(not_compiled="Exception", compile_timeout="Timeout"),
+    "java": Evaluator(),
+    "javascript": Evaluator(run_seconds=5, if_failed=_NODE),
+    "julia": Evaluator(run_seconds=5, otherwise="SyntaxError", if_silent="Exception"),
+    "lean": Evaluator(
+        run_seconds=5,
+        if_failed=((_ANY, "error: tactic 'rfl' failed", "AssertionError"),),
+        if_not_compiled=((_ANY, "error: tactic 'rfl' failed", "AssertionError"),),
+        otherwise="SyntaxError",
+        compile_timeout="Timeout",
+        failure_exit_code=-1,
+    ),
+    "lua": Evaluator(),
+    "luau": Evaluator(
+        not_compiled="TypeError", if_not_compiled=((_ERR, "SyntaxError", "SyntaxError"),), compile_timeout="Timeout"
+    ),
+    "matlab": Evaluator(
+        run_seconds=30,
+        if_failed=((_ERR, "syntax error", "SyntaxError"), (_ERR, "parse error", "SyntaxError")),
+        ok_needs_silence=True,
+        failure_exit_code=1,
+        appended="\ntest();",
+    ),
+    "ocaml": Evaluator(
+        if_failed=((_ERR, "Assert_failure", "AssertionError"), (_ERR, "Syntax error", "SyntaxError")),
+        if_not_compiled=((_ERR, "Syntax error", "SyntaxError"),),
+        not_compiled="Exception",
+        compile_timeout="Timeout",
+    ),
+    "php": Evaluator(even_if_ok=((_ANY, "PHP Parse error", "SyntaxError"),), timeout="Exception"),
+    "pl": Evaluator(even_if_ok=((_ANY, "ERROR", "Exception"),)),
+    "python": Evaluator(if_failed=((_ERR, "SyntaxError", "SyntaxError"),)),
+    "racket": Evaluator(ok_needs_silence=True, if_failed=((_ERR, "read-syntax", "SyntaxError"),), timeout="Exception"),
+    "r": Evaluator(run_seconds=5, if_failed=((_ANY, "unexpected", "SyntaxError"),), if_silent="AssertionError"),
+    "ruby": Evaluator(run_seconds=5, otherwise="SyntaxError", if_silent="Exception"),
+    "rust": Evaluator(run_seconds=5, compile_timeout="Timeout", compile_timeout_text="Compiler timeout"),
+    "scala": Evaluator(ok_needs_silence=True),
+    "sh": Evaluator(if_failed=((_ERR, "syntax error", "SyntaxError"),)),
+    "swift": Evaluator(run_seconds=5, compile_timeout="Timeout"),
+    "ts": Evaluator(if_failed=_NODE),
+    "v": Evaluator(
+        run_seconds=5,
+        if_failed=((_ANY, "Unable to unify", "AssertionError"),),
+        if_not_compiled=((_ANY, "Unable to unify", "AssertionError"),),
+        otherwise="SyntaxError",
+        compile_timeout="Timeout",
+    ),
+}
+
+_UNKNOWN = Evaluator()
+
+
+def find_evaluator(lang: str) -> tuple[str, Evaluator]:
+    """The language a word means, and how it is judged; one that MultiPL-E does not know gets the plain rules."""
+    word = _OTHER_WORDS.get(lang.lower(), lang.lower())
+    return word, EVALUATORS.get(word, _UNKNOWN)
+
+
+def evaluate(evaluator: Evaluator, outcome: Outcome) -> dict[str, Any]:
+    """What the evaluator would have printed about this outcome."""
+    compiled = outcome.compilation
+    if outcome.status is Status.COMPILE_FAILED and compiled is not None:
+        streams = {"stdout": compiled.stdout, "stderr": compiled.stderr}
+        if compiled.status is Status.TIMED_OUT:
+            text = evaluator.compile_timeout_text
+            said = {"stdout": text, "stderr": text} if text else streams
+            return {"status": evaluator.compile_timeout, "exit_code": -1, **said}
+        exit_code = 1 if compiled.exit_code is None else compiled.exit_code
+        word = (evaluator.by_exit_code or {}).get(exit_code)
+        word = word or _first(evaluator.if_not_compiled, streams) or evaluator.not_compiled
+        return {"status": word, "exit_code": _shown(evaluator, exit_code), **streams}
+    streams = {"stdout": outcome.stdout, "stderr": outcome.stderr}
+    if outcome.status is Status.TIMED_OUT:
+        return {"status": evaluator.timeout, "exit_code": evaluator.timeout_exit_code, **streams}
+    exit_code = _exit_code(outcome)
+    word = _judge(evaluator, exit_code, streams)
+    if word != "OK":
+        exit_code = _shown(evaluator, exit_code)
+    return {"status": word, "exit_code": exit_code, **streams}
+
+
+def _judge(evaluator: Evaluator, exit_code: int, streams: Mapping[str, str]) -> str:
+    found = _first(evaluator.even_if_ok, streams)
+    if found:
+        return found
+    is_silent = not streams["stderr"].strip()
+    if exit_code == 0 and (is_silent or not evaluator.ok_needs_silence):
+        return "OK"
+    found = (evaluator.by_exit_code or {}).get(exit_code) or _first(evaluator.if_failed, streams)
+    return found or (evaluator.if_silent if is_silent and evaluator.if_silent else evaluator.otherwise)
+
+
+def _first(rules: tuple[tuple[tuple[str, ...], str, str], ...], streams: Mapping[str, str]) -> str | None:
+    for names, text, word in rules:
+        if any(text in streams[name] for name in names):
+            return word
+    return None
+
+
+def _exit_code(outcome: Outcome) -> int:
+    """As Python's subprocess has it: negative for a signal."""
+    if outcome.exit_code is not None:
+        return outcome.exit_code
+    name, _, offset = (outcome.signal or "SIGKILL").partition("+")
+    return -(signal.Signals[name] + int(offset or 0))
+
+
+def _shown(evaluator: Evaluator, exit_code: int) -> int:
+    return exit_code if evaluator.failure_exit_code is None else evaluator.failure_exit_code

@@ -1,0 +1,346 @@
+"""The host's end of a program's tool socket.
+
+A program may write anything here, from any of its processes. What is not a well-formed call closes the connection it
+came over; what is one is counted, slowed down and refused within the bounds of the settings. Nothing here blocks,
+whatever the program does to its own end: every read and write says so itself, since the two ends of a socket that a
+program made share their flags.
+
+Two things are held back, and nothing else: calls past `in_flight` are not read, and answers wait for a reader. An
+answer counts as in flight until it is sent, so a program that never reads soon has nobody to answer it.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import os
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from belljar.contract.backend import Watcher
+from belljar.contract.errors import ToolFailed
+from belljar.contract.execution import ToolAnswered, ToolCall, ToolCalled
+from belljar.contract.tools import ToolHost
+from belljar.settings import ToolSettings
+
+_HEAD = struct.Struct(">IB")  # as in guest/toolcalls.py: number of the call, flag
+_LAST, _MORE, _CONNECT = 0, 1, 2
+_PIECE_BYTES = 60 * 1024
+_PACKET_BYTES_MAX = 120 * 1024
+_PACKETS_AT_ONCE = 32  # then others have their turn
+_CONNECTIONS_MAX = 64
+_DESCRIPTOR_BYTES = array.array("i").itemsize
+_NOW = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
+
+
+class Bridge:
+    """Answers the calls of one execution, or of one session cell after another. Close it when all is over."""
+
+    def __init__(self, host: ToolHost, keys: Sequence[str], settings: ToolSettings) -> None:
+        self._host = host
+        self._settings = settings
+        described = [(spec, key) for key in keys for spec in host.describe([key])]
+        self._keys = {spec.name: key for spec, key in described}
+        #: What `guest/toolcalls.py` is told.
+        self.argument = {
+            "tools": [spec.as_json() for spec, _ in described],
+            "argument_bytes": settings.argument_bytes,
+        }
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._connections: set[_Connection] = set()
+        self._watcher: Watcher | None = None
+        self._is_on = False
+        self.calls: list[ToolCall] = []
+        self._running: dict[int, tuple[str, float]] = {}  # tool and beginning, by number
+        self.unsent_answers = 0  # of all connections
+        self._number = 0
+        self._seconds = 0.0
+        self._tokens = settings.calls_per_second
+        self._counted_at = self._loop.time()
+        self._resuming: asyncio.TimerHandle | None = None
+
+    def open(self) -> int:
+        """The guest's end of a new line; the caller closes it once it has been sent."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._connections.add(_Connection(self, ours, may_connect=True))
+        return theirs.detach()
+
+    def begin(self, watcher: Watcher | None) -> None:
+        """A program, or the next cell, starts: its counts are its own."""
+        self._watcher, self._is_on = watcher, True
+        self.calls, self._running, self._number, self._seconds = [], {}, 0, 0.0
+
+    def end(self) -> tuple[ToolCall, ...]:
+        """It is over; calls still under way are given up. What was called."""
+        self._is_on, self._watcher = False, None
+        for task in list(self._tasks):
+            task.cancel()
+        now = self._loop.time()
+        given_up = (ToolCall(tool=name, ok=False, seconds=now - began) for name, began in self._running.values())
+        return (*self.calls, *given_up)
+
+    def close(self) -> None:
+        """No more calls at all."""
+        self.end()
+        if self._resuming is not None:
+            self._resuming.cancel()
+        for connection in list(self._connections):
+            connection.close()
+
+    # ---- for connections
+
+    @property
+    def bytes_max(self) -> int:
+        """Of one question."""
+        return self._settings.argument_bytes
+
+    def has_room(self) -> bool:
+        """Whether another call may be read now; if not, everyone hears when."""
+        if len(self._tasks) + self.unsent_answers >= self._settings.in_flight:
+            return False
+        now = self._loop.time()
+        rate = self._settings.calls_per_second
+        self._tokens = min(rate, self._tokens + (now - self._counted_at) * rate)
+        self._counted_at = now
+        if self._tokens >= 1:
+            return True
+        if self._resuming is None:
+            self._resuming = self._loop.call_later((1 - self._tokens) / rate, self.resume)
+        return False
+
+    def resume(self) -> None:
+        """There may be room again."""
+        if self._resuming is not None:
+            self._resuming.cancel()
+            self._resuming = None
+        for connection in list(self._connections):
+            connection.listen()
+
+    def adopt(self, descriptor: int) -> None:
+        """A process of the program has made a connection of its own; whatever it is, it is ours to close."""
+        self._tokens -= 1
+        try:
+            peer = socket.socket(fileno=descriptor)
+        except OSError:
+            os.close(descriptor)
+            return
+        if (peer.family, peer.type) != (socket.AF_UNIX, socket.SOCK_SEQPACKET) or (
+            len(self._connections) >= _CONNECTIONS_MAX
+        ):
+            peer.close()
+            return
+        self._connections.add(_Connection(self, peer, may_connect=False))
+
+    def forget(self, connection: _Connection) -> None:
+        """It is closed."""
+        self._connections.discard(connection)
+
+    def take(self, question: bytes, answer: Callable[[bytes], None]) -> bool:
+        """One whole question; False if it is none.
+
+        That is never answered: a program may have given us the other end of our own socket, and we would go on
+        answering ourselves.
+        """
+        self._tokens -= 1
+        try:
+            asked = _decode(question)
+            name, arguments = asked["tool"], asked["arguments"]
+            if not isinstance(name, str) or not isinstance(arguments, dict):
+                raise TypeError
+        except (msgspec.DecodeError, UnicodeError, RecursionError, KeyError, TypeError, ValueError):
+            return False
+        refusal = self._refuse(name)
+        if refusal is not None:
+            answer(_error(refusal))
+            return True
+        self._number += 1
+        task = self._loop.create_task(self._call(self._number, name, arguments, answer))
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return True
+
+    def _refuse(self, name: str) -> str | None:
+        if not self._is_on:
+            return "nothing is being executed now: tools can be called only while it is"
+        if name not in self._keys:
+            known = ", ".join(self._keys) or "none"
+            return f"{name[:80]!r} is no tool that was given to this program; given: {known}"
+        if self._number >= self._settings.calls_max:
+            return f"{name}: this program has made all the {self._settings.calls_max} calls it may make"
+        if self._seconds >= self._settings.total_seconds:
+            return f"{name}: this program has used up the {self._settings.total_seconds:g} s that its calls may take"
+        return None
+
+    async def _call(self, number: int, name: str, arguments: dict[str, Any], answer: Callable[[bytes], None]) -> None:
+        watcher, calls = self._watcher, self.calls
+        if watcher is not None:
+            watcher.called(ToolCalled(number=number, tool=name, arguments=arguments))
+        began = self._loop.time()
+        running = self._running
+        running[number] = name, began
+        ok, result = False, None
+        try:
+            result = await asyncio.wait_for(
+                self._host.call(self._keys[name], arguments), self._settings.total_seconds - self._seconds
+            )
+            packet = _encode({"result": result})
+            if len(packet) > self._settings.result_bytes:
+                raise ToolFailed(
+                    f"{name}: its answer has {len(packet):,} bytes, over the {self._settings.result_bytes:,} allowed"
+                )
+            ok = True
+        except ToolFailed as error:
+            result = error.message
+            packet = _error(error.message)
+        except TimeoutError:
+            result = f"{name}: this program has used up the {self._settings.total_seconds:g} s that its calls may take"
+            packet = _error(result)
+        seconds = self._loop.time() - began
+        del running[number]
+        if calls is self.calls:
+            self._seconds += seconds
+        call = ToolCall(tool=name, ok=ok, seconds=seconds)
+        calls.append(call)
+        if watcher is not None:
+            watcher.answered(ToolAnswered(number=number, call=call, result=result))
+        answer(packet)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            error = task.exception()
+            if error is not None:
+                self._loop.call_exception_handler({"message": "a tool call broke", "exception": error})
+        self.resume()
+
+
+class _Connection:
+    """One socket, to one process of the program."""
+
+    def __init__(self, bridge: Bridge, peer: socket.socket, *, may_connect: bool) -> None:
+        self._bridge = bridge
+        self._peer = peer
+        self._space = socket.CMSG_SPACE(_DESCRIPTOR_BYTES) if may_connect else 0
+        self._loop = asyncio.get_running_loop()
+        self._parts: dict[int, bytearray] = {}  # questions that are not complete yet
+        self._unsent: deque[tuple[bytes, bool]] = deque()  # packets, and whether each is the end of an answer
+        self._listens = self._writes = False
+        self._is_closed = False
+        self.listen()
+
+    def listen(self) -> None:
+        """Hear the program again, if there is room."""
+        if not self._listens and not self._is_closed and self._bridge.has_room():
+            self._listens = True
+            self._loop.add_reader(self._peer.fileno(), self._on_readable)
+
+    def close(self) -> None:
+        """Nobody speaks here any more."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._pause()
+        if self._writes:
+            self._loop.remove_writer(self._peer.fileno())
+        self._peer.close()
+        self._bridge.unsent_answers -= sum(is_last for _, is_last in self._unsent)
+        self._unsent.clear()
+        self._bridge.forget(self)
+
+    def _pause(self) -> None:
+        if self._listens:
+            self._listens = False
+            self._loop.remove_reader(self._peer.fileno())
+
+    def _on_readable(self) -> None:
+        for _ in range(_PACKETS_AT_ONCE):
+            if self._is_closed:
+                return
+            if not self._bridge.has_room():
+                self._pause()
+                return
+            try:
+                packet, ancillary, flags, _ = self._peer.recvmsg(_PACKET_BYTES_MAX, self._space, _NOW)
+            except BlockingIOError:
+                return
+            except OSError:
+                self.close()
+                return
+            descriptors = _descriptors(ancillary)
+            if len(packet) < _HEAD.size or flags & socket.MSG_TRUNC or not self._take(packet, descriptors):
+                self.close()
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _take(self, packet: bytes, descriptors: list[int]) -> bool:
+        """One packet; whether it was well-formed."""
+        number, flag = _HEAD.unpack_from(packet)
+        if flag == _CONNECT:
+            if len(descriptors) != 1:
+                return False
+            self._bridge.adopt(descriptors.pop())
+            return True
+        if flag not in (_LAST, _MORE) or descriptors:
+            return False
+        piece = packet[_HEAD.size :]
+        whole = self._parts.pop(number, None)
+        if whole is None:
+            whole = bytearray()
+        whole += piece
+        if len(whole) > self._bridge.bytes_max:
+            return False  # the module in the guest says so before it sends anything
+        if flag == _MORE:
+            self._parts[number] = whole
+            return len(self._parts) == 1 and len(piece) == _PIECE_BYTES  # one question after the other, few packets
+        return self._bridge.take(bytes(whole), lambda answer: self._send(number, answer))
+
+    def _send(self, number: int, answer: bytes) -> None:
+        if self._is_closed:
+            return
+        for start in range(0, len(answer), _PIECE_BYTES):
+            flag = _MORE if start + _PIECE_BYTES < len(answer) else _LAST
+            self._unsent.append((_HEAD.pack(number, flag) + answer[start : start + _PIECE_BYTES], flag == _LAST))
+        self._bridge.unsent_answers += 1
+        if not self._writes:
+            self._on_writable()
+
+    def _on_writable(self) -> None:
+        try:
+            while self._unsent:
+                packet, is_last = self._unsent[0]
+                self._peer.send(packet, _NOW | socket.MSG_NOSIGNAL)
+                self._unsent.popleft()
+                self._bridge.unsent_answers -= is_last
+        except BlockingIOError:
+            if not self._writes:
+                self._writes = True
+                self._loop.add_writer(self._peer.fileno(), self._on_writable)
+            return
+        except OSError:
+            self.close()
+            return
+        if self._writes:
+            self._writes = False
+            self._loop.remove_writer(self._peer.fileno())
+            self._bridge.resume()
+
+
+def _error(message: str) -> bytes:
+    return _encode({"error": message})
+
+
+def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    found = array.array("i")
+    for level, kind, content in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            found.frombytes(content[: len(content) - len(content) % _DESCRIPTOR_BYTES])
+    return list(found)

@@ -1,0 +1,187 @@
+"""Checks calls and passes them on to whoever runs them.
+
+A tool's failure, of whatever kind, is an answer to the program that called it and to nobody else: it is the program's
+exception. What was behind it is in the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from belljar.contract.errors import InvalidSettings, NotOffered, ToolFailed, UnknownTool
+from belljar.contract.tools import ALL_TOOLS, ToolSpec
+from belljar.settings import ToolSettings
+from belljar.tools.functions import as_tool
+from belljar.tools.schema import find_problem
+from belljar.tools.source import Arguments, Source, Tool
+
+_log = logging.getLogger("belljar.tools")
+_MESSAGE_CHARACTERS_MAX = 2000
+_LENT = "@"  # stands between the name and the number of a function that only some executions have
+
+
+class Broker:
+    """A ToolHost. Belongs to the event loop that opens it."""
+
+    def __init__(self, settings: ToolSettings, sources: Sequence[Source] = ()) -> None:
+        self._settings = settings
+        self._sources = sources
+        self._opened: list[Source] = []
+        self._tools: dict[str, Tool] = {}
+        self._lent: dict[str, Tool] = {}
+        self._lent_numbers = itertools.count(1)
+        self._calls: Counter[tuple[str, str]] = Counter()  # by tool and "ok" or "failed"
+
+    async def open(self) -> None:
+        """Start every source.
+
+        Raises:
+            InvalidSettings: two tools have the same name, in Python.
+            SandboxFault: a source does not start.
+        """
+        try:
+            for source in self._sources:
+                self._opened.append(source)
+                for tool in await source.open():
+                    self._add(tool)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """End every source."""
+        while self._opened:
+            source = self._opened.pop()
+            try:
+                await source.close()
+            except Exception:  # noqa: BLE001  the next one must be ended all the same
+                _log.exception("a source of tools did not end well")
+        self._tools.clear()
+
+    def _add(self, tool: Tool) -> None:
+        name = tool.spec.name
+        before = self._tools.get(name)
+        if before is not None:
+            raise InvalidSettings(
+                f"two tools are called {name!r}: one of {before.origin} and one of {tool.origin}; leave one out, or "
+                "give one of the servers a prefix (tools.servers.NAME.prefix)",
+                tool=name,
+            )
+        self._tools[name] = tool
+
+    @property
+    def specs(self) -> list[ToolSpec]:
+        """Every tool that is offered to all."""
+        return [tool.spec for tool in self._tools.values()]
+
+    def select(self, names: Iterable[str]) -> tuple[str, ...]:
+        """The keys of what is asked for.
+
+        Raises:
+            UnknownTool: there is no such tool. NotOffered: there is none at all.
+        """
+        keys: dict[str, None] = {}
+        for name in names:
+            if name == ALL_TOOLS:
+                if not self._tools:
+                    raise NotOffered("tools are not offered by this server; leave them out", field="tools")
+                keys.update(dict.fromkeys(self._tools))
+            elif self._find(name) is None:
+                known = ", ".join(self._tools) or "none"
+                raise UnknownTool(
+                    f"tools: there is no tool {name!r} here; known are: {known}", field="tools", known=[*self._tools]
+                )
+            else:
+                keys[name] = None
+        taken: dict[str, str] = {}
+        for key in keys:
+            other = taken.setdefault(_visible(key), key)
+            if other != key:
+                raise UnknownTool(f"tools: two of them are called {_visible(key)!r}; rename one", field="tools")
+        return tuple(keys)
+
+    def describe(self, keys: Iterable[str]) -> list[ToolSpec]:
+        """What a program is told; a tool that is gone is left out."""
+        found = (self._find(key) for key in keys)
+        return [tool.spec for tool in found if tool is not None]
+
+    @contextlib.contextmanager
+    def lending(self, functions: Iterable[str | Callable[..., Any]]) -> Iterator[tuple[str, ...]]:
+        """Offer functions as long as this lasts, to those who know their keys; names stand for themselves."""
+        keys, own = [], []
+        try:
+            for each in functions:
+                if isinstance(each, str):
+                    keys.append(each)
+                    continue
+                tool = as_tool(each)
+                key = f"{tool.spec.name}{_LENT}{next(self._lent_numbers)}"
+                self._lent[key] = tool
+                keys.append(key)
+                own.append(key)
+            yield tuple(keys)
+        finally:
+            for key in own:
+                self._lent.pop(key, None)
+
+    async def call(self, key: str, arguments: Arguments) -> Any:
+        """Check the arguments, run the tool within its time, check the result.
+
+        Raises:
+            ToolFailed: whatever went wrong, in words for the program.
+        """
+        tool = self._find(key)
+        if tool is None:
+            raise ToolFailed(f"{_visible(key)} is not there any more")
+        name = tool.spec.name
+        try:
+            problem = find_problem(arguments, tool.spec.input_schema)
+            if problem:
+                raise ToolFailed(problem)
+            result = await self._run(tool, arguments)
+        except ToolFailed as error:
+            self._calls[name, "failed"] += 1
+            raise ToolFailed(f"{name}: {error.message[:_MESSAGE_CHARACTERS_MAX]}") from error
+        except asyncio.CancelledError:
+            self._calls[name, "failed"] += 1
+            raise
+        self._calls[name, "ok"] += 1
+        return result
+
+    async def _run(self, tool: Tool, arguments: Arguments) -> Any:
+        seconds = self._settings.call_seconds
+        try:
+            async with asyncio.timeout(seconds) as clock:
+                result = await tool.run(arguments)
+        except ToolFailed:
+            raise
+        except TimeoutError as error:
+            if clock.expired():
+                raise ToolFailed(f"no answer within {seconds:g} s") from None
+            raise ToolFailed(f"TimeoutError: {error}") from error
+        except Exception as error:
+            _log.info("tool %s failed", tool.spec.name, exc_info=error)
+            raise ToolFailed(f"{type(error).__name__}: {error}") from error
+        try:
+            return msgspec.to_builtins(result)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ToolFailed(f"its answer is no JSON value: {error}") from None
+
+    def facts(self) -> Mapping[str, Any]:
+        """Numbers for monitoring."""
+        return {"offered": len(self._tools), "calls": dict(self._calls)}
+
+    def _find(self, key: str) -> Tool | None:
+        return self._lent.get(key) if _LENT in key else self._tools.get(key)
+
+
+def _visible(key: str) -> str:
+    return key.partition(_LENT)[0]
