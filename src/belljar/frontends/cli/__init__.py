@@ -32,6 +32,7 @@ _Formatter = argparse.RawDescriptionHelpFormatter
 COMMANDS = {
     "run": ("run", "run a program behind all walls"),
     "serve": ("serve", "serve the HTTP API"),
+    "proxy": ("proxy", "serve search, web pages and PDFs to code servers"),
     "key": ("keys", "create, list and revoke the keys of the HTTP API"),
     "doctor": ("doctor", "try every wall on this machine, and say how to get what is missing"),
     "env": ("environments", "list, create and remove guest environments"),
