@@ -21,6 +21,7 @@ from typing import Any
 
 from belljar.contract.errors import InvalidSettings
 from belljar.contract.execution import MIB, Limits
+from belljar.contract.restriction import Restriction
 
 GIB = 1024 * MIB
 _CORES = len(os.sched_getaffinity(0))
@@ -127,6 +128,18 @@ class SessionSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class McpSettings:
+    """What the MCP server offers, over stdio and at /mcp."""
+
+    tools: tuple[str, ...] = ()  # names of tools or groups; empty: all
+    output: str = "structured"  # plain: results as text alone; structured: also as JSON by a schema
+    pass_through_env: tuple[str, ...] = ()  # variables of the server that every program gets
+    python_image: str = ""  # container image for Python; empty: the local sandbox
+    javascript_image: str = ""  # the same for JavaScript
+    network: bool = False  # programs reach the network
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ToolServerSettings:
     """One MCP server whose tools programs may call: a command, or a URL."""
 
@@ -218,6 +231,15 @@ class WebSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LanguageSettings:
+    """The languages beside Python."""
+
+    compile_cache_bytes: int = GIB  # compiled programs kept on disk; 0: none
+    compile_cache_shared: bool = False  # callers may get what others have compiled from the same source
+    roots: Mapping[str, str] = field(default_factory=dict)  # languages whose toolchain lives in another root directory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """The whole tree."""
 
@@ -228,9 +250,12 @@ class Settings:
     request: RequestSettings = field(default_factory=RequestSettings)
     server: ServerSettings = field(default_factory=ServerSettings)
     sessions: SessionSettings = field(default_factory=SessionSettings)
+    mcp: McpSettings = field(default_factory=McpSettings)
     tools: ToolSettings = field(default_factory=ToolSettings)
+    restriction: Restriction = field(default_factory=Restriction)  # of restricted programs whose caller names none
     web: WebSettings = field(default_factory=WebSettings)
     llm: LlmSettings = field(default_factory=LlmSettings)
+    languages: LanguageSettings = field(default_factory=LanguageSettings)
     default_limits: Limits = field(default_factory=Limits)
     ceiling_limits: Limits = field(
         default_factory=lambda: Limits(
@@ -282,9 +307,10 @@ def load(
     provenance: dict[str, str] = {}
     settings = Settings()
     environ = os.environ if environ is None else environ
+    familiar = familiar_names(environ) if takes_familiar_names else ()
     for source, values in (
         (f"file {path}", _read_file(path) if path else {}),
-        ("environment", _from_familiar(environ) if takes_familiar_names else {}),
+        *((f"environment, as {name}", _from_familiar(name, environ[name])) for name in familiar),
         ("environment", _from_environ(environ)),
         ("flag", dict(flags or {})),
     ):
@@ -320,14 +346,18 @@ def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
     return {by_variable[key]: value for key, value in environ.items() if key in by_variable}
 
 
-def _from_familiar(environ: Mapping[str, str]) -> dict[str, Any]:
-    given = {key: environ[key] for key in _FAMILIAR if environ.get(key)}
-    if "MAX_MEMORY_MB" in given:
+def familiar_names(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Those of the names people have set for other code servers that are set here."""
+    return tuple(name for name in _FAMILIAR if environ.get(name))
+
+
+def _from_familiar(name: str, value: str) -> dict[str, Any]:
+    if name == "MAX_MEMORY_MB":
         try:
-            given["MAX_MEMORY_MB"] = str(int(given["MAX_MEMORY_MB"]) * MIB)
+            value = str(int(value) * MIB)
         except ValueError:
-            raise InvalidSettings(f"MAX_MEMORY_MB must be a whole number, not {given['MAX_MEMORY_MB']!r}") from None
-    return {name: value for key, value in given.items() for name in _FAMILIAR[key]}
+            raise InvalidSettings(f"MAX_MEMORY_MB must be a whole number, not {value!r}") from None
+    return dict.fromkeys(_FAMILIAR[name], value)
 
 
 def names() -> list[str]:
@@ -339,7 +369,7 @@ def names() -> list[str]:
         default = getattr(Settings(), outer.name)
         if dataclasses.is_dataclass(default):
             inner_names = (inner.name for inner in dataclasses.fields(default) if inner.name not in _NAMED)
-            found += [f"{outer.name}.{name}" for name in inner_names]
+            found += [f"{outer.name}.{inner}" for inner in inner_names if (outer.name, inner) != ("languages", "roots")]
         else:
             found.append(outer.name)
     return found
@@ -355,6 +385,9 @@ def _replace(settings: Settings, name: str, value: Any) -> Settings:
         return dataclasses.replace(settings, environments=environments)
     if len(parts) >= 4 and parts[1] in _NAMED:
         return _replace_named(settings, name, parts, value)
+    if parts[:2] == ["languages", "roots"] and len(parts) == 3:
+        roots = {**settings.languages.roots, parts[2]: str(Path(str(value)).expanduser().absolute())}
+        return dataclasses.replace(settings, languages=dataclasses.replace(settings.languages, roots=roots))
     if name not in names():
         raise InvalidSettings(f"unknown setting {name!r}; known are: {', '.join(names())}", setting=name)
     if len(parts) == 1:
@@ -425,7 +458,11 @@ def _check(settings: Settings) -> None:
     for name in ("max_running", "zygote_forks"):
         if getattr(settings.pool, name) < 1:
             raise InvalidSettings(f"pool.{name} must be at least 1")
+    if settings.languages.compile_cache_bytes < 0:
+        raise InvalidSettings("languages.compile_cache_bytes must be 0 or more")
     _check_server(settings.server)
+    if settings.mcp.output not in ("plain", "structured"):
+        raise InvalidSettings(f"mcp.output is {settings.mcp.output!r} but must be plain or structured")
     _check_sessions(settings.sessions)
     _check_tools(settings.tools)
     for name in settings.environments:

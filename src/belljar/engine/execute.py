@@ -276,7 +276,7 @@ def judge(execution_id: str, execution: Execution, seen: Evidence, queue_seconds
     """Turn what was observed into what is answered."""
     status = classify(seen)
     stderr = _decode(seen.stderr, seen.stderr_cut)
-    may_show_error = status is Status.FAILED and seen.exit_code == 1 and not seen.stderr_cut
+    may_show_error = status in (Status.FAILED, Status.DENIED) and seen.exit_code == 1 and not seen.stderr_cut
     return Outcome(
         id=execution_id,
         language=execution.language,

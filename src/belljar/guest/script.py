@@ -136,6 +136,7 @@ def load(name: str) -> Any:
     module = _unloaded[name]
     if type(module) is not type(sys):
         code, module = module, type(sys)(f"_belljar_{name}")
+        module.load = load  # type: ignore[attr-defined]  # one may consist of several
         exec(code, module.__dict__)
         _unloaded[name] = module
     return module

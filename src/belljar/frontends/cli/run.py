@@ -122,10 +122,10 @@ def execute(options: argparse.Namespace) -> int:
     with terminal.progress() as tell:
         Environments(settings.state_dir, settings.environments).ensure(execution.environment, tell)
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING_SIGNALS)  # until the loop listens: none may tear its making apart
-    return asyncio.run(_OneRun(_for_one_run(settings, execution.environment), execution, options).run())
+    return asyncio.run(_OneRun(for_one_environment(settings, execution.environment), execution, options).run())
 
 
-def _for_one_run(settings: Settings, environment: str) -> Settings:
+def for_one_environment(settings: Settings, environment: str) -> Settings:
     """Nothing is made ahead, since nothing comes after; no environment is opened but the one in use."""
     built_from = settings.environments.get(environment, EnvironmentSettings())
     pool = dataclasses.replace(settings.pool, ready_guests=0)
@@ -161,8 +161,8 @@ def _read_execution(settings: Settings, options: argparse.Namespace) -> Executio
         code,
         stdin=stdin,
         args=options.program_words,
-        env=dict(_split_variable(each) for each in options.env),
-        files=_read_files(options.file, settings.request.files_bytes),
+        env=dict(split_variable(each) for each in options.env),
+        files=read_files(options.file, settings.request.files_bytes),
         artifacts=options.artifact,
         limits={name: value for name, value in limits.items() if value is not None},
         environment=options.environment,
@@ -186,14 +186,16 @@ def _decode(shown: str, code: bytes) -> str:
         raise CallerError(f"{shown} is not UTF-8 (byte {error.start}: {error.reason}); save it as UTF-8") from None
 
 
-def _split_variable(given: str) -> tuple[str, str]:
+def split_variable(given: str) -> tuple[str, str]:
+    """What --env gives. Raises CallerError unless it is NAME=VALUE."""
     name, equals, value = given.partition("=")
     if not equals:
         raise CallerError(f"--env {given}: write NAME=VALUE")
     return name, value
 
 
-def _read_files(given: list[str], bytes_max: int) -> list[File]:
+def read_files(given: list[str], bytes_max: int) -> list[File]:
+    """What --file gives. Raises CallerError when one cannot be read."""
     files = []
     for each in given:
         local, colon, path = each.rpartition(":")
