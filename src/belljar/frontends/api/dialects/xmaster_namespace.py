@@ -55,6 +55,8 @@ def make_names(session_id: str) -> dict[str, Any]:
         "current_dir": os.getcwd(),  # noqa: PTH109
         "inform_handler": _ignore,
         "open": _open,
+        "exit": sys.exit,
+        "quit": sys.exit,
         "input": _input,
     }
     functions: dict[str, Any] = {}
