@@ -39,6 +39,15 @@ class TestBoth:
             pytest.param(
                 "open('a.txt', 'w')", "", "OSError: File write operations are disabled\n", id="writing_is_disabled"
             ),
+            pytest.param(
+                "try:\n    1/0\nexcept ZeroDivisionError as error:\n    raise KeyError('k') from error",
+                "",
+                "The above exception was the direct cause of the following exception:\n\nTraceback (most recent call "
+                "last):\n  File \"<string>\", line 4, in <module>\nKeyError: 'k'\n",
+                id="a_cause",
+            ),
+            pytest.param("raise KeyboardInterrupt", "", "KeyboardInterrupt\n", id="interrupt"),
+            pytest.param("print('\\d')", None, None, id="a_warning_of_the_compiler"),
             pytest.param("input()", "", "EOFError: EOF when reading a line\n", id="no_input"),
             pytest.param("def f(:\n  pass", "", "SyntaxError: invalid syntax\n", id="syntax"),
             pytest.param(

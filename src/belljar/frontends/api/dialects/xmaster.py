@@ -55,6 +55,14 @@ _DYNAMIC = (
 _NAMES = re.compile(rf"\b(?:open|input|current_dir|inform_handler|{'|'.join(_DYNAMIC)})\b")
 
 
+_SURROUNDINGS = re.compile(
+    r"__\w+__|\b(?:import|os|sys|exit|quit|breakpoint|SystemExit|KeyboardInterrupt|GeneratorExit"
+    rf"|open|input|current_dir|inform_handler|{'|'.join(_DYNAMIC)})\b"
+)
+#: A frame of such a program; below a frame that is "in" something stand source lines, which only a file has.
+_FRAME = re.compile(r'^  File "/work/main\.py", line (\d+(?:, in [^\n]*)?)((?:\n    [^\n]*)*)', re.MULTILINE)
+
+
 class ExecuteBody(Struct):
     """Of /execute and /submit."""
 
@@ -182,7 +190,7 @@ class XMaster:
                 _owner(caller), _session_key(asked.session_id), execution, execution_id=execution_id
             )
         service.executed(execution, outcome)
-        return _describe(asked, outcome)
+        return _describe(asked, execution, outcome)
 
     async def _cell(self, service: Service, caller: Caller, asked: _Asked) -> Execution:
         """A cell of the session, which is opened if it is not there."""
@@ -265,7 +273,7 @@ class XMaster:
                     feed.put(make_line("tool_result", "running", told))
                 elif isinstance(event, Finished):
                     service.executed(execution, event.outcome)
-                    return _describe(asked, event.outcome)
+                    return _describe(asked, execution, event.outcome)
         raise AssertionError("a stream ends with its outcome")
 
     async def stream(self, service: Service, request: Request) -> None:
@@ -394,9 +402,32 @@ def _one_shot(service: Service, caller: Caller, asked: _Asked) -> Execution:
     names = _tools(service, caller)
     if names and not re.search(rf"\b(?:{'|'.join((*names, *_DYNAMIC))})\b", asked.code):
         names = ()
-    wants_names = bool(names) or _NAMES.search(asked.code) is not None
-    code = _ONE_SHOT_HEAD + (_WITH_NAMES if wants_names else "") + _ONE_SHOT_MIDDLE + repr(asked.code) + _ONE_SHOT_TAIL
+    if not names and is_plain(asked.code):
+        code = asked.code
+    else:
+        wants_names = bool(names) or _NAMES.search(asked.code) is not None
+        head = _ONE_SHOT_HEAD + (_WITH_NAMES if wants_names else "")
+        code = f"{head}{_ONE_SHOT_MIDDLE}{asked.code!r}{_ONE_SHOT_TAIL}"
     return admit(caller.settings, code, timeout=_seconds(caller, asked), tools=names, caller=caller.name)
+
+
+def is_plain(code: str) -> bool:
+    """Whether a program can tell its surroundings from those of `python main.py` by nothing but its traceback.
+
+    It then runs as that, and `read_traceback` does the rest. With no import and none of these words it has no way to
+    write to standard error, to exit, or to reach what the original puts around it.
+    """
+    return _SURROUNDINGS.search(code) is None
+
+
+def read_traceback(stderr: str) -> str:
+    """The traceback of a program that ran as /work/main.py, as if it had been the text "<string>"."""
+
+    def rename(found: re.Match[str]) -> str:
+        source = "" if ", in " in found[1] else found[2]
+        return f'  File "<string>", line {found[1]}{source}'
+
+    return _FRAME.sub(rename, stderr).replace('"/work/main.py"', '"<string>"')  # those within groups, too
 
 
 def _seconds(caller: Caller, asked: _Asked) -> float:
@@ -416,8 +447,13 @@ _REASONS = {
 }
 
 
-def _describe(asked: _Asked, outcome: Outcome) -> dict[str, Any]:
-    error: str | None = outcome.stderr or None
+def _describe(asked: _Asked, execution: Execution, outcome: Outcome) -> dict[str, Any]:
+    output, error = outcome.stdout, outcome.stderr or None
+    if error is not None and execution.code is asked.code:  # it ran as it is
+        if outcome.status is Status.OK:  # a warning, of the compiler
+            output, error = error + output, None
+        else:
+            error = read_traceback(error)
     if outcome.status is Status.TIMED_OUT:
         error = _timed_out(asked) if asked.seconds is not None else "Execution timed out"
     elif outcome.status in _REASONS:
@@ -425,7 +461,7 @@ def _describe(asked: _Asked, outcome: Outcome) -> dict[str, Any]:
     elif outcome.status is not Status.OK and error is None:
         how = f"signal {outcome.signal}" if outcome.signal else f"exit code {outcome.exit_code}"
         error = f"Execution ended with {how}"
-    return {"output": outcome.stdout, "error": error, "execution_time": outcome.usage.wall_seconds}
+    return {"output": output, "error": error, "execution_time": outcome.usage.wall_seconds}
 
 
 async def _say_healthy(service: Service, request: Request) -> None:
