@@ -264,7 +264,7 @@ class LocalSandbox:
             }
             settings = self._settings
             shown = await asyncio.to_thread(self._show_toolchains, root) if has_toolchains else {}
-            world = World(environment, self._berths, settings.pool, settings.default_limits, walls, shown, root)
+            world = World(environment, self._berths, settings.pool, settings.default_limits, walls, shown, system=root)
             try:
                 await world.open()
             except BaseException:
