@@ -190,6 +190,7 @@ _FAMILIAR: Mapping[str, tuple[str, ...]] = {
     "PORT": ("server.port",),
     "DEBUG": ("server.debug",),
     "API_KEY": ("server.api_key",),
+    "ALLOWED_HOSTS": ("server.allowed_hosts",),
     "MAX_KERNELS": ("sessions.max_sessions",),
     "KERNEL_TIMEOUT": ("sessions.idle_seconds",),
     "MAX_EXECUTION_TIME": tuple(
@@ -257,6 +258,8 @@ def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
 
 def _from_familiar(environ: Mapping[str, str]) -> dict[str, Any]:
     given = {key: environ[key] for key in _FAMILIAR if environ.get(key)}
+    if given.get("ALLOWED_HOSTS", "").startswith("["):  # a list in JSON, as its own server wants it
+        given["ALLOWED_HOSTS"] = given["ALLOWED_HOSTS"].translate(str.maketrans("", "", "[]\"'"))
     if "MAX_MEMORY_MB" in given:
         try:
             given["MAX_MEMORY_MB"] = str(int(given["MAX_MEMORY_MB"]) * MIB)
