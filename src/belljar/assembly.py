@@ -12,6 +12,10 @@ from belljar.engine.execute import Engine
 from belljar.environments import Environments
 from belljar.settings import Settings
 from belljar.tools.broker import Broker
+from belljar.tools.mcp_server import McpServer
+from belljar.tools.source import Source
+from belljar.tools.web.access import Web
+from belljar.tools.web.builtin import BuiltIn
 
 
 def build_engine(settings: Settings, progress: Callable[[str], None] | None = None) -> Engine:
@@ -24,7 +28,12 @@ def build_engine(settings: Settings, progress: Callable[[str], None] | None = No
 
 def build_tools(settings: Settings) -> Broker:
     """Who answers the tool calls of programs."""
-    return Broker(settings.tools)
+    tools = settings.tools
+    sources: list[Source] = []
+    if tools.builtin:
+        sources.append(BuiltIn(Web(settings.web, settings.llm), tools.builtin, settings.llm.use_model))
+    sources += [McpServer(name, each, tools.start_seconds) for name, each in tools.servers.items()]
+    return Broker(tools, sources)
 
 
 def probe_machine(settings: Settings) -> dict[str, Any]:

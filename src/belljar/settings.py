@@ -29,6 +29,7 @@ _CORES = len(os.sched_getaffinity(0))
 #: Every wall an operator may waive by name, with what is lost. `jail/probe.py` tells which can be had.
 WALL_NAMES = ("cgroup", "landlock", "uid")
 
+BUILTIN_TOOLS = ("web_search", "web_parse", "fetch_web", "read_pdf", "llm")
 DEFAULT_PACKAGES = ("ipython", "numpy", "pandas", "matplotlib", "pillow", "scipy", "sympy", "requests")
 DEFAULT_WARM_IMPORTS = ("numpy", "pandas", "matplotlib.pyplot", "PIL.Image")
 
@@ -127,6 +128,18 @@ class SessionSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class McpSettings:
+    """What the MCP server offers, over stdio and at /mcp."""
+
+    tools: tuple[str, ...] = ()  # names of tools or groups; empty: all
+    output: str = "structured"  # plain: results as text alone; structured: also as JSON by a schema
+    pass_through_env: tuple[str, ...] = ()  # variables of the server that every program gets
+    python_image: str = ""  # container image for Python; empty: the local sandbox
+    javascript_image: str = ""  # the same for JavaScript
+    network: bool = False  # programs reach the network
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ToolServerSettings:
     """One MCP server whose tools programs may call: a command, or a URL."""
 
@@ -153,6 +166,79 @@ class ToolSettings:
     servers: Mapping[str, ToolServerSettings] = field(default_factory=dict)
 
 
+SUMMARY_PROMPT = """\
+Answer the question from the page below, and from nothing else.
+
+Question: {user}
+
+Page:
+{info}
+
+Reply with one JSON object: {{"content": what the page says about the question, in full, "urls": links on it that \
+would tell more, as a list of strings, "score": from 0 (it says nothing about it) to 1 (it answers it)}}."""
+PAPER_PROMPT = """\
+Answer the question from the paper below, and from nothing else.
+
+Question: {user_query}
+
+Paper:
+{pdf_info}"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSettings:
+    """Where a language model is reached, by the OpenAI-compatible API."""
+
+    url: str = ""  # of its chat completions, or what stands before /chat/completions
+    authorization: str = ""  # the whole header, or only the key
+    retries: int = 3
+    seconds: float = 120.0  # one attempt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlmSettings:
+    """Language models that our own tools use. Keys never leave the host."""
+
+    use_model: str = "gpt-4o"  # asked first
+    base_model: str = "qwen-32b"  # asked when that one fails
+    models: Mapping[str, ModelSettings] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebSettings:
+    """What our own tools do on the web, on behalf of programs that cannot."""
+
+    search_provider: str = "serper"  # or searxng
+    serper_api_key: str = ""
+    serper_url: str = "https://google.serper.dev/search"
+    scrape_url: str = "https://scrape.serper.dev"  # asked for a page that we cannot get ourselves; needs that key
+    searxng_url: str = ""  # such as http://127.0.0.1:8888
+    search_region: str = "us"
+    search_lang: str = "en"
+    search_tries: int = 4
+    allowed_hosts: tuple[str, ...] = ()  # may be fetched although their address is private or our own
+    fetch_seconds: float = 10.0  # one page
+    fetch_bytes: int = 16 * MIB  # one page or PDF
+    read_seconds: float = 30.0  # to get the text out of one
+    text_bytes: int = 2 * MIB  # of that text
+    prompt_bytes: int = 100_000  # of a page's text that a model is shown
+    cache_seconds: float = 3600.0  # answers are remembered this long
+    cache_bytes: int = 64 * MIB  # all of them together
+    summary_prompt: str = SUMMARY_PROMPT  # with {user} and {info}
+    paper_prompt: str = PAPER_PROMPT  # with {user_query} and {pdf_info}
+    serve_proxy: bool = False  # /search, /read_pdf and /fetch_web on the main port too
+    proxy_requests_per_second: int = 200  # of each client address
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LanguageSettings:
+    """The languages beside Python."""
+
+    compile_cache_bytes: int = GIB  # compiled programs kept on disk; 0: none
+    compile_cache_shared: bool = False  # callers may get what others have compiled from the same source
+    roots: Mapping[str, str] = field(default_factory=dict)  # languages whose toolchain lives in another root directory
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """The whole tree."""
@@ -164,8 +250,12 @@ class Settings:
     request: RequestSettings = field(default_factory=RequestSettings)
     server: ServerSettings = field(default_factory=ServerSettings)
     sessions: SessionSettings = field(default_factory=SessionSettings)
+    mcp: McpSettings = field(default_factory=McpSettings)
     tools: ToolSettings = field(default_factory=ToolSettings)
     restriction: Restriction = field(default_factory=Restriction)  # of restricted programs whose caller names none
+    web: WebSettings = field(default_factory=WebSettings)
+    llm: LlmSettings = field(default_factory=LlmSettings)
+    languages: LanguageSettings = field(default_factory=LanguageSettings)
     default_limits: Limits = field(default_factory=Limits)
     ceiling_limits: Limits = field(
         default_factory=lambda: Limits(
@@ -182,7 +272,7 @@ class Settings:
 
 
 #: Settings that hold many of a kind, each with a name of its own.
-_NAMED: Mapping[str, type[Any]] = {"servers": ToolServerSettings}
+_NAMED: Mapping[str, type[Any]] = {"servers": ToolServerSettings, "models": ModelSettings}
 
 #: Names that people have set for other code servers, with all they mean here. They count for less than ours.
 _FAMILIAR: Mapping[str, tuple[str, ...]] = {
@@ -218,9 +308,10 @@ def load(
     provenance: dict[str, str] = {}
     settings = Settings()
     environ = os.environ if environ is None else environ
+    familiar = familiar_names(environ) if takes_familiar_names else ()
     for source, values in (
         (f"file {path}", _read_file(path) if path else {}),
-        ("environment", _from_familiar(environ) if takes_familiar_names else {}),
+        *((f"environment, as {name}", _from_familiar(name, environ[name])) for name in familiar),
         ("environment", _from_environ(environ)),
         ("flag", dict(flags or {})),
     ):
@@ -256,16 +347,20 @@ def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
     return {by_variable[key]: value for key, value in environ.items() if key in by_variable}
 
 
-def _from_familiar(environ: Mapping[str, str]) -> dict[str, Any]:
-    given = {key: environ[key] for key in _FAMILIAR if environ.get(key)}
-    if given.get("ALLOWED_HOSTS", "").startswith("["):  # a list in JSON, as its own server wants it
-        given["ALLOWED_HOSTS"] = given["ALLOWED_HOSTS"].translate(str.maketrans("", "", "[]\"'"))
-    if "MAX_MEMORY_MB" in given:
+def familiar_names(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Those of the names people have set for other code servers that are set here."""
+    return tuple(name for name in _FAMILIAR if environ.get(name))
+
+
+def _from_familiar(name: str, value: str) -> dict[str, Any]:
+    if name == "ALLOWED_HOSTS" and value.startswith("["):  # a list in JSON, as that server wants it
+        value = value.translate(str.maketrans("", "", "[]\"'"))
+    if name == "MAX_MEMORY_MB":
         try:
-            given["MAX_MEMORY_MB"] = str(int(given["MAX_MEMORY_MB"]) * MIB)
+            value = str(int(value) * MIB)
         except ValueError:
-            raise InvalidSettings(f"MAX_MEMORY_MB must be a whole number, not {given['MAX_MEMORY_MB']!r}") from None
-    return {name: value for key, value in given.items() for name in _FAMILIAR[key]}
+            raise InvalidSettings(f"MAX_MEMORY_MB must be a whole number, not {value!r}") from None
+    return dict.fromkeys(_FAMILIAR[name], value)
 
 
 def names() -> list[str]:
@@ -277,7 +372,7 @@ def names() -> list[str]:
         default = getattr(Settings(), outer.name)
         if dataclasses.is_dataclass(default):
             inner_names = (inner.name for inner in dataclasses.fields(default) if inner.name not in _NAMED)
-            found += [f"{outer.name}.{name}" for name in inner_names]
+            found += [f"{outer.name}.{inner}" for inner in inner_names if (outer.name, inner) != ("languages", "roots")]
         else:
             found.append(outer.name)
     return found
@@ -293,6 +388,9 @@ def _replace(settings: Settings, name: str, value: Any) -> Settings:
         return dataclasses.replace(settings, environments=environments)
     if len(parts) >= 4 and parts[1] in _NAMED:
         return _replace_named(settings, name, parts, value)
+    if parts[:2] == ["languages", "roots"] and len(parts) == 3:
+        roots = {**settings.languages.roots, parts[2]: str(Path(str(value)).expanduser().absolute())}
+        return dataclasses.replace(settings, languages=dataclasses.replace(settings.languages, roots=roots))
     if name not in names():
         raise InvalidSettings(f"unknown setting {name!r}; known are: {', '.join(names())}", setting=name)
     if len(parts) == 1:
@@ -363,7 +461,11 @@ def _check(settings: Settings) -> None:
     for name in ("max_running", "zygote_forks"):
         if getattr(settings.pool, name) < 1:
             raise InvalidSettings(f"pool.{name} must be at least 1")
+    if settings.languages.compile_cache_bytes < 0:
+        raise InvalidSettings("languages.compile_cache_bytes must be 0 or more")
     _check_server(settings.server)
+    if settings.mcp.output not in ("plain", "structured"):
+        raise InvalidSettings(f"mcp.output is {settings.mcp.output!r} but must be plain or structured")
     _check_sessions(settings.sessions)
     _check_tools(settings.tools)
     for name in settings.environments:
@@ -395,6 +497,9 @@ def _check_sessions(sessions: SessionSettings) -> None:
 
 
 def _check_tools(tools: ToolSettings) -> None:
+    for name in tools.builtin:
+        if name not in BUILTIN_TOOLS:
+            raise InvalidSettings(f"tools.builtin: there is no tool {name!r}; known are: {', '.join(BUILTIN_TOOLS)}")
     for each in dataclasses.fields(tools):
         value = getattr(tools, each.name)
         if isinstance(value, int | float) and not value > 0:

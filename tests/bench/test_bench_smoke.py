@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -65,6 +66,41 @@ def test_short_soak_passes_and_writes_its_plot(repository: Path, sources: Path, 
     assert {"ok", "failed", "timed_out", "out_of_memory", "output_limit", "cancelled"} <= report["statuses"].keys()
     assert (tmp_path / "soak.png").read_bytes().startswith(_PNG)
     assert "<!-- soak:begin -->" in (tmp_path / "performance.md").read_text()
+
+
+@pytest.mark.timeout(300)
+def test_short_load_on_the_http_server_is_all_right(repository: Path, sources: Path, tmp_path: Path) -> None:
+    size = ("--requests", "800", "--seconds", "60", "--sample-seconds", "2", "--connections", "12")
+    output = _run(repository, sources, "bench/http_load.py", *size, "--output-dir", str(tmp_path))
+
+    assert "Wrong answers: 0" in output
+    report = json.loads((tmp_path / "http-load.json").read_text())
+    assert report["passed"]
+    assert report["requests"] == sum(report["asked"].values()) == 800
+    assert {"ask_small", "ask_stream", "ask_batch", "ask_dialect", "ask_and_leave"} <= report["asked"].keys()
+    assert report["health_ms_max"] > 0
+    assert (tmp_path / "http-load.png").read_bytes().startswith(_PNG)
+    assert "<!-- http-load:begin -->" in (tmp_path / "performance.md").read_text()
+
+
+@pytest.mark.timeout(300)
+def test_quick_http_benchmark_writes_its_table_and_its_plot(repository: Path, sources: Path, tmp_path: Path) -> None:
+    if shutil.which("wrk") is None:
+        pytest.skip("NO wrk ON THIS MACHINE: apt-get install wrk; the HTTP benchmark was not tried")
+    page = tmp_path / "performance.md"
+    page.write_text("# Ours\n\n<!-- http:begin -->\nof yesterday\n<!-- http:end -->\n\nkept\n")
+
+    _run(repository, sources, "bench/http_server.py", "--quick", "--output-dir", str(tmp_path))
+
+    text = page.read_text()
+    assert "of yesterday" not in text
+    assert text.endswith("\n\nkept\n")
+    report = json.loads((tmp_path / "http-performance.json").read_text())
+    assert {"belljar", "starlette echo (runs nothing)"} <= report["servers"].keys()
+    assert not any(each["wrong"] for each in report["servers"].values())
+    assert report["engine"]["per_second"] > 0
+    assert report["batch"]["cpu_ms"] > 0
+    assert (tmp_path / "http-performance.png").read_bytes().startswith(_PNG)
 
 
 def test_growth_is_told_from_a_step_and_from_noise(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:

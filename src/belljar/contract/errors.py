@@ -56,6 +56,12 @@ class UnknownLanguage(CallerError):
     code = "unknown_language"
 
 
+class ToolchainMissing(UnknownLanguage):
+    """The language is known, but its toolchain is not on this machine; the message says how to get it."""
+
+    code = "toolchain_missing"
+
+
 class UnknownEnvironment(CallerError):
     """No guest environment has that name."""
 

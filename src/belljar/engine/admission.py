@@ -37,9 +37,7 @@ from belljar.contract.sessions import SessionOrder
 from belljar.engine.restriction import read_restriction
 from belljar.settings import Settings, check_environment_name
 
-_LANGUAGES = {"python": ("py", "python3")}  # each with its aliases
-_LANGUAGE_OF = {alias: name for name, aliases in _LANGUAGES.items() for alias in (name, *aliases)}
-_SOURCE_OF = {"python": "main.py"}
+_PYTHON_NAMES = ("python", "py", "python3")
 _SESSION_LANGUAGES = dict.fromkeys(("python", "py", "python3"), "python")
 _SESSION_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~-]{0,127}")
 _TOOL_NAME_CHARACTERS_MAX = 200
@@ -93,7 +91,7 @@ def admit(
         CallerError: a field cannot be accepted; the message names it.
     """
     _check_code(settings, code)
-    language = _resolve_language(language)
+    language = _resolve_language(settings, language)
     _check_environment(environment)
     return Execution(
         code=code,
@@ -101,7 +99,7 @@ def admit(
         stdin=_read_stdin(settings, stdin) if stdin else b"",
         args=_read_args(settings, args) if args else (),
         env=_read_env(settings, env, args) if env else {},
-        files=_read_files(settings, files, _SOURCE_OF[language]) if files else (),
+        files=_read_files(settings, files, _source_of(language, code)) if files else (),
         artifacts=_read_globs(artifacts) if artifacts else (),
         limits=_read_limits(settings, limits, timeout, memory_mb),
         environment=environment,
@@ -214,11 +212,6 @@ def _read_tools(tools: Sequence[str], language: str) -> tuple[str, ...]:
     return tuple(tools)
 
 
-def offered_languages() -> dict[str, tuple[str, ...]]:
-    """Every language a caller may name, with its other names."""
-    return dict(_LANGUAGES)
-
-
 def _check_code(settings: Settings, code: str) -> None:
     size = _measure("code", code)
     if size > settings.request.code_bytes:
@@ -233,14 +226,32 @@ def _check_code(settings: Settings, code: str) -> None:
         )
 
 
-def _resolve_language(language: object) -> str:
-    known = _LANGUAGE_OF.get(language.lower()) if isinstance(language, str) else None
+def _resolve_language(settings: Settings, language: object) -> str:
+    """Its own name. Nothing is read for Python; the rest must be on this machine."""
+    if language in _PYTHON_NAMES:
+        return "python"
+    from belljar import languages  # most callers never name another
+
+    known = languages.find_name(language) if isinstance(language, str) else None
     if known is None:
-        offered = "; ".join(f"{name} (also {', '.join(aliases)})" for name, aliases in _LANGUAGES.items())
+        offered = ", ".join(languages.load_all())
         raise UnknownLanguage(
-            f"language {_show(language)} is not offered here; choose one of: {offered}", languages=list(_LANGUAGES)
+            f"language {_show(language)} is not known; choose one of: {offered} (GET /v1/languages and `belljar "
+            "languages list` tell their other names)",
+            languages=list(languages.load_all()),
         )
+    machine = languages.machine_of(settings)
+    if not machine.is_available(known):
+        raise machine.explain_missing(known)
     return known
+
+
+def _source_of(language: str, code: str) -> str:
+    if language == "python":
+        return "main.py"
+    from belljar import languages
+
+    return languages.load_one(language).plan(code).source
 
 
 def _check_environment(environment: str) -> None:

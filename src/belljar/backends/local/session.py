@@ -17,6 +17,7 @@ from typing import Any
 
 from belljar import channel
 from belljar.backends.local.run import Extra, Stream, in_memfd
+from belljar.backends.local.toolline import SessionTools
 from belljar.backends.local.turn import End, Turn
 from belljar.backends.local.world import INTERPRETER_BYTES, Guest, World
 from belljar.contract.artifacts import compile_globs
@@ -64,6 +65,7 @@ class LocalSession:
         self._tells: list[Callable[[], None]] = []
         self._background = Background(limits.output_bytes)
         self._idle_check: asyncio.TimerHandle | None = None
+        self.tools: SessionTools | None = None
         guest.ended = self._on_guest_ended
         world.keep(guest)
 
@@ -174,6 +176,8 @@ class LocalSession:
         self._check_alive()
         self._cells += 1
         self._turn = Turn(self, self._cells, cell, watcher, self._bounds)
+        if self.tools is not None:
+            self.tools.begin(watcher)
         try:
             try:
                 self._turn.start()
@@ -181,9 +185,12 @@ class LocalSession:
                 self.end("crash")
                 await self._wait_until_buried()
                 raise self._ended_error() from None
-            return await self._turn.finish()
+            evidence = await self._turn.finish()
+            return evidence if self.tools is None else self.tools.complete(evidence)
         finally:
             self._turn = None
+            if self.tools is not None:
+                self.tools.end()
             if self._buried is not None:
                 await self._wait_until_buried()
             else:
@@ -383,6 +390,8 @@ class LocalSession:
         self._work_dir = self._pidfd = -1
         if self._started.done() and not self._started.cancelled():
             self._started.exception()
+        if self.tools is not None:
+            self.tools.close()
         self._world.release(guest)
         for tell in self._tells:
             tell()

@@ -82,8 +82,11 @@ class World(ZygoteListener):
         pool: PoolSettings,
         default_limits: Limits,
         walls: Mapping[str, Any],
+        shown: Mapping[str, str] | None = None,
     ) -> None:
+        """`shown` adds places of the host to what guests see, read-only."""
         self.environment = environment
+        self._shown = dict(shown or {})
         self.is_lost = False
         self.zygotes_replaced = 0
         self._berths = berths
@@ -119,7 +122,7 @@ class World(ZygoteListener):
         Raises:
             JailSetupFailed: the warden or the zygote did not come up.
         """
-        bound = bound_places(self.environment)
+        bound = {**bound_places(self.environment), **self._shown}
         orders = {
             "as_root": self._walls["as_root"],
             "uid_base": self._walls["uid_base"],

@@ -118,7 +118,8 @@ class App:
         for prefix, application in self._mounted:
             if path == prefix or path.startswith(prefix.rstrip("/") + "/"):
                 self._identify(request)
-                await application(request.scope, request.receive, request.send)
+                scope = {**request.scope, "belljar.caller": request.caller}
+                await application(scope, request.receive, request.send)
                 return
         raise Refusal(404, "not_found", "there is nothing at this path; /docs lists what there is")
 

@@ -234,6 +234,10 @@ class Prompt:
         try:
             live = self._loop.do(before.live.branch(reseed=False))
         except CannotBranch as error:
+            if not before.is_ours:
+                raise CallerError(
+                    f"not run, since it would change a session of somebody else: {error.message}"
+                ) from error
             self._screen.say(f"this cell cannot be undone: {error.message}")
             return
         del self._seats[before.number]

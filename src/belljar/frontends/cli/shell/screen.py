@@ -16,6 +16,7 @@ from belljar.frontends.cli import saving, terminal
 
 _ANSI = {"red": "\x1b[31m", "green": "\x1b[32m", "dim": "\x1b[2m", "bold": "\x1b[1m"}
 _OFF = "\x1b[0m"
+_SAID_BY_US = ("SessionEnded",)  # in a note of its own
 
 
 class Screen:
@@ -64,10 +65,11 @@ class Screen:
             if each.bundle not in self._texts:  # else it was a richer form of what was shown
                 self._texts.add(each.bundle)
                 self._show_value(each)
-        if outcome.error is not None and outcome.error.type not in self._errors_shown:
-            trace = "".join(line if line.endswith("\n") else line + "\n" for line in outcome.error.traceback)
+        error = outcome.error
+        if error is not None and error.type not in _SAID_BY_US and error.type not in self._errors_shown:
+            trace = "".join(line if line.endswith("\n") else line + "\n" for line in error.traceback)
             self._close_line()
-            self._write(sys.stderr, trace or f"{outcome.error.type}: {outcome.error.message}\n", "red")
+            self._write(sys.stderr, trace or f"{error.type}: {error.message}\n", "red")
         self._close_line()
         for note in _notes(outcome, limits):
             self.say(note)
