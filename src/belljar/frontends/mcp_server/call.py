@@ -20,6 +20,7 @@ from belljar.engine.sessions import Sessions
 from belljar.environments import Environments
 from belljar.frontends.api.callers import Caller
 from belljar.frontends.mcp_server.offer import Offer
+from belljar.settings import Settings
 
 _PROGRESS_SECONDS = 1.0
 _SHOWN_CHARACTERS = 200
@@ -32,6 +33,7 @@ Report = Callable[[float, float | None, str | None], Awaitable[None]]
 class Host(Protocol):
     """Whoever has the engine: a server of its own, or the HTTP server."""
 
+    settings: Settings
     environments: Environments
 
     async def engine(self) -> Engine:

@@ -38,7 +38,7 @@ class Endpoint:
     """An ASGI application; close it when the server stops."""
 
     def __init__(self, service: Service, offer: Offer) -> None:
-        self.environments = service.environments
+        self.settings, self.environments = service.settings, service.environments
         self._service = service
         self._offer = offer
         self._door = asyncio.Lock()

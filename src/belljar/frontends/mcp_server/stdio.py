@@ -82,8 +82,7 @@ class OwnEngine:
     """A Host that opens its engine in the background, and again at the next call if that failed."""
 
     def __init__(self, settings: Settings) -> None:
-        self.environments = Environments(settings.state_dir, settings.environments)
-        self._settings = settings
+        self.settings, self.environments = settings, Environments(settings.state_dir, settings.environments)
         self._opening: asyncio.Task[Engine] | None = None
         self._engine: Engine | None = None
         self._news: str | None = None
@@ -122,7 +121,7 @@ class OwnEngine:
 
     async def _open(self) -> Engine:
         build_engine = await asyncio.to_thread(_import_assembly)
-        engine: Engine = build_engine(self._settings, self._tell)
+        engine: Engine = build_engine(self.settings, self._tell)
         self._engine = engine
         await engine.open()
         self._news = None
