@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import contextvars
+import ctypes
 import importlib
 import io
 import itertools
@@ -30,6 +31,8 @@ _BINARY = ("image/png", "image/jpeg", "image/gif", "application/pdf")
 _MESSAGE_CHARACTERS, _TRACE_CHARACTERS = 2000, 7000  # in JSON each may take twelve bytes, and a packet holds 120 KiB
 
 _OUR_CODE = os.path.dirname(os.path.dirname(__file__))
+
+_fflush = ctypes.CDLL(None).fflush
 
 _now = 0  # number of the running cell, or of the last one
 _of_cell: contextvars.ContextVar[int] = contextvars.ContextVar("cell")  # which cell a task was made in
@@ -262,13 +265,7 @@ def flush() -> None:
             stream.flush()
         except Exception:  # noqa: BLE001
             pass
-    _libc_flush()
-
-
-def _libc_flush() -> None:
-    ctypes = sys.modules.get("ctypes")
-    if ctypes is not None:
-        ctypes.CDLL(None).fflush(None)
+    _fflush(None)
 
 
 def warm_up(shell: Any) -> None:
