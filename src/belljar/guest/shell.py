@@ -214,9 +214,17 @@ def _put_back(kept: int, target: int) -> None:
 
 def _ignore_interrupts() -> Any:
     """Until the next cell; what the program had chosen is for that one."""
+    chosen: Any = signal.default_int_handler
     while True:
         try:
-            return signal.signal(signal.SIGINT, signal.SIG_IGN) or signal.default_int_handler
+            chosen = signal.getsignal(signal.SIGINT) or chosen
+            break
+        except KeyboardInterrupt:
+            pass
+    while True:
+        try:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            return chosen
         except KeyboardInterrupt:
             pass
 

@@ -50,9 +50,9 @@ def check_quiet(cgroup: CellCgroup | None) -> CellCgroup:
     if cgroup is None:
         raise CannotBranch("a server without cgroups cannot branch sessions")
     if len(cgroup.processes()) > 1:
-        raise CannotBranch("child processes are running, or were not waited for; end them and branch then")
-    if cgroup.tasks() > 1:
-        raise CannotBranch("other threads are alive; join them and branch then")
+        raise CannotBranch("child processes are running; end them, wait for them, and branch then")
+    if cgroup.tasks() > 1:  # who has ended and was not waited for is counted as well
+        raise CannotBranch("other threads are alive, or child processes were not waited for; join them and branch then")
     return cgroup
 
 
