@@ -111,6 +111,21 @@ def test_the_sdk_is_not_needed_for_anything_else() -> None:
     assert done.stdout.decode().strip() == "[]"
 
 
+def test_without_the_sdk_it_says_how_to_get_it() -> None:
+    """An interpreter that cannot find the SDK, as after a plain `pip install belljar`."""
+    hidden = (
+        "import sys, importlib.util as u\n"
+        "real = u.find_spec\n"
+        "u.find_spec = lambda name, package=None: None if name == 'mcp' else real(name, package)\n"
+        "from belljar.frontends.cli import main\n"
+        "sys.exit(main(['mcp']))"
+    )
+    command = [sys.executable, "-c", hidden]
+    done = subprocess.run(command, capture_output=True, timeout=60, stdin=subprocess.DEVNULL)
+    assert done.returncode != 0
+    assert "pip install 'belljar[mcp]'" in done.stderr.decode()
+
+
 def _commands(node: Any) -> list[list[str]]:
     if not isinstance(node, dict):
         return []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib.util
 import os
 import sys
 from collections.abc import Mapping
@@ -62,6 +63,8 @@ def execute(options: argparse.Namespace) -> int:
     from belljar.frontends.mcp_server.stdio import serve
     from belljar.frontends.mcp_server.tools import ALL
 
+    if importlib.util.find_spec("mcp") is None:
+        raise InvalidSettings("the MCP SDK is not installed; add it with: pip install 'belljar[mcp]'")
     settings = _load(options)
     offer = offer_of(settings, os.environ, **(CODE_SANDBOX if options.like else {}))
     select(ALL, offer.tools)  # a tool that does not exist is told before the SDK is imported
