@@ -65,7 +65,12 @@ class VesselWorld(World):
         self._own_cgroups = cgroups
         self._own_berths = Berths(cgroups, changes_uid=walls["changes_uid"], kept=max(1, pool.ready_guests))
         super().__init__(
-            environment, self._own_berths, pool, default_limits, walls, None, lambda lost: VesselWarden(vessel, lost)
+            environment,
+            self._own_berths,
+            pool,
+            default_limits,
+            walls,
+            make_warden=lambda lost: VesselWarden(vessel, lost),
         )
 
     def _places(self) -> tuple[dict[str, str], list[str]]:

@@ -84,8 +84,8 @@ class World(ZygoteListener):
         default_limits: Limits,
         walls: Mapping[str, Any],
         shown: Mapping[str, str] | None = None,
-        make_warden: Callable[[Callable[[], None]], WardenHandle] = WardenHandle,
         system: str = "",
+        make_warden: Callable[[Callable[[], None]], WardenHandle] = WardenHandle,
     ) -> None:
         """`shown` adds places of the host to what guests see, read-only.
 
