@@ -29,7 +29,7 @@ from belljar.jail.cgroups import Cgroups, CgroupsUnavailable, find_hierarchies
 from belljar.settings import EnvironmentSettings, Settings
 
 if TYPE_CHECKING:
-    from belljar.backends.local.commands import Command
+    from belljar.backends.local.commands import Command, Commands
 
 _log = logging.getLogger("belljar.container")
 _IMAGE_PREFIX = "image:"
@@ -54,6 +54,7 @@ class ContainerSandbox(LocalSandbox):
         self._daemon = Daemon(settings.container)
         self._doors = settings.runtime_dir / "containers"
         self._started = self._replaced = 0
+        self._image_ids: dict[str, str] = {}
 
     async def open(self) -> None:
         """Reach the engine, clear up after dead owners, and warm the default image.
@@ -82,6 +83,12 @@ class ContainerSandbox(LocalSandbox):
             if owners.is_orphan(marks):
                 _log.warning("removing container %s, whose owner has died", container[:12])
                 await self._daemon.remove(container)
+
+    def _make_commands(self) -> Commands:
+        from belljar.backends.container.toolchains import ImageMachine  # when first needed
+        from belljar.backends.local.commands import Commands
+
+        return Commands(self._settings, self._run_patiently, ImageMachine(self._settings, self._image_ids))
 
     async def _run(self, execution: Execution, watcher: Watcher | None, command: Command | None) -> Evidence:
         if self._container.fresh == "run":
@@ -128,7 +135,7 @@ class ContainerSandbox(LocalSandbox):
         image = self._image_of(name)
         if not fresh:
             await self._make_room()
-        await self._daemon.image(image)
+        self._image_ids[image] = str((await self._daemon.image(image)).get("Id", ""))
         assert self._instance is not None
         self._started += 1
         marks = owners.labels(self._instance.name)

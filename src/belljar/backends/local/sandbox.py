@@ -120,11 +120,14 @@ class LocalSandbox:
         """Run one program."""
         if execution.language == "python":
             return await self._run_patiently(execution, watcher)
-        if self._commands is None:  # imported when first needed: most sandboxes run Python alone
-            from belljar.backends.local.commands import Commands
-
-            self._commands = Commands(self._settings, self._run_patiently)
+        if self._commands is None:
+            self._commands = self._make_commands()
         return await self._commands.run(execution, watcher)
+
+    def _make_commands(self) -> Commands:
+        from belljar.backends.local.commands import Commands  # when first needed: most sandboxes run Python alone
+
+        return Commands(self._settings, self._run_patiently)
 
     async def _run_patiently(
         self, execution: Execution, watcher: Watcher | None, command: Command | None = None
