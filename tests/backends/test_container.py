@@ -188,6 +188,28 @@ def test_fresh_containers_for_each_run(settings: Settings, docker: Engine, plain
         assert len([each for each in ours(docker) if each["Image"] == plain_image]) >= 1
 
 
+@pytest.mark.parametrize("fresh", ["never", "session"])
+def test_sessions_live_in_containers(settings: Settings, docker: Engine, guest_image: str, fresh: str) -> None:
+    chosen = container_settings(settings, docker, guest_image, fresh=fresh)
+    with belljar.Sandbox(settings=chosen) as box, box.session() as session:
+        assert session.run("x = 20").ok
+        assert session.run("print(x + 1)").stdout == "21\n"
+        assert box.facts()["sandbox"]["containers"] == (2 if fresh == "session" else 1)
+    assert not [each for each in ours(docker) if each["Image"] == guest_image and each["State"] != "running"]
+
+
+def test_other_languages_run_inside_the_image(plain_box: belljar.Sandbox) -> None:
+    outcome = plain_box.run("echo $((6 * 7)); cat /etc/hostname", language="sh")
+    assert (outcome.status, outcome.stdout) == ("ok", "42\nbelljar\n")
+
+
+def test_a_toolchain_that_the_image_lacks_is_named(plain_box: belljar.Sandbox) -> None:
+    outcome = plain_box.run("int main(void) { return 0; }", language="c")
+    assert outcome.status == "compile_failed"
+    assert outcome.compilation is not None
+    assert "cannot start gcc" in outcome.compilation.stderr
+
+
 # ------------------------------------------------------------------------------------------- deaths, ours and theirs
 
 

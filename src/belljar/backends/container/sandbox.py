@@ -55,6 +55,8 @@ class ContainerSandbox(LocalSandbox):
         self._doors = settings.runtime_dir / "containers"
         self._started = self._replaced = 0
         self._image_ids: dict[str, str] = {}
+        self._session_worlds: list[World] = []
+        self._closing: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
         """Reach the engine, clear up after dead owners, and warm the default image.
@@ -112,10 +114,27 @@ class ContainerSandbox(LocalSandbox):
         return await super()._run_in(world, execution, watcher, command)
 
     async def _open_session(self, order: SessionOrder) -> LiveSession:
-        world: object = await self._world(order.environment)
-        if isinstance(world, RemoteWorld):
+        if flags.has_own_kernel(self._container.runtime):
             raise NotOffered(f"there are no sessions under {self._container.runtime}", field="environment")
-        return await super()._open_session(order)
+        if self._container.fresh == "never":
+            return await super()._open_session(order)
+        world = await self._launch(order.environment, fresh=True)
+        try:
+            session = await self._open_session_in(world, order)
+        except BaseException:
+            await asyncio.shield(world.close())
+            raise
+        self._session_worlds.append(world)
+        return session
+
+    def _maintain(self) -> None:
+        """A container that was started for one session, and its branches, goes soon after the last of them."""
+        super()._maintain()
+        for world in [world for world in self._session_worlds if world.is_idle or world.is_lost]:
+            self._session_worlds.remove(world)
+            task = asyncio.get_running_loop().create_task(world.close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
 
     async def _open_world(self, name: str) -> World:
         try:
@@ -217,12 +236,14 @@ class ContainerSandbox(LocalSandbox):
 
     async def close(self) -> None:
         """End every container and let go of the engine."""
+        await asyncio.gather(*(world.close() for world in self._session_worlds), *self._closing)
+        self._session_worlds.clear()
         await super().close()
         self._daemon.close()
 
     def facts(self) -> Mapping[str, Any]:
         """Numbers for monitoring."""
-        containers = sum(not world.is_lost for world in self._worlds.values())
+        containers = sum(not world.is_lost for world in (*self._worlds.values(), *self._session_worlds))
         return {
             **super().facts(),
             "containers": containers,

@@ -220,7 +220,9 @@ class LocalSandbox:
         raise AssertionError("unreachable")
 
     async def _open_session(self, order: SessionOrder) -> LiveSession:
-        world = await self._world(order.environment)
+        return await self._open_session_in(await self._world(order.environment), order)
+
+    async def _open_session_in(self, world: World, order: SessionOrder) -> LiveSession:
         if not any(name.lower() == "ipython" for name, _ in world.environment.packages):
             raise NotOffered(
                 f"environment {order.environment!r} has no IPython, which sessions need; use another",
