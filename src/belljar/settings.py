@@ -305,6 +305,7 @@ _FAMILIAR: Mapping[str, tuple[str, ...]] = {
     "PORT": ("server.port",),
     "DEBUG": ("server.debug",),
     "API_KEY": ("server.api_key",),
+    "ALLOWED_HOSTS": ("server.allowed_hosts",),
     "MAX_KERNELS": ("sessions.max_sessions",),
     "KERNEL_TIMEOUT": ("sessions.idle_seconds",),
     "MAX_EXECUTION_TIME": tuple(
@@ -384,6 +385,8 @@ def familiar_names(environ: Mapping[str, str]) -> tuple[str, ...]:
 def _from_familiar(name: str, value: str) -> dict[str, Any]:
     if name == "BACKEND":
         return _chosen_backend(value)
+    if name == "ALLOWED_HOSTS" and value.startswith("["):  # a list in JSON, as that server wants it
+        value = value.translate(str.maketrans("", "", "[]\"'"))
     if name == "MAX_MEMORY_MB":
         try:
             value = str(int(value) * MIB)

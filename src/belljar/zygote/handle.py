@@ -131,6 +131,11 @@ class WardenHandle:
         pid, pidfd = await self._ask({}, [])
         return pid, pidfd
 
+    async def graft(self, order: Mapping[str, Any], descriptors: Sequence[int]) -> tuple[int, int]:
+        """Have the namespaces of a branch made, as `zygote/grafts.py` says: pid and pidfd of who makes them."""
+        pid, pidfd = await self._ask({"graft": dict(order)}, descriptors)
+        return pid, pidfd
+
     def watch(self, pid: int, ended: Reaped) -> None:
         """Call `ended` once the warden has reaped `pid`, be it already so."""
         at, status, cpu_seconds = self._early.pop(pid, (0.0, 0, 0.0))

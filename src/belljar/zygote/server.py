@@ -79,7 +79,7 @@ def _get_warm(always_loaded: frozenset[str]) -> None:
     if greeting["stays"]:
         receive_program = _import_shell().serve  # a guest of ours stays in there
     warm_up(greeting["imports"], greeting["environ"], always_loaded)
-    jail.prepare(greeting["landlock_version"], greeting["changes_uid"])
+    jail.prepare(greeting["landlock_version"], greeting["changes_uid"], greeting["stays"])
     _woken, alarm = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     _signal.signal(_signal.SIGCHLD, operator.is_)  # anything that takes two arguments; the wake-up is the point
     _signal.set_wakeup_fd(alarm, warn_on_full_buffer=False)

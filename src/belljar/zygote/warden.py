@@ -23,6 +23,7 @@ from typing import Any
 
 from belljar import channel
 from belljar.jail import mounts, namespaces, policy, seccomp, syscalls
+from belljar.zygote import grafts
 
 _OWN_WORLD = (
     syscalls.CLONE_NEWNS
@@ -160,7 +161,7 @@ class Warden:
     def obey(self) -> None:
         """Answer one request with the new process and a pidfd of it."""
         try:
-            message, _, descriptors = channel.receive(self.control, descriptors_max=2)
+            message, _, descriptors = channel.receive(self.control, descriptors_max=channel.DESCRIPTORS_MAX)
         except channel.ChannelClosed:
             os._exit(0)
         if "orphans" in message:
@@ -168,7 +169,10 @@ class Warden:
             channel.send(self.control, {"ask": message["ask"], "missing": missing})
             return
         try:
-            pid = self.start_zygote(message, *descriptors) if "python" in message else self.make_cell()
+            if "graft" in message:
+                pid = grafts.begin(message["graft"], descriptors)
+            else:
+                pid = self.start_zygote(message, *descriptors) if "python" in message else self.make_cell()
             pidfd = os.pidfd_open(pid)
         except (OSError, RuntimeError) as error:
             channel.send(self.control, {"ask": message["ask"], "failed": str(error)})

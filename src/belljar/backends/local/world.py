@@ -15,12 +15,12 @@ import os
 import re
 import socket
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from belljar import channel
-from belljar.backends.local.cells import CELLS_MAX, Berths, Cell
+from belljar.backends.local.cells import CELLS_MAX, Berth, Berths, Cell
 from belljar.contract.errors import EnvironmentBroken, JailSetupFailed, Overloaded, ZygoteDied
 from belljar.contract.execution import Execution, Limits
 from belljar.environments import Environment
@@ -338,6 +338,18 @@ class World(ZygoteListener):
         guest.close_their_ends()
         self._rotate_if_old(zygote)
         return guest
+
+    def take_berth(self) -> Berth | None:
+        """A cgroup for a branch, which lives in another's cell; None when all are in use."""
+        return self._berths.take()
+
+    def give_back(self, berth: Berth) -> None:
+        """The branch is gone."""
+        self._berths.give_back(berth)
+
+    async def graft(self, order: Mapping[str, Any], descriptors: Sequence[int]) -> tuple[int, int]:
+        """Have the place of a branch made."""
+        return await self._warden.graft(order, descriptors)
 
     def keep(self, guest: Guest) -> None:
         """This guest is a session: it stays, and its staying says nothing about how much is going on."""
