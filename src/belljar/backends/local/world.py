@@ -310,7 +310,9 @@ class World(ZygoteListener):
         allowance = self.allowance(limits)
         ready = self._ready[weight]
         if ready and allowance == self._default_allowance:
-            return ready.popleft()
+            guest = ready.popleft()
+            guest.ended = None  # whoever leases it releases it, be it before a program was sent
+            return guest
         while True:
             cell = self._idle_cells.pop() if self._idle_cells else await self._make_cell()
             try:
