@@ -119,7 +119,11 @@ def _load(options: argparse.Namespace) -> Settings:
 
 def _container_flags(images: Mapping[str, str]) -> dict[str, Any]:
     """Whoever names an image wants it to be used: by the container back end, where this installation has one."""
-    wanted: dict[str, Any] = {"backend": "container", "container.allowed_images": tuple(images.values())}
+    wanted: dict[str, Any] = {
+        "backend": "container",
+        "container.allowed_images": tuple(images.values()),
+        "container.image": images.get("python") or next(iter(images.values())),
+    }
     if engine := os.environ.get("BACKEND", ""):
         wanted["container.engine"] = engine
     known = set(names())
