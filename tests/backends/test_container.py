@@ -20,6 +20,7 @@ from container_engines import Engine, container_settings, docker_engine, podman_
 
 import belljar
 from belljar.backends.container import flags, owners
+from belljar.backends.local.cells import CELLS_MAX
 from belljar.contract.errors import (
     EngineUnavailable,
     InvalidSettings,
@@ -27,6 +28,7 @@ from belljar.contract.errors import (
     SandboxFault,
     UnknownEnvironment,
 )
+from belljar.jail import policy
 from belljar.settings import Settings, load
 
 Host = Any
@@ -152,6 +154,14 @@ def test_limits_of_the_container_hold_for_all_its_programs_together(
 def test_a_request_may_name_an_image_that_is_allowed(plain_box: belljar.Sandbox, plain_image: str) -> None:
     outcome = plain_box.run("import sys; print(sys.prefix)", environment=f"image:{plain_image}")
     assert (outcome.status, outcome.stdout) == ("ok", "/usr\n")
+
+
+def test_programs_of_two_containers_never_share_a_uid(plain_box: belljar.Sandbox, plain_image: str) -> None:
+    look = "import os, pwd; print(os.getuid(), pwd.getpwuid(os.getuid()).pw_name)"
+    outcomes = [plain_box.run(look, environment=name) for name in ("default", f"image:{plain_image}")]
+    uids = [int(outcome.stdout.split()[0]) for outcome in outcomes]
+    assert {outcome.stdout.split()[1] for outcome in outcomes} == {"sandbox"}
+    assert len({(uid - policy.GUEST_UID_FIRST) // CELLS_MAX for uid in uids}) == 2
 
 
 def test_images_that_are_not_allowed_or_not_there_are_refused(plain_box: belljar.Sandbox) -> None:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("belljar.container")
 _IMAGE_PREFIX = "image:"
+_BLOCKS = 60  # of uids; what one instance has set aside is enough for as many containers
 
 
 class ContainerSandbox(LocalSandbox):
@@ -55,6 +56,8 @@ class ContainerSandbox(LocalSandbox):
         self._doors = settings.runtime_dir / "containers"
         self._started = self._replaced = 0
         self._image_ids: dict[str, str] = {}
+        self._all: list[VesselWorld] = []
+        self._used_at: dict[str, float] = {}
         self._session_worlds: list[World] = []
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -99,6 +102,7 @@ class ContainerSandbox(LocalSandbox):
                 return await self._run_in(world, execution, watcher, command)
             finally:
                 await asyncio.shield(world.close())
+        self._used_at[execution.environment] = asyncio.get_running_loop().time()
         return await self._run_in(await self._world(execution.environment), execution, watcher, command)
 
     async def _run_in(
@@ -130,11 +134,24 @@ class ContainerSandbox(LocalSandbox):
     def _maintain(self) -> None:
         """A container that was started for one session, and its branches, goes soon after the last of them."""
         super()._maintain()
+        self._let_go_of_unused_images()
         for world in [world for world in self._session_worlds if world.is_idle or world.is_lost]:
             self._session_worlds.remove(world)
-            task = asyncio.get_running_loop().create_task(world.close())
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+            self._close_in_background(world)
+
+    def _let_go_of_unused_images(self) -> None:
+        """Images that requests have named are not kept warm for ever."""
+        now = asyncio.get_running_loop().time()
+        for name, world in list(self._worlds.items()):
+            is_old = now - self._used_at.get(name, now) > self._settings.pool.idle_seconds
+            if name not in self._images and world.is_idle and is_old:
+                del self._worlds[name]
+                self._close_in_background(world)
+
+    def _close_in_background(self, world: World) -> None:
+        task = asyncio.get_running_loop().create_task(world.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
     async def _open_world(self, name: str) -> World:
         try:
@@ -193,7 +210,14 @@ class ContainerSandbox(LocalSandbox):
         }
         environment = describe(name, vessel)
         settings = self._settings
-        return VesselWorld(vessel, environment, settings.pool, settings.default_limits, walls, cgroups)
+        self._all = [each for each in self._all if not each.is_closed]
+        taken = {each.block for each in self._all}
+        block = next((number for number in range(_BLOCKS) if number not in taken), None)
+        if block is None:
+            raise Overloaded(f"{_BLOCKS} containers are open, and no more have uids of their own; try again later")
+        world = VesselWorld(vessel, environment, settings.pool, settings.default_limits, walls, cgroups, block)
+        self._all.append(world)
+        return world
 
     def _cgroups_in(self, vessel: Vessel) -> Cgroups | None:
         if "cgroup" in self._settings.jail.without_walls:

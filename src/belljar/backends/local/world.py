@@ -133,7 +133,7 @@ class World(ZygoteListener):
         orders = {
             "as_root": self._walls["as_root"],
             "uid_base": self._walls["uid_base"],
-            "guest_uids": [policy.GUEST_UID_FIRST + n for n in range(CELLS_MAX if self._walls["changes_uid"] else 1)],
+            "guest_uids": [self._berths.first_uid + n for n in range(CELLS_MAX if self._walls["changes_uid"] else 1)],
             "bound": bound,
             "hidden": hidden,
             "system": self._system,
