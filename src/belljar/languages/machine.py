@@ -143,7 +143,7 @@ class Machine:
         if known is not None:
             return known
         toolchain = load_one(name)
-        digest = hashlib.sha256(toolchain.text.encode())
+        digest = hashlib.sha256(f"{self.root_of(name)}\0{toolchain.text}".encode())
         for need in toolchain.needs:
             for path in self._locate(toolchain, need):
                 digest.update(_describe_file(path))
@@ -260,7 +260,7 @@ class Machine:
                 shutil.rmtree(fresh, ignore_errors=True)
 
     def _run_preparation(self, toolchain: Toolchain, command: tuple[str, ...], directory: Path) -> None:
-        words = [word.replace("{toolchain}", str(self.toolchains_dir / toolchain.name)) for word in command]
+        words = [word.replace("{root}", self.root_of(toolchain.name)) for word in command]
         with tempfile.TemporaryDirectory(prefix="belljar-prepare-") as scratch:
             try:
                 made = subprocess.run(
