@@ -34,6 +34,7 @@ COMMANDS = {
     "safe-execute": ("safe_execute", "run restricted Python: allowed imports only, no files, small limits"),
     "shell": ("shell", "type cells into a sandbox that remembers, here or on a server"),
     "serve": ("serve", "serve the HTTP API"),
+    "proxy": ("proxy", "serve search, web pages and PDFs to code servers"),
     "mcp": ("mcp", "serve an assistant over MCP, on standard input and output"),
     "key": ("keys", "create, list and revoke the keys of the HTTP API"),
     "doctor": ("doctor", "try every wall on this machine, and say how to get what is missing"),
