@@ -59,6 +59,7 @@ class Commands:
         self._cache = CompileCache(settings.state_dir.resolve() / "compiled", settings.languages.compile_cache_bytes)
         self._flights: dict[str, _Flight] = {}
         self._ready: dict[str, asyncio.Task[None]] = {}
+        self._in_background: set[asyncio.Task[None]] = set()
 
     async def run(self, execution: Execution, watcher: Watcher | None) -> Evidence:
         """Compile if need be, and run.
@@ -88,6 +89,10 @@ class Commands:
             if not self._machine.is_available(name):
                 raise self._machine.explain_missing(name)
             self._ready[name] = asyncio.create_task(asyncio.to_thread(self._machine.make_ready, name))
+            if toolchain.prepare is not None and toolchain.prepare.optional:
+                work = asyncio.create_task(asyncio.to_thread(self._machine.prepare_quietly, name))
+                self._in_background.add(work)
+                work.add_done_callback(self._in_background.discard)
         try:
             await asyncio.shield(self._ready[name])
         except Exception:
