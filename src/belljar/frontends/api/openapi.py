@@ -37,7 +37,7 @@ _ANSWERS: Mapping[str, Any] = {
     ),
     "Display": _object({"mime": _STRING, "data": _STRING}),
     "Artifact": _object({"path": _STRING, "bytes": _INTEGER, "encoding": {"const": "base64"}, "content": _STRING}),
-    "Coverage": _object(
+    "CoverageReport": _object(
         {
             "percent": _NUMBER,
             "files": _list(
@@ -69,7 +69,7 @@ _ANSWERS: Mapping[str, Any] = {
             "artifacts": _list(_ref("Artifact")),
             "compile": _or_null({"type": "object"}),
             "tool_calls": _list({"type": "object"}),
-            "coverage": _or_null(_ref("Coverage")),
+            "coverage": _or_null(_ref("CoverageReport")),
             "usage": _ref("Usage"),
         }
     ),
