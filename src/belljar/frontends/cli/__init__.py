@@ -38,6 +38,7 @@ COMMANDS = {
     "mcp": ("mcp", "serve an assistant over MCP, on standard input and output"),
     "key": ("keys", "create, list and revoke the keys of the HTTP API"),
     "doctor": ("doctor", "try every wall on this machine, and say how to get what is missing"),
+    "languages": ("languages", "list, try and install the languages beside Python"),
     "env": ("environments", "list, create and remove guest environments"),
     "bench": ("benchmark", "measure this machine: latency and rate of small programs"),
     "config": ("config", "show the settings and where each came from"),

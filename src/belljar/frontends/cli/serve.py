@@ -42,6 +42,11 @@ def define(parser: argparse.ArgumentParser) -> None:
         action="append",
         help="another system's API on a port of its own, such as xmaster:30008 (again for more)",
     )
+    parser.add_argument(
+        "--backend", choices=("local", "container"), help="where programs run; container needs Docker or Podman"
+    )
+    parser.add_argument("--image", "--python-image", metavar="IMAGE", help="what the container back end runs Python in")
+    parser.add_argument("--js-image", metavar="IMAGE", help="what it runs the environment 'javascript' in")
     parser.add_argument("--grace", metavar="SECONDS", type=float, help="for what runs when asked to stop")
     define_walls(parser)
     parser.epilog = (
@@ -89,6 +94,9 @@ def load_server_settings(options: argparse.Namespace) -> Settings:
         ("server.api_key", options.api_key),
         ("server.grace_seconds", getattr(options, "grace", None)),
         ("server.listen", tuple(getattr(options, "listen", None) or ()) or None),
+        ("backend", getattr(options, "backend", None)),
+        ("container.image", getattr(options, "image", None)),
+        ("container.images", (f"javascript={options.js_image}",) if getattr(options, "js_image", None) else None),
     ):
         if value is not None:
             flags[name] = value
