@@ -263,7 +263,7 @@ def test_a_branch_has_a_network_and_shared_memory_of_its_own(session: Any, branc
             id="thread",
         ),
         pytest.param("import subprocess\nchild = subprocess.Popen(['sleep', '60'])", "child processes", id="child"),
-        pytest.param(  # noqa: E501
+        pytest.param(
             "import os\nif os.fork() == 0: os._exit(0)\nos.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)",
             "not waited for",
             id="zombie",
