@@ -114,3 +114,11 @@ def test_growth_is_told_from_a_step_and_from_noise(repository: Path, monkeypatch
     assert not any(each["grew"] for each in soak.judge_growth(flat, 100).values())
     assert [name for name, each in soak.judge_growth(leaking, 100).items() if each["grew"]] == ["descriptors"]
     assert not any(each["grew"] for each in soak.judge_growth(early_step, 100).values())
+
+
+def test_languages_are_measured(repository: Path, sources: Path, tmp_path: Path) -> None:
+    _run(repository, sources, "bench/languages.py", "--quick", "--output-dir", str(tmp_path), "sh", "c")
+    rows = json.loads((tmp_path / "languages.json").read_text())
+    assert [row["language"] for row in rows] == ["sh", "c"]
+    assert all(row[name] > 0 for row in rows for name in ("by_hand", "first", "again"))
+    assert "| c |" in (tmp_path / "languages-table.md").read_text()

@@ -22,7 +22,7 @@ def prepare(order: dict[str, Any], descriptors: list[int]) -> None:
             os.close(descriptors[0])
         for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and an exec would pass that on
             signal.signal(ignored, signal.SIG_DFL)
-        os.execvpe(argv[0], argv, os.environ)
+        os.execve(order["path"], argv, os.environ)
     except OSError as error:
         os.write(2, f"belljar: cannot start {argv[0]}: {error.strerror}\n".encode())
     os._exit(127)

@@ -52,7 +52,7 @@ def _machine(state_dir: Path, roots: tuple[tuple[str, str], ...]) -> Machine:
 
 
 class Machine:
-    """What is found here. Safe to use from several threads."""
+    """What is found here. Safe to use from several threads: at worst something is looked up twice."""
 
     def __init__(self, state_dir: Path, roots: Mapping[str, str] | None = None) -> None:
         self.toolchains_dir = state_dir.resolve() / "toolchains"
@@ -61,7 +61,8 @@ class Machine:
         self._fingerprints: dict[str, str] = {}
         self._versions: dict[str, str | None] = {}
         self._ready: set[str] = set()
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()  # held for moments only: the event loop may want it
+        self._preparing: dict[str, threading.Lock] = {}  # by language; held for as long as it takes
 
     # ---- where things are
 
@@ -109,7 +110,8 @@ class Machine:
         root = self.root_of(name)
         if root and not os.path.isdir(root):
             return [root]
-        return [need for need in toolchain.needs if not self._locate(toolchain, need)]
+        needs = (*toolchain.needs, "python3") if root else toolchain.needs  # what becomes the program is a Python
+        return [need for need in needs if not self._locate(toolchain, need)]
 
     def explain_missing(self, name: str) -> ToolchainMissing:
         """What to answer who asks for a language that is not here."""
@@ -137,15 +139,29 @@ class Machine:
 
     def fingerprint(self, name: str) -> str:
         """Changes when the toolchain does: a compiled program is used again only with the very same."""
-        with self._lock:
-            if name not in self._fingerprints:
-                toolchain = load_one(name)
-                digest = hashlib.sha256(toolchain.text.encode())
-                for need in toolchain.needs:
-                    for path in self._locate(toolchain, need):
-                        digest.update(_describe_file(path))
-                self._fingerprints[name] = digest.hexdigest()
-            return self._fingerprints[name]
+        known = self._fingerprints.get(name)
+        if known is not None:
+            return known
+        toolchain = load_one(name)
+        digest = hashlib.sha256(toolchain.text.encode())
+        for need in toolchain.needs:
+            for path in self._locate(toolchain, need):
+                digest.update(_describe_file(path))
+        return self._fingerprints.setdefault(name, digest.hexdigest())
+
+    def find_command(self, toolchain: Toolchain, command: str) -> str:
+        """The path in the jail of a command by its name; what is a path already, or not there, stays as it is."""
+        if "/" in command:
+            return command
+        found = self._locate(toolchain, command)
+        return found[0].removeprefix(self.root_of(toolchain.name)) if found else command
+
+    def forget(self, name: str) -> None:
+        """Look anew: the toolchain was just installed."""
+        self._fingerprints.pop(name, None)
+        self._versions.pop(name, None)
+        self._available.discard(name)
+        self._ready.discard(name)
 
     # ---- versions
 
@@ -153,13 +169,9 @@ class Machine:
         """What the toolchain says its version is; None if it is not there or does not say."""
         if not self.is_available(name):
             return None
-        with self._lock:
-            if name in self._versions:
-                return self._versions[name]
-        found = self._ask_version(load_one(name))
-        with self._lock:
-            self._versions[name] = found
-        return found
+        if name not in self._versions:
+            self._versions[name] = self._ask_version(load_one(name))
+        return self._versions[name]
 
     def versions(self, names: Iterable[str]) -> dict[str, str | None]:
         """Of several, asked side by side."""
@@ -204,6 +216,8 @@ class Machine:
         if name in self._ready:
             return
         with self._lock:
+            preparing = self._preparing.setdefault(name, threading.Lock())
+        with preparing:
             if name in self._ready:
                 return
             toolchain = load_one(name)

@@ -80,6 +80,7 @@ class Install:
     debian: tuple[str, ...] = ()
     npm: tuple[str, ...] = ()  # with their version
     pypi: tuple[str, ...] = ()  # with their version
+    integrity: Mapping[str, str] = field(default_factory=dict)  # of npm packages, as npm writes it
     core: bool = False  # part of `belljar languages install core`
     note: str = ""  # what no package manager can do, or what to know about the version
 
@@ -131,7 +132,8 @@ class Toolchain:
         values = {
             "toolchain": f"{TOOLCHAINS_DIR}/{self.name}",
             "toolchains": TOOLCHAINS_DIR,
-            "memory_mb": str(max(16, memory_bytes >> 20)),
+            # All that the cgroup gives: a heap that may not grow past it is ended by the kernel, as any other is.
+            "memory_mb": str(max(16, memory_bytes >> 20) + self.runtime_mb),
         }
         for name, part in self.names.items():
             values[name] = part.find(code) or _fill(part.default, values)
@@ -359,6 +361,7 @@ def _read_install(table: _Table | None) -> Install:
         debian=table.words("debian"),
         npm=table.words("npm"),
         pypi=table.words("pypi"),
+        integrity=table.strings("integrity"),
         core=table.take("core", bool, False),
         note=table.take("note", str, ""),
     )

@@ -87,7 +87,11 @@ class Commands:
             if not self._machine.is_available(name):
                 raise self._machine.explain_missing(name)
             self._ready[name] = asyncio.create_task(asyncio.to_thread(self._machine.make_ready, name))
-        await asyncio.shield(self._ready[name])
+        try:
+            await asyncio.shield(self._ready[name])
+        except Exception:
+            self._ready.pop(name, None)  # the next one may fare better
+            raise
 
     # ---- the run step
 
@@ -124,10 +128,11 @@ class Commands:
     def _command(
         self, toolchain: Toolchain, plan: Plan, order: Mapping[str, Any], descriptors: tuple[int, ...] = ()
     ) -> Command:
+        path = self._machine.find_command(toolchain, order["argv"][0])
         return Command(
             source=plan.source,
             root=self._machine.root_of(toolchain.name),
-            extra=Extra("command", order, descriptors),
+            extra=Extra("command", {**order, "path": path}, descriptors),
         )
 
     async def _tell_syntax_error(

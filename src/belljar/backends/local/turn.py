@@ -29,8 +29,8 @@ from belljar.jail.cgroups import CellCgroup
 from belljar.settings import RequestSettings
 
 _SETTLE_SECONDS = 0.02
-_GRACE_SECONDS = 2.0  # for an interrupted cell to come back
-_AGAIN_SECONDS = 0.4  # one interrupt may be swallowed
+_GRACE_SECONDS = 5.0  # for an interrupted cell to come back, on a busy machine, too
+_AGAIN_SECONDS = 1.5  # one interrupt may be swallowed
 _INLINE_BYTES = 64 * 1024
 _READ_BYTES = 65536
 _CORES = os.cpu_count() or 1

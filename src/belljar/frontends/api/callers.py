@@ -126,10 +126,14 @@ class Callers:
             self._needs_key = True  # and so it stays: revoking the last key must not open the door
         text = _read_key(headers)
         if text is None:
-            raise _unauthorized("this server needs a key; send it as 'Authorization: Bearer KEY' or 'X-API-Key: KEY'")
+            raise _unauthorized(
+                "this server needs a key; send it as 'Authorization: Bearer KEY' or 'X-API-Key: KEY'", key="missing"
+            )
         key = self._keys.find(text)
         if key is None:
-            raise _unauthorized("this key is not known here or was revoked; ask the operator for another")
+            raise _unauthorized(
+                "this key is not known here or was revoked; ask the operator for another", key="unknown"
+            )
         caller = self._by_name.get(key.name)
         if caller is None:
             caller = self._by_name[key.name] = Caller(key, self._settings)
@@ -156,8 +160,10 @@ def _read_key(headers: Mapping[bytes, bytes]) -> str | None:
     return None if plain is None else plain.strip().decode("latin-1")
 
 
-def _unauthorized(message: str) -> Refusal:
-    return Refusal(401, "unauthorized", message, headers=((b"www-authenticate", b'Bearer realm="belljar"'),))
+def _unauthorized(message: str, key: str) -> Refusal:
+    return Refusal(
+        401, "unauthorized", message, {"key": key}, headers=((b"www-authenticate", b'Bearer realm="belljar"'),)
+    )
 
 
 def _lower(settings: Settings, limits: Mapping[str, float]) -> Settings:

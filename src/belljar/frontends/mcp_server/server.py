@@ -104,7 +104,7 @@ class _Desk:
         return {"resourceTemplates": resources.TEMPLATES}
 
     async def _list_prompts(self, context: Context, params: types.PaginatedRequestParams) -> Json:
-        return {"prompts": prompts.LISTED}
+        return {"prompts": prompts.LISTED if self._offer.has_prompt else []}
 
     async def _get_prompt(self, context: Context, params: types.GetPromptRequestParams) -> Json:
         try:
