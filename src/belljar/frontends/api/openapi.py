@@ -35,7 +35,7 @@ _ANSWERS: Mapping[str, Any] = {
             "queue_seconds": _NUMBER,
         }
     ),
-    "Display": _object({"mime": _STRING, "data": _STRING}),
+    "Display": _object({"mime": _STRING, "data": _STRING, "bundle": _INTEGER, "result": _BOOLEAN}, "bundle", "result"),
     "Artifact": _object({"path": _STRING, "bytes": _INTEGER, "encoding": {"const": "base64"}, "content": _STRING}),
     "CoverageReport": _object(
         {
