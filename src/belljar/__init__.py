@@ -9,6 +9,8 @@ __version__ = "0.1.0"
 _HOMES = {
     "Sandbox": "belljar.frontends.embedded",
     "AsyncSandbox": "belljar.frontends.embedded",
+    "Session": "belljar.frontends.embedded_sessions",
+    "AsyncSession": "belljar.frontends.embedded_sessions",
     "Settings": "belljar.settings",
     "Outcome": "belljar.contract.execution",
     "Status": "belljar.contract.execution",
@@ -26,6 +28,7 @@ _HOMES = {
 
 __all__ = [
     "AsyncSandbox",
+    "AsyncSession",
     "BelljarError",
     "CallerError",
     "Display",
@@ -37,6 +40,7 @@ __all__ = [
     "Overloaded",
     "Sandbox",
     "SandboxFault",
+    "Session",
     "Settings",
     "Started",
     "Status",
@@ -49,6 +53,7 @@ if TYPE_CHECKING:
     from belljar.contract.execution import Display, Finished, Limits, Outcome, Output, Started, Status
     from belljar.contract.files import File
     from belljar.frontends.embedded import AsyncSandbox, Sandbox
+    from belljar.frontends.embedded_sessions import AsyncSession, Session
     from belljar.settings import Settings
 
 

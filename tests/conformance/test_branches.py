@@ -263,7 +263,11 @@ def test_a_branch_has_a_network_and_shared_memory_of_its_own(session: Any, branc
             id="thread",
         ),
         pytest.param("import subprocess\nchild = subprocess.Popen(['sleep', '60'])", "child processes", id="child"),
-        pytest.param("import os\nif os.fork() == 0: os._exit(0)\nos.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)", "not waited for", id="zombie"),
+        pytest.param(
+            "import os\nif os.fork() == 0: os._exit(0)\nos.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)",
+            "not waited for",
+            id="zombie",
+        ),
         pytest.param("import tempfile\nf = tempfile.TemporaryFile()", "deleted file", id="deleted_file"),
         pytest.param("import multiprocessing\nshared = multiprocessing.Array('i', 1000)", "shared", id="shared_memory"),
         pytest.param(
@@ -395,9 +399,7 @@ def test_nothing_is_left_when_a_family_is_gone(settings: Settings, host: Host) -
         for _ in range(4):
             live_as_a_family(box)
         host.wait_until(is_quiet, "quiet")
-        host.wait_until(
-            lambda: all(now <= then for now, then in zip(ours(), quiet, strict=True)), "nothing left"
-        )
+        host.wait_until(lambda: all(now <= then for now, then in zip(ours(), quiet, strict=True)), "nothing left")
     assert ours() == before
 
 
