@@ -18,7 +18,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run hello test check format bench soak clean
+.PHONY: help setup languages run hello test check format bench soak clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +36,9 @@ $(INSTALLED): pyproject.toml
 # No stamp for the guest environment: only Belljar knows whether it is there and whole, and asking is quick.
 setup: $(INSTALLED) ## install everything; run, test, bench and soak do it by themselves
 	@$(BELLJAR) env create default --if-missing
+
+languages: setup ## install every toolchain that Debian, npm and PyPI offer (about 4 GB)
+	@$(BELLJAR) languages install all --yes
 
 run: setup ## start the server on http://127.0.0.1:8000
 	@$(BELLJAR) serve $(SERVE_ARGS)

@@ -1,11 +1,12 @@
-"""What HTTP costs: `belljar serve` under wrk, beside a server that does nothing and one that starts bwrap each time.
+"""What HTTP costs: `belljar serve` under wrk, beside a server that does nothing and others that run programs.
 
 Not called http.py: a script's own directory comes first on the module search path, and `http` is in the standard
 library.
 
-    python bench/http_server.py [--seconds 5] [--rounds 3] [--connections 100] [--json FILE] [--plot FILE]
+    python bench/http_server.py [--seconds 5] [--rounds 3] [--connections 100] [--output-dir docs] [--quick]
 
-All servers are up during the whole run, rounds are interleaved, the median counts, and every answer is checked.
+Writes the part of performance.md between its markers, http-performance.png and http-performance.json. All servers are
+up during the whole run, rounds are interleaved, the median counts, and every answer is checked.
 CPU is that of the server's own process: the zygote and the guests are others.
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import importlib.util
 import json
 import os
 import re
@@ -26,12 +28,19 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from report import replace_between_markers
+
+_DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 CODE = "x=5\nprint(x)"
 BODY = json.dumps({"code": CODE})
 BATCH_EXECUTIONS = 1000
+OURS = "belljar"
+_NUMBERS = "http-performance.json"
 TARGETS = {"cpu_ms": 0.8, "batch_cpu_ms": 0.3, "of_engine": 0.8}
 
 #: wrk counts every answer that is not what it should be.
@@ -85,6 +94,30 @@ app = Starlette(routes=[Route("/v1/execute", execute, methods=["POST"])])
 uvicorn.run(app, port=int(sys.argv[1]), log_level="error", access_log=False)
 """
 
+#: The peer from PyPI: Jupyter's own HTTP front, which runs a cell for each request. No walls, one kernel for all.
+_GATEWAY_CELL = """# POST /v1/execute
+import contextlib, io, json
+_out = io.StringIO()
+with contextlib.redirect_stdout(_out):
+    exec(json.loads(REQUEST)["body"]["code"], {})
+print(json.dumps({"stdout": _out.getvalue()}, separators=(",", ":")))
+"""
+_GATEWAY_NOTEBOOK = {
+    "cells": [
+        {
+            "cell_type": "code",
+            "source": _GATEWAY_CELL,
+            "metadata": {},
+            "outputs": [],
+            "execution_count": None,
+            "id": "a",
+        }
+    ],
+    "metadata": {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}},
+    "nbformat": 4,
+    "nbformat_minor": 5,
+}
+
 
 @dataclass(kw_only=True)
 class Server:
@@ -129,7 +162,8 @@ def main() -> int:
         script = stack.enter_context(tempfile.NamedTemporaryFile("w", suffix=".lua"))
         script.write(_SCRIPT % BODY)
         script.flush()
-        servers = [stack.enter_context(start(*each)) for each in _contenders()]
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        servers = [stack.enter_context(start(*each)) for each in _contenders(scratch)]
         rounds: dict[str, list[Measured]] = {server.name: [] for server in servers}
         batches, engine = [], []
         for number in range(options.rounds):
@@ -138,12 +172,11 @@ def main() -> int:
                 print(f"round {number + 1}: {server.name}: {rounds[server.name][-1]}", file=sys.stderr)
             batches.append(run_batch(servers[0]))
             engine.append(asyncio.run(run_engine(options.seconds, options.connections)))
-    report = summarise(rounds, batches, engine)
-    show(report)
-    if options.json:
-        Path(options.json).write_text(json.dumps(report, indent=2) + "\n")
-    if options.plot:
-        draw(report, options.plot)
+    report = summarise(rounds, batches, engine, options)
+    print(markdown(report))
+    directory = options.output_dir or (Path(tempfile.mkdtemp(prefix="belljar-http-")) if options.quick else _DOCS)
+    for path in publish(report, directory):
+        print(f"wrote {path}", file=sys.stderr)
     return 1 if any(each["wrong"] for each in report["servers"].values()) else 0
 
 
@@ -152,18 +185,30 @@ def _read_options() -> argparse.Namespace:
     parser.add_argument("--seconds", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--connections", type=int, default=100)
-    parser.add_argument("--json", help="write the numbers here")
-    parser.add_argument("--plot", help="draw them here (needs matplotlib)")
-    return parser.parse_args()
+    parser.add_argument("--output-dir", type=Path, help="where to write (docs/; with --quick a new temporary)")
+    parser.add_argument("--quick", action="store_true", help="one second each: proves that it works, measures nothing")
+    options = parser.parse_args()
+    if options.quick:
+        options.seconds, options.rounds, options.connections = 1, 1, 10
+    return options
 
 
-def _contenders() -> Iterator[tuple[str, list[str]]]:
-    yield "belljar", [sys.executable, "-m", "belljar", "serve", "--port"]
-    yield "starlette echo (runs nothing)", [sys.executable, "-c", _ECHO]
+def _contenders(scratch: Path) -> Iterator[tuple[str, list[str]]]:
+    """Names and commands; {port} is filled in."""
+    yield OURS, [sys.executable, "-m", "belljar", "serve", "--port", "{port}"]
+    yield "starlette echo (runs nothing)", [sys.executable, "-c", _ECHO, "{port}"]
     if shutil.which("bwrap"):
-        yield "bwrap + python", [sys.executable, "-c", _BWRAP]
+        yield "bwrap + python, ten lines", [sys.executable, "-c", _BWRAP, "{port}"]
     else:
         print("!!! bwrap is not installed and NOT compared", file=sys.stderr)
+    if importlib.util.find_spec("kernel_gateway") and importlib.util.find_spec("ipykernel"):
+        notebook = scratch / "execute.ipynb"
+        notebook.write_text(json.dumps(_GATEWAY_NOTEBOOK))
+        words = ["api=kernel_gateway.notebook_http", f"seed_uri={notebook}", "ip=127.0.0.1", "port={port}"]
+        flags = [f"--KernelGatewayApp.{word}" for word in words]
+        yield "jupyter kernel gateway (no walls)", [sys.executable, "-m", "kernel_gateway", *flags]
+    else:
+        print("!!! the peer from PyPI is NOT compared; pip install 'belljar[peers]'", file=sys.stderr)
 
 
 @contextlib.contextmanager
@@ -175,7 +220,10 @@ def start(name: str, command: list[str]) -> Iterator[Server]:
         port = probe.getsockname()[1]
     with tempfile.TemporaryDirectory() as runtime:
         environ = {"BELLJAR_RUNTIME_DIR": f"{runtime}/run", "BELLJAR_SERVER_KEYS_FILE": f"{runtime}/keys.json"}
-        process = subprocess.Popen([*command, str(port)], env={**os.environ, **environ}, stderr=subprocess.DEVNULL)
+        filled = [word.replace("{port}", str(port)) if "port" in word else word for word in command]
+        process = subprocess.Popen(
+            filled, env={**os.environ, **environ}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         server = Server(name=name, process=process, port=port)
         try:
             _wait_until_right(server)
@@ -265,7 +313,10 @@ async def run_engine(seconds: float, width: int) -> dict[str, float]:
 
 
 def summarise(
-    rounds: dict[str, list[Measured]], batches: list[dict[str, float]], engine: list[dict[str, float]]
+    rounds: dict[str, list[Measured]],
+    batches: list[dict[str, float]],
+    engine: list[dict[str, float]],
+    options: argparse.Namespace,
 ) -> dict[str, Any]:
     """Medians, and how they compare with the targets."""
 
@@ -276,45 +327,98 @@ def summarise(
     for name, measured in rounds.items():
         servers[name]["wrong"] = sum(each.wrong for each in measured)
     report: dict[str, Any] = {"servers": servers, "batch": middle(batches), "engine": middle(engine)}
-    ours = servers["belljar"]
+    ours = servers[OURS]
     report["reached"] = {
         "cpu_ms": ours["cpu_ms"] <= TARGETS["cpu_ms"],
         "batch_cpu_ms": report["batch"]["cpu_ms"] <= TARGETS["batch_cpu_ms"],
         "of_engine": ours["requests_per_second"] >= TARGETS["of_engine"] * report["engine"]["per_second"],
     }
-    report["load_average"] = os.getloadavg()[0]
+    report["when"] = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+    report["rounds"], report["seconds"], report["connections"] = options.rounds, options.seconds, options.connections
+    report["cores"], report["load_average"] = os.cpu_count(), os.getloadavg()[0]
     return report
 
 
-def show(report: dict[str, Any]) -> None:
-    """The table, as Markdown."""
-    print("| server | requests/s | server CPU ms/request | p50 ms | p99 ms | wrong |\n|---|---|---|---|---|---|")
+def markdown(report: dict[str, Any]) -> str:
+    """The tables."""
+    lines = [
+        "| server | requests/s | server CPU ms/request | p50 ms | p99 ms | wrong answers |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
     for name, each in report["servers"].items():
-        numbers = (f"{each['requests_per_second']:.0f}", f"{each['cpu_ms']:.3f}", f"{each['p50_ms']:.1f}")
-        print(f"| {name} | {' | '.join(numbers)} | {each['p99_ms']:.1f} | {each['wrong']:.0f} |")
-    print(f"| engine without HTTP | {report['engine']['per_second']:.0f} | {report['engine']['cpu_ms']:.3f} | | | |")
-    batch = report["batch"]
-    print(f"| belljar, one batch of {BATCH_EXECUTIONS} | {batch['per_second']:.0f} | {batch['cpu_ms']:.3f} | | | |")
-    print(f"\ntargets reached: {report['reached']}; load average at the end: {report['load_average']:.1f}")
+        numbers = (f"{each['requests_per_second']:,.0f}", f"{each['cpu_ms']:.3f}", f"{each['p50_ms']:.1f}")
+        lines.append(f"| {name} | {' | '.join(numbers)} | {each['p99_ms']:.1f} | {each['wrong']:.0f} |")
+    engine, batch = report["engine"], report["batch"]
+    lines += [
+        f"| the engine alone, without HTTP | {engine['per_second']:,.0f} | {engine['cpu_ms']:.3f} | | | |",
+        f"| {OURS}, a batch of {BATCH_EXECUTIONS:,} | {batch['per_second']:,.0f} | {batch['cpu_ms']:.3f} | | | |",
+        "",
+        "| target | limit | measured | verdict |",
+        "| --- | ---: | ---: | --- |",
+    ]
+    share = report["servers"][OURS]["requests_per_second"] / engine["per_second"]
+    for name, what, limit, measured in (
+        ("cpu_ms", "server CPU per request", f"≤ {TARGETS['cpu_ms']} ms", report["servers"][OURS]["cpu_ms"]),
+        ("of_engine", "requests/s of the engine's own rate", f"≥ {TARGETS['of_engine']} ×", share),
+        ("batch_cpu_ms", "server CPU per execution of a batch", f"≤ {TARGETS['batch_cpu_ms']} ms", batch["cpu_ms"]),
+    ):
+        lines.append(f"| {what} | {limit} | {measured:.3f} | {'met' if report['reached'][name] else 'NOT met'} |")
+    lines += [
+        "",
+        f"`wrk`, {report['connections']} connections, medians of {report['rounds']} interleaved rounds of "
+        f"{report['seconds']} s each, on {report['cores']} cores, {report['when']}; load average at the end "
+        f"{report['load_average']:.1f}. The server's CPU is without that of whatever runs the programs. "
+        f"It includes the engine's, which is in the same process.",
+        "",
+        "![requests per second of every server](http-performance.png)",
+    ]
+    return "\n".join(lines)
 
 
-def draw(report: dict[str, Any], path: str) -> None:
-    """Requests per second beside each other."""
+def publish(report: dict[str, Any], directory: Path) -> list[Path]:
+    """Write performance.md (only what is between the markers), the picture and the numbers."""
+    directory.mkdir(parents=True, exist_ok=True)
+    page, picture, numbers = (directory / name for name in ("performance.md", "http-performance.png", _NUMBERS))
+    replace_between_markers(page, "http", markdown(report))
+    numbers.write_text(json.dumps(report, indent=1) + "\n")
+    draw(report, picture)
+    return [page, picture, numbers]
+
+
+def draw(report: dict[str, Any], path: Path) -> None:
+    """Rate and latency of each server, side by side."""
     import matplotlib
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    matplotlib.use("agg")
+    from matplotlib import pyplot
 
-    rates = {name: each["requests_per_second"] for name, each in report["servers"].items()}
-    rates |= {"engine without HTTP": report["engine"]["per_second"], "belljar, batch": report["batch"]["per_second"]}
-    figure, axes = plt.subplots(figsize=(8, 3))
-    bars = axes.barh(list(rates), list(rates.values()))
-    axes.bar_label(bars, fmt="%.0f", padding=3)
-    axes.set_xscale("log")
-    axes.set_xlabel("small programs per second (log scale)")
-    axes.invert_yaxis()
-    figure.tight_layout()
-    figure.savefig(path, dpi=150)
+    pyplot.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
+    servers = report["servers"]
+    rates = {name: each["requests_per_second"] for name, each in servers.items()}
+    rates |= {"the engine alone, without HTTP": report["engine"]["per_second"]}
+    rates |= {f"{OURS}, a batch": report["batch"]["per_second"]}
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 3.4), layout="constrained")
+    for axes, values, title in (
+        (left, rates, "small programs per second"),
+        (right, {name: each["p50_ms"] for name, each in servers.items()}, "ms, p50 (whisker: p99)"),
+    ):
+        names = list(values)[::-1]
+        colours = ["#1b6ca8" if name.startswith(OURS) else "#b8c4cc" for name in names]
+        axes.barh(names, [values[name] for name in names], color=colours, height=0.68)
+        for place, name in enumerate(names):
+            value, end = values[name], servers[name]["p99_ms"] if axes is right else values[name]
+            axes.plot([value, end], [place, place], color="#5b6770", linewidth=1)
+            text = f"{value:,.0f}" if axes is left else f"{value:.1f}"
+            axes.annotate(text, (end, place), xytext=(4, 0), textcoords="offset points", va="center")
+        axes.set_xscale("log")
+        axes.set_title(title, loc="left", fontsize=9.5)
+        axes.margins(x=0.25)
+        axes.grid(axis="x", color="#e3e7ea")
+        axes.set_axisbelow(True)
+    title = f"HTTP: {report['connections']} connections, one run, {report['when']}"
+    figure.suptitle(title, x=0.01, ha="left", weight="bold")
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
 
 
 if __name__ == "__main__":

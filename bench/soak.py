@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -163,7 +163,7 @@ class _Soak:
 
     async def _sample(self, done: int, rate: float) -> dict[str, float]:
         await self._settle()
-        _return_free_memory()
+        return_free_memory()
         sample = {
             "runs": float(done),
             "seconds": time.monotonic() - self.began,
@@ -238,7 +238,9 @@ class _Soak:
         }
 
 
-def judge_growth(samples: list[dict[str, float]], runs: int) -> dict[str, dict[str, Any]]:
+def judge_growth(
+    samples: list[dict[str, float]], runs: int, allowed: Mapping[str, tuple[float, float]] = ALLOWED_GROWTH
+) -> dict[str, dict[str, Any]]:
     """Compare the first quarter after the warm-up with the last, and fit a line through all of it.
 
     Something grew if the last quarter exceeds the first by more than is allowed and the line rises: a single step
@@ -247,7 +249,7 @@ def judge_growth(samples: list[dict[str, float]], runs: int) -> dict[str, dict[s
     warm = [sample for sample in samples if sample["runs"] > runs * _WARM_UP_SHARE]
     quarter = max(1, len(warm) // 4)
     verdict = {}
-    for name, (absolute, share) in ALLOWED_GROWTH.items():
+    for name, (absolute, share) in allowed.items():
         values = [sample[name] for sample in warm]
         first, last = _median(values[:quarter]), _median(values[-quarter:])
         slope = _slope([sample["runs"] for sample in warm], values)
@@ -273,7 +275,7 @@ def _slope(places: list[float], values: list[float]) -> float:
 # ---- counting
 
 
-def _return_free_memory() -> None:
+def return_free_memory() -> None:
     """What this process's allocator keeps for later, after a flood say, would hide what is really held."""
     gc.collect()
     with contextlib.suppress(AttributeError, OSError):  # a libc without it
@@ -298,9 +300,9 @@ def _count_service(cgroup_parent: str, directory: Path) -> dict[str, float]:
     return {
         "processes": len(ours),
         "zombies": sum(_state(pid) == "Z" for pid in ours),
-        "mounts": around["mounts"] + sum(_lines(f"/proc/{pid}/mountinfo") for pid in wardens),
+        "mounts": around["mounts"] + sum(lines_of(f"/proc/{pid}/mountinfo") for pid in wardens),
         "cgroup directories": around["cgroup directories"],
-        "descriptors": sum(_entries(f"/proc/{pid}/fd") for pid in lasting),
+        "descriptors": sum(entries(f"/proc/{pid}/fd") for pid in lasting),
         "files": around["files"],
         "host MB": sizes["host"],
         "warden MB": sizes["warden"],
@@ -313,13 +315,13 @@ def _count_around(cgroup_parent: str, directory: Path) -> dict[str, int]:
     """What must be as before once the service is closed."""
     return {
         "processes": len(descendants(os.getpid())),
-        "mounts": _lines("/proc/self/mountinfo"),
-        "cgroup directories": _count_cgroups(cgroup_parent),
+        "mounts": lines_of("/proc/self/mountinfo"),
+        "cgroup directories": count_cgroups(cgroup_parent),
         "files": sum(1 for path in directory.rglob("*") if path.is_file() and path.suffix != ".lock"),
     }
 
 
-def _count_cgroups(parent: str) -> int:
+def count_cgroups(parent: str) -> int:
     try:
         hierarchies = find_hierarchies()
     except CgroupsUnavailable:
@@ -334,14 +336,14 @@ def _state(pid: int) -> str:
         return ""
 
 
-def _lines(path: str) -> int:
+def lines_of(path: str) -> int:
     try:
         return len(Path(path).read_text().splitlines())
     except OSError:
         return 0
 
 
-def _entries(path: str) -> int:
+def entries(path: str) -> int:
     try:
         return sum(1 for _ in Path(path).iterdir())
     except OSError:

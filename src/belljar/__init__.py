@@ -20,6 +20,7 @@ _HOMES = {
     "Output": "belljar.contract.execution",
     "Finished": "belljar.contract.execution",
     "File": "belljar.contract.files",
+    "Restriction": "belljar.contract.restriction",
     "BelljarError": "belljar.contract.errors",
     "CallerError": "belljar.contract.errors",
     "Overloaded": "belljar.contract.errors",
@@ -38,6 +39,7 @@ __all__ = [
     "Outcome",
     "Output",
     "Overloaded",
+    "Restriction",
     "Sandbox",
     "SandboxFault",
     "Session",
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
     from belljar.contract.errors import BelljarError, CallerError, Overloaded, SandboxFault
     from belljar.contract.execution import Display, Finished, Limits, Outcome, Output, Started, Status
     from belljar.contract.files import File
+    from belljar.contract.restriction import Restriction
     from belljar.frontends.embedded import AsyncSandbox, Sandbox
     from belljar.frontends.embedded_sessions import AsyncSession, Session
     from belljar.settings import Settings

@@ -7,11 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 from belljar.backends.local import LocalSandbox
+from belljar.contract.backend import Sandbox
 from belljar.contract.errors import SandboxFault
 from belljar.engine.execute import Engine
 from belljar.environments import Environments
 from belljar.settings import Settings
 from belljar.tools.broker import Broker
+from belljar.tools.mcp_server import McpServer
+from belljar.tools.source import Source
+from belljar.tools.web.access import Web
+from belljar.tools.web.builtin import BuiltIn
 
 
 def build_engine(settings: Settings, progress: Callable[[str], None] | None = None) -> Engine:
@@ -19,12 +24,27 @@ def build_engine(settings: Settings, progress: Callable[[str], None] | None = No
     environments = Environments(settings.state_dir, settings.environments)
     tell = progress or logging.getLogger("belljar").info
     tools = build_tools(settings)
-    return Engine(LocalSandbox(settings, environments, tell, tools), settings, tools)
+    return Engine(_build_sandbox(settings, environments, tell, tools), settings, tools)
 
 
 def build_tools(settings: Settings) -> Broker:
     """Who answers the tool calls of programs."""
-    return Broker(settings.tools)
+    tools = settings.tools
+    sources: list[Source] = []
+    if tools.builtin:
+        sources.append(BuiltIn(Web(settings.web, settings.llm), tools.builtin, settings.llm.use_model))
+    sources += [McpServer(name, each, tools.start_seconds) for name, each in tools.servers.items()]
+    return Broker(tools, sources)
+
+
+def _build_sandbox(
+    settings: Settings, environments: Environments, tell: Callable[[str], None], tools: Broker
+) -> Sandbox:
+    if settings.backend == "container":
+        from belljar.backends.container import ContainerSandbox  # few servers need it
+
+        return ContainerSandbox(settings, environments, tell, tools)
+    return LocalSandbox(settings, environments, tell, tools)
 
 
 def probe_machine(settings: Settings) -> dict[str, Any]:

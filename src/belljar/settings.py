@@ -21,6 +21,7 @@ from typing import Any
 
 from belljar.contract.errors import InvalidSettings
 from belljar.contract.execution import MIB, Limits
+from belljar.contract.restriction import Restriction
 
 GIB = 1024 * MIB
 _CORES = len(os.sched_getaffinity(0))
@@ -28,6 +29,7 @@ _CORES = len(os.sched_getaffinity(0))
 #: Every wall an operator may waive by name, with what is lost. `jail/probe.py` tells which can be had.
 WALL_NAMES = ("cgroup", "landlock", "uid")
 
+BUILTIN_TOOLS = ("web_search", "web_parse", "fetch_web", "read_pdf", "llm")
 DEFAULT_PACKAGES = ("ipython", "numpy", "pandas", "matplotlib", "pillow", "scipy", "sympy", "requests")
 DEFAULT_WARM_IMPORTS = ("numpy", "pandas", "matplotlib.pyplot", "PIL.Image")
 
@@ -126,6 +128,18 @@ class SessionSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class McpSettings:
+    """What the MCP server offers, over stdio and at /mcp."""
+
+    tools: tuple[str, ...] = ()  # names of tools or groups; empty: all
+    output: str = "structured"  # plain: results as text alone; structured: also as JSON by a schema
+    pass_through_env: tuple[str, ...] = ()  # variables of the server that every program gets
+    python_image: str = ""  # container image for Python; empty: the local sandbox
+    javascript_image: str = ""  # the same for JavaScript
+    network: bool = False  # programs reach the network
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ToolServerSettings:
     """One MCP server whose tools programs may call: a command, or a URL."""
 
@@ -152,9 +166,106 @@ class ToolSettings:
     servers: Mapping[str, ToolServerSettings] = field(default_factory=dict)
 
 
+SUMMARY_PROMPT = """\
+Answer the question from the page below, and from nothing else.
+
+Question: {user}
+
+Page:
+{info}
+
+Reply with one JSON object: {{"content": what the page says about the question, in full, "urls": links on it that \
+would tell more, as a list of strings, "score": from 0 (it says nothing about it) to 1 (it answers it)}}."""
+PAPER_PROMPT = """\
+Answer the question from the paper below, and from nothing else.
+
+Question: {user_query}
+
+Paper:
+{pdf_info}"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSettings:
+    """Where a language model is reached, by the OpenAI-compatible API."""
+
+    url: str = ""  # of its chat completions, or what stands before /chat/completions
+    authorization: str = ""  # the whole header, or only the key
+    retries: int = 3
+    seconds: float = 120.0  # one attempt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlmSettings:
+    """Language models that our own tools use. Keys never leave the host."""
+
+    use_model: str = "gpt-4o"  # asked first
+    base_model: str = "qwen-32b"  # asked when that one fails
+    models: Mapping[str, ModelSettings] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebSettings:
+    """What our own tools do on the web, on behalf of programs that cannot."""
+
+    search_provider: str = "serper"  # or searxng
+    serper_api_key: str = ""
+    serper_url: str = "https://google.serper.dev/search"
+    scrape_url: str = "https://scrape.serper.dev"  # asked for a page that we cannot get ourselves; needs that key
+    searxng_url: str = ""  # such as http://127.0.0.1:8888
+    search_region: str = "us"
+    search_lang: str = "en"
+    search_tries: int = 4
+    allowed_hosts: tuple[str, ...] = ()  # may be fetched although their address is private or our own
+    fetch_seconds: float = 10.0  # one page
+    fetch_bytes: int = 16 * MIB  # one page or PDF
+    read_seconds: float = 30.0  # to get the text out of one
+    text_bytes: int = 2 * MIB  # of that text
+    prompt_bytes: int = 100_000  # of a page's text that a model is shown
+    cache_seconds: float = 3600.0  # answers are remembered this long
+    cache_bytes: int = 64 * MIB  # all of them together
+    summary_prompt: str = SUMMARY_PROMPT  # with {user} and {info}
+    paper_prompt: str = PAPER_PROMPT  # with {user_query} and {pdf_info}
+    serve_proxy: bool = False  # /search, /read_pdf and /fetch_web on the main port too
+    proxy_requests_per_second: int = 200  # of each client address
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LanguageSettings:
+    """The languages beside Python."""
+
+    compile_cache_bytes: int = GIB  # compiled programs kept on disk; 0: none
+    compile_cache_shared: bool = False  # callers may get what others have compiled from the same source
+    roots: Mapping[str, str] = field(default_factory=dict)  # languages whose toolchain lives in another root directory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerSettings:
+    """The container back end."""
+
+    engine: str = ""  # docker or podman; empty: whichever socket is there
+    socket: str = ""  # of the engine, as a path or an address; empty: its usual place
+    runtime: str = ""  # runc, crun, runsc or another the engine knows; empty: its default
+    image: str = "belljar-python:latest"  # of the environment "default"
+    language: str = ""  # with `image`: what that image runs; empty: Python
+    images: tuple[str, ...] = ()  # further environments, each as NAME=IMAGE
+    allowed_images: tuple[str, ...] = ()  # patterns that a request's "image:NAME" must match, such as lab/*
+    fresh: str = "never"  # a container of its own for each "session" or "run", which costs a start each time
+    pulls: bool = False  # fetch images that the engine does not hold
+    memory_bytes: int = 0  # of one container with all its programs; 0: three quarters of the machine's
+    processes: int = 16_384  # in one container, threads included
+    cpus: float = 0.0  # cores of one container; 0: all
+    max_containers: int = 16  # warm at the same time
+    start_seconds: float = 60.0  # for a container to come up
+    call_seconds: float = 30.0  # for the engine to answer
+    pull_seconds: float = 600.0  # to fetch an image
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """The whole tree."""
+
+    backend: str = "local"  # where programs run: local jails, or container: jails in warm containers
 
     state_dir: Path = field(default_factory=_state_dir)  # guest environments live here
     runtime_dir: Path = field(default_factory=_runtime_dir)  # locks of running instances
@@ -163,7 +274,13 @@ class Settings:
     request: RequestSettings = field(default_factory=RequestSettings)
     server: ServerSettings = field(default_factory=ServerSettings)
     sessions: SessionSettings = field(default_factory=SessionSettings)
+    container: ContainerSettings = field(default_factory=ContainerSettings)
+    mcp: McpSettings = field(default_factory=McpSettings)
     tools: ToolSettings = field(default_factory=ToolSettings)
+    restriction: Restriction = field(default_factory=Restriction)  # of restricted programs whose caller names none
+    web: WebSettings = field(default_factory=WebSettings)
+    llm: LlmSettings = field(default_factory=LlmSettings)
+    languages: LanguageSettings = field(default_factory=LanguageSettings)
     default_limits: Limits = field(default_factory=Limits)
     ceiling_limits: Limits = field(
         default_factory=lambda: Limits(
@@ -180,7 +297,7 @@ class Settings:
 
 
 #: Settings that hold many of a kind, each with a name of its own.
-_NAMED: Mapping[str, type[Any]] = {"servers": ToolServerSettings}
+_NAMED: Mapping[str, type[Any]] = {"servers": ToolServerSettings, "models": ModelSettings}
 
 #: Names that people have set for other code servers, with all they mean here. They count for less than ours.
 _FAMILIAR: Mapping[str, tuple[str, ...]] = {
@@ -188,12 +305,16 @@ _FAMILIAR: Mapping[str, tuple[str, ...]] = {
     "PORT": ("server.port",),
     "DEBUG": ("server.debug",),
     "API_KEY": ("server.api_key",),
+    "ALLOWED_HOSTS": ("server.allowed_hosts",),
     "MAX_KERNELS": ("sessions.max_sessions",),
     "KERNEL_TIMEOUT": ("sessions.idle_seconds",),
     "MAX_EXECUTION_TIME": tuple(
         f"{kind}_limits.{unit}_seconds" for kind in ("default", "ceiling") for unit in ("wall", "cpu")
     ),
     "MAX_MEMORY_MB": ("default_limits.memory_bytes", "ceiling_limits.memory_bytes"),
+    "CONTAINER_IMAGE": ("container.image",),
+    "CONTAINER_LANGUAGE": ("container.language",),
+    "BACKEND": ("container.engine",),
 }
 
 
@@ -215,9 +336,12 @@ def load(
     provenance: dict[str, str] = {}
     settings = Settings()
     environ = os.environ if environ is None else environ
+    familiar = familiar_names(environ) if takes_familiar_names else ()
+    if ("CONTAINER_IMAGE" in familiar) != ("CONTAINER_LANGUAGE" in familiar):
+        raise InvalidSettings("CONTAINER_IMAGE and CONTAINER_LANGUAGE must be set together")
     for source, values in (
         (f"file {path}", _read_file(path) if path else {}),
-        ("environment", _from_familiar(environ) if takes_familiar_names else {}),
+        *((f"environment, as {name}", _from_familiar(name, environ[name])) for name in familiar),
         ("environment", _from_environ(environ)),
         ("flag", dict(flags or {})),
     ):
@@ -253,14 +377,29 @@ def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
     return {by_variable[key]: value for key, value in environ.items() if key in by_variable}
 
 
-def _from_familiar(environ: Mapping[str, str]) -> dict[str, Any]:
-    given = {key: environ[key] for key in _FAMILIAR if environ.get(key)}
-    if "MAX_MEMORY_MB" in given:
+def familiar_names(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Those of the names people have set for other code servers that are set here."""
+    return tuple(name for name in _FAMILIAR if environ.get(name))
+
+
+def _from_familiar(name: str, value: str) -> dict[str, Any]:
+    if name == "BACKEND":
+        return _chosen_backend(value)
+    if name == "ALLOWED_HOSTS" and value.startswith("["):  # a list in JSON, as that server wants it
+        value = value.translate(str.maketrans("", "", "[]\"'"))
+    if name == "MAX_MEMORY_MB":
         try:
-            given["MAX_MEMORY_MB"] = str(int(given["MAX_MEMORY_MB"]) * MIB)
+            value = str(int(value) * MIB)
         except ValueError:
-            raise InvalidSettings(f"MAX_MEMORY_MB must be a whole number, not {given['MAX_MEMORY_MB']!r}") from None
-    return {name: value for key, value in given.items() for name in _FAMILIAR[key]}
+            raise InvalidSettings(f"MAX_MEMORY_MB must be a whole number, not {value!r}") from None
+    return dict.fromkeys(_FAMILIAR[name], value)
+
+
+def _chosen_backend(value: str) -> dict[str, Any]:
+    """BACKEND names a container engine."""
+    if value not in ("docker", "podman"):
+        raise InvalidSettings(f"BACKEND is {value!r} but must be docker or podman; for Kubernetes see docs/deploy.md")
+    return {"backend": "container", "container.engine": value}
 
 
 def names() -> list[str]:
@@ -272,7 +411,7 @@ def names() -> list[str]:
         default = getattr(Settings(), outer.name)
         if dataclasses.is_dataclass(default):
             inner_names = (inner.name for inner in dataclasses.fields(default) if inner.name not in _NAMED)
-            found += [f"{outer.name}.{name}" for name in inner_names]
+            found += [f"{outer.name}.{inner}" for inner in inner_names if (outer.name, inner) != ("languages", "roots")]
         else:
             found.append(outer.name)
     return found
@@ -288,6 +427,9 @@ def _replace(settings: Settings, name: str, value: Any) -> Settings:
         return dataclasses.replace(settings, environments=environments)
     if len(parts) >= 4 and parts[1] in _NAMED:
         return _replace_named(settings, name, parts, value)
+    if parts[:2] == ["languages", "roots"] and len(parts) == 3:
+        roots = {**settings.languages.roots, parts[2]: str(Path(str(value)).expanduser().absolute())}
+        return dataclasses.replace(settings, languages=dataclasses.replace(settings.languages, roots=roots))
     if name not in names():
         raise InvalidSettings(f"unknown setting {name!r}; known are: {', '.join(names())}", setting=name)
     if len(parts) == 1:
@@ -358,7 +500,12 @@ def _check(settings: Settings) -> None:
     for name in ("max_running", "zygote_forks"):
         if getattr(settings.pool, name) < 1:
             raise InvalidSettings(f"pool.{name} must be at least 1")
+    if settings.languages.compile_cache_bytes < 0:
+        raise InvalidSettings("languages.compile_cache_bytes must be 0 or more")
     _check_server(settings.server)
+    _check_container(settings)
+    if settings.mcp.output not in ("plain", "structured"):
+        raise InvalidSettings(f"mcp.output is {settings.mcp.output!r} but must be plain or structured")
     _check_sessions(settings.sessions)
     _check_tools(settings.tools)
     for name in settings.environments:
@@ -380,6 +527,25 @@ def _check_server(server: ServerSettings) -> None:
         raise InvalidSettings("server.bodies_bytes must be at least server.body_bytes")
 
 
+def _check_container(settings: Settings) -> None:
+    container = settings.container
+    for name, value, known in (
+        ("backend", settings.backend, ("local", "container")),
+        ("container.engine", container.engine, ("", "docker", "podman")),
+        ("container.fresh", container.fresh, ("never", "session", "run")),
+    ):
+        if value not in known:
+            raise InvalidSettings(f"{name} is {value!r} but must be one of: {', '.join(filter(None, known))}")
+    for name in ("start_seconds", "call_seconds", "pull_seconds", "max_containers", "processes"):
+        if not getattr(container, name) > 0:
+            raise InvalidSettings(f"container.{name} must be above 0")
+    for each in container.images:
+        name, equals, image = each.partition("=")
+        check_environment_name(name)
+        if not equals or not image:
+            raise InvalidSettings(f"container.images takes NAME=IMAGE, not {each!r}")
+
+
 def _check_sessions(sessions: SessionSettings) -> None:
     if sessions.when_full not in ("refuse", "replace_oldest_idle"):
         raise InvalidSettings(f"sessions.when_full is {sessions.when_full!r} but must be refuse or replace_oldest_idle")
@@ -390,6 +556,9 @@ def _check_sessions(sessions: SessionSettings) -> None:
 
 
 def _check_tools(tools: ToolSettings) -> None:
+    for name in tools.builtin:
+        if name not in BUILTIN_TOOLS:
+            raise InvalidSettings(f"tools.builtin: there is no tool {name!r}; known are: {', '.join(BUILTIN_TOOLS)}")
     for each in dataclasses.fields(tools):
         value = getattr(tools, each.name)
         if isinstance(value, int | float) and not value > 0:

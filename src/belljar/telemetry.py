@@ -30,7 +30,8 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from belljar.contract.execution import Execution, Outcome
+from belljar.contract.execution import Execution, Outcome, Status
+from belljar.contract.sessions import SessionState
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -131,10 +132,12 @@ class Telemetry(Collector):
         PlatformCollector(registry=self._registry)
         self._registry.register(_FactsCollector(facts, log))
         self._executions: Counter[tuple[str, str]] = Counter()  # by language and status
+        self._cells: Counter[tuple[str, str]] = Counter()  # by language and status
         self._refusals: Counter[tuple[str, str]] = Counter()  # by status and code
         self._queue = _Histogram(_SECONDS)
         self._memory = _Histogram(_BYTES)
         self._run: dict[str, _Histogram] = {}  # by language
+        self._cell: dict[str, _Histogram] = {}  # by language
         self._registry.register(self)
 
     def executed(self, caller: str, execution: Execution, outcome: Outcome) -> None:
@@ -148,11 +151,41 @@ class Telemetry(Collector):
         run.add(usage.wall_seconds)
         if usage.memory_peak_bytes:
             self._memory.add(usage.memory_peak_bytes)
-        content: dict[str, Any] = {}
-        if self._shows_content:
-            content = {"code": execution.code, "stdout": outcome.stdout, "stderr": outcome.stderr}
+        self._log_outcome("execution", caller, execution, outcome)
+
+    def ran_cell(self, caller: str, session_id: str, cell: Execution, outcome: Outcome) -> None:
+        """One cell of a session has its outcome."""
+        self._cells[outcome.language, outcome.status.value] += 1
+        self._cell.setdefault(outcome.language, _Histogram(_SECONDS)).add(outcome.usage.wall_seconds)
+        self._log_outcome("cell", caller, cell, outcome, session=session_id, cell=outcome.cell)
+
+    def left_cell(self, caller: str, session_id: str, cell: Execution, cell_id: str) -> None:
+        """Whoever asked for a cell hung up, so it was interrupted, or never begun."""
+        status = Status.CANCELLED.value
+        self._cells[cell.language, status] += 1
+        self.log.write("cell", id=cell_id, session=session_id, caller=caller, language=cell.language, status=status)
+
+    def opened(self, caller: str, session: SessionState) -> None:
+        """A session is there, new or as a branch of another."""
         self.log.write(
-            "execution",
+            "session_opened",
+            id=session.id,
+            caller=caller,
+            language=session.language,
+            environment=session.environment,
+            parent=session.parent,
+        )
+
+    def ended(self, session_id: str, reason: str, cells: int) -> None:
+        """A session is gone."""
+        self.log.write("session_ended", id=session_id, reason=reason, cells=cells)
+
+    def _log_outcome(self, event: str, caller: str, execution: Execution, outcome: Outcome, **more: Any) -> None:
+        usage = outcome.usage
+        if self._shows_content:
+            more = {**more, "code": execution.code, "stdout": outcome.stdout, "stderr": outcome.stderr}
+        self.log.write(
+            event,
             id=outcome.id,
             caller=caller,
             language=outcome.language,
@@ -163,7 +196,7 @@ class Telemetry(Collector):
             cpu_seconds=round(usage.cpu_seconds, 6),
             memory_peak_bytes=usage.memory_peak_bytes,
             queue_seconds=round(usage.queue_seconds, 6),
-            **content,
+            **more,
         )
 
     def refused(self, status: int, code: str) -> None:
@@ -176,27 +209,34 @@ class Telemetry(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """What was counted, as metrics."""
-        executions = CounterMetricFamily(
-            "belljar_executions", "Programs that have an outcome.", labels=["language", "status"]
-        )
-        for labels, count in self._executions.items():
-            executions.add_metric(labels, count)
-        yield executions
-        refusals = CounterMetricFamily(
-            "belljar_refusals", "Requests answered with an error.", labels=["status", "code"]
-        )
-        for labels, count in self._refusals.items():
-            refusals.add_metric(labels, count)
-        yield refusals
-        run = HistogramMetricFamily("belljar_run_seconds", "Time a program ran.", labels=["language"])
-        for language, histogram in self._run.items():
-            run.add_metric([language], histogram.buckets(), histogram.total)
-        yield run
+        for name, meaning, names, counts in (
+            ("belljar_executions", "Programs that have an outcome.", ["language", "status"], self._executions),
+            ("belljar_cells", "Cells of sessions that have an outcome.", ["language", "status"], self._cells),
+            ("belljar_refusals", "Requests answered with an error.", ["status", "code"], self._refusals),
+        ):
+            yield _counted(name, meaning, names, counts)
+        for name, meaning, histograms in (
+            ("belljar_run_seconds", "Time a program ran.", self._run),
+            ("belljar_cell_seconds", "Time a cell of a session ran.", self._cell),
+        ):
+            run = HistogramMetricFamily(name, meaning, labels=["language"])
+            for language, histogram in histograms.items():
+                run.add_metric([language], histogram.buckets(), histogram.total)
+            yield run
         for name, meaning, histogram in (
             ("belljar_queue_seconds", "Time waited for a turn.", self._queue),
             ("belljar_memory_peak_bytes", "Most memory a program held.", self._memory),
         ):
             yield HistogramMetricFamily(name, meaning, buckets=histogram.buckets(), sum_value=histogram.total)
+
+
+def _counted(
+    name: str, meaning: str, labels: list[str], counts: Mapping[tuple[str, str], int] | Mapping[tuple[str], int]
+) -> Metric:
+    family = CounterMetricFamily(name, meaning, labels=labels)
+    for values, count in counts.items():
+        family.add_metric(values, count)
+    return family
 
 
 class _Histogram:
@@ -236,6 +276,16 @@ class _FactsCollector(Collector):
         ("zygotes_replaced", "belljar_zygotes_replaced", "Warm processes that were replaced."),
     )
 
+    _SESSION_GAUGES = (
+        ("open", "belljar_sessions", "Sessions open now."),
+        ("busy", "belljar_sessions_busy", "Sessions in which a cell runs."),
+        ("max_open", "belljar_sessions_max", "Sessions that may be open at the same time."),
+    )
+    _SESSION_COUNTERS = (
+        ("opened", "belljar_sessions_opened", "Sessions that were opened, branches not counted."),
+        ("branched", "belljar_sessions_branched", "Sessions that were made as a branch of another."),
+    )
+
     def __init__(self, facts: Facts, log: Log) -> None:
         self._facts = facts
         self._log = log
@@ -250,6 +300,13 @@ class _FactsCollector(Collector):
             yield GaugeMetricFamily(name, meaning, sandbox.get(key, 0))
         for key, name, meaning in self._SANDBOX_COUNTERS:
             yield CounterMetricFamily(name, meaning, sandbox.get(key, 0))
+        sessions = facts.get("sessions", {})
+        for key, name, meaning in self._SESSION_GAUGES:
+            yield GaugeMetricFamily(name, meaning, sessions.get(key, 0))
+        for key, name, meaning in self._SESSION_COUNTERS:
+            yield CounterMetricFamily(name, meaning, sessions.get(key, 0))
+        ended = {(reason,): count for reason, count in sessions.get("ended", {}).items()}
+        yield _counted("belljar_sessions_ended", "Sessions that are gone, by why.", ["reason"], ended)
         yield CounterMetricFamily("belljar_log_lines_dropped", "Log lines nobody took.", self._log.dropped)
 
 

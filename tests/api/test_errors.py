@@ -50,7 +50,9 @@ NESTED = b"[" * 200_000
         pytest.param(b'{"code": "1", "network": true}', 422, "not_offered", id="network"),
         pytest.param(b'{"code": "1", "tools": ["web_search"]}', 422, "unknown_tool", id="tools"),
         pytest.param(b'{"code": "1", "coverage": {"branch": 1}}', 422, "invalid_request", id="coverage"),
-        pytest.param(b'{"code": "1", "restrict": {"imports": []}}', 422, "not_offered", id="restrict"),
+        pytest.param(b'{"code": "1", "restrict": {"imports": [5]}}', 422, "invalid_request", id="restrict_type"),
+        pytest.param(b'{"code": "1", "restrict": {"modules": []}}', 422, "invalid_request", id="restrict_field"),
+        pytest.param(b'{"code": "1", "restrict": {"imports": ["a b"]}}', 422, "invalid_execution", id="restrict_name"),
         pytest.param(b'{"code": "' + b"1" * 2_100_000 + b'"}', 413, "too_large", id="body_over_the_limit"),
     ],
 )
@@ -82,7 +84,7 @@ def test_code_over_its_own_limit_is_too_large(start: Start) -> None:
         assert (answer.status, answer.code) == (413, "too_large")
 
 
-@pytest.mark.parametrize("path", ["/nope", "/v1", "/v1/execute/", "/v1/%65xecute/..", "//", "/v1/sessions/x"])
+@pytest.mark.parametrize("path", ["/nope", "/v1", "/v1/execute/", "/v1/%65xecute/..", "//", "/v1/sessions/x/y"])
 def test_unknown_route_is_404(server: Server, path: str) -> None:
     answer = server.ask("GET", path)
     assert (answer.status, answer.code) == (404, "not_found")

@@ -65,6 +65,14 @@ def test_answer_has_every_documented_field(server: Server) -> None:
             id="neutral_values",
         ),
         pytest.param("print(1)", {"tools": []}, {"status": "ok"}, id="no_tools"),
+        pytest.param("import os", {"restrict": {}}, {"status": "denied", "exit_code": 1, "stdout": ""}, id="denied"),
+        pytest.param("import os", {"restrict": {"imports": ["os"]}}, {"status": "ok"}, id="allowed_import"),
+        pytest.param(
+            "print('abcdef')",
+            {"restrict": {"max_print_length": 3}},
+            {"status": "ok", "truncated": {"stdout": True, "stderr": False}},
+            id="print_is_cut",
+        ),
     ],
 )
 def test_a_program_is_answered_with_200(server: Server, code: str, asked: Any, expected: Any) -> None:

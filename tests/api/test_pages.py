@@ -30,9 +30,14 @@ def test_docs_name_every_route(server: Server) -> None:
 
 
 def test_lists_are_as_documented(server: Server) -> None:
-    (python,) = server.ask("GET", "/v1/languages").body["languages"]
+    languages = {each["name"]: each for each in server.ask("GET", "/v1/languages").body["languages"]}
+    python, shell = languages["python"], languages["sh"]
     assert set(python) == {"name", "title", "aliases", "available", "version", "install"}
-    assert (python["name"], python["available"], python["install"]) == ("python", True, None)
+    assert (python["title"], python["available"], python["install"]) == ("Python", True, None)
+    assert "bash" in shell["aliases"]
+    assert shell["available"]
+    assert shell["version"]
+    assert len(languages) >= 33
     environments = {each["name"]: each for each in server.ask("GET", "/v1/environments").body["environments"]}
     default = environments["default"]
     assert set(default) == {"name", "python", "packages", "warm"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -67,6 +68,41 @@ def test_short_soak_passes_and_writes_its_plot(repository: Path, sources: Path, 
     assert "<!-- soak:begin -->" in (tmp_path / "performance.md").read_text()
 
 
+@pytest.mark.timeout(300)
+def test_short_load_on_the_http_server_is_all_right(repository: Path, sources: Path, tmp_path: Path) -> None:
+    size = ("--requests", "800", "--seconds", "60", "--sample-seconds", "2", "--connections", "12")
+    output = _run(repository, sources, "bench/http_load.py", *size, "--output-dir", str(tmp_path))
+
+    assert "Wrong answers: 0" in output
+    report = json.loads((tmp_path / "http-load.json").read_text())
+    assert report["passed"]
+    assert report["requests"] == sum(report["asked"].values()) == 800
+    assert {"ask_small", "ask_stream", "ask_batch", "ask_dialect", "ask_and_leave"} <= report["asked"].keys()
+    assert report["health_ms_max"] > 0
+    assert (tmp_path / "http-load.png").read_bytes().startswith(_PNG)
+    assert "<!-- http-load:begin -->" in (tmp_path / "performance.md").read_text()
+
+
+@pytest.mark.timeout(300)
+def test_quick_http_benchmark_writes_its_table_and_its_plot(repository: Path, sources: Path, tmp_path: Path) -> None:
+    if shutil.which("wrk") is None:
+        pytest.skip("NO wrk ON THIS MACHINE: apt-get install wrk; the HTTP benchmark was not tried")
+    page = tmp_path / "performance.md"
+    page.write_text("# Ours\n\n<!-- http:begin -->\nof yesterday\n<!-- http:end -->\n\nkept\n")
+
+    _run(repository, sources, "bench/http_server.py", "--quick", "--output-dir", str(tmp_path))
+
+    text = page.read_text()
+    assert "of yesterday" not in text
+    assert text.endswith("\n\nkept\n")
+    report = json.loads((tmp_path / "http-performance.json").read_text())
+    assert {"belljar", "starlette echo (runs nothing)"} <= report["servers"].keys()
+    assert not any(each["wrong"] for each in report["servers"].values())
+    assert report["engine"]["per_second"] > 0
+    assert report["batch"]["cpu_ms"] > 0
+    assert (tmp_path / "http-performance.png").read_bytes().startswith(_PNG)
+
+
 def test_growth_is_told_from_a_step_and_from_noise(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(repository / "bench"))
     import soak  # type: ignore[import-not-found]
@@ -92,3 +128,11 @@ def test_quick_session_benchmark_writes_its_numbers_and_its_plot(
     assert (tmp_path / "sessions.png").read_bytes().startswith(_PNG)
     numbers = json.loads((tmp_path / "sessions.json").read_text())
     assert {"open_ms", "kernel_open_ms", "cell_ms", "idle_mb", "branch_200mb_ms", "left_after"} <= numbers.keys()
+
+
+def test_languages_are_measured(repository: Path, sources: Path, tmp_path: Path) -> None:
+    _run(repository, sources, "bench/languages.py", "--quick", "--output-dir", str(tmp_path), "sh", "c")
+    rows = json.loads((tmp_path / "languages.json").read_text())
+    assert [row["language"] for row in rows] == ["sh", "c"]
+    assert all(row[name] > 0 for row in rows for name in ("by_hand", "first", "again"))
+    assert "| c |" in (tmp_path / "languages-table.md").read_text()

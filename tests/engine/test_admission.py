@@ -88,7 +88,7 @@ def test_everything_asked_for_arrives() -> None:
         pytest.param({"code": "#" * 1001}, TooLarge, "code: 1,001 bytes", id="long_code"),
         pytest.param({"code": "#" + "ü" * 500}, TooLarge, "code: 1,001 bytes", id="long_code_in_bytes"),
         pytest.param({"code": b"print()"}, InvalidExecution, "code must be a string, not bytes", id="code_as_bytes"),
-        pytest.param({"language": "cobol"}, UnknownLanguage, "python (also py, python3)", id="unknown_language"),
+        pytest.param({"language": "cobol"}, UnknownLanguage, "choose one of: ", id="unknown_language"),
         pytest.param({"language": 3}, UnknownLanguage, "language 3", id="language_is_no_text"),
         pytest.param({"stdin": SURROGATE}, InvalidExecution, "stdin has a lone surrogate", id="surrogate_in_stdin"),
         pytest.param({"stdin": b"x" * 1001}, TooLarge, "stdin: 1,001 bytes", id="long_stdin"),

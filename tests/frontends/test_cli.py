@@ -533,6 +533,32 @@ def test_config_show_keeps_a_key_to_itself(config: Path) -> None:
     )
     assert done.returncode == 0, done.stderr.decode()
     assert b"0123456789abcdef" not in done.stdout
+    assert "api_key" not in tomllib.loads(done.stdout.decode())["server"]  # read back, it must not become the key
+
+
+def test_config_show_tells_which_names_only_a_server_reads(config: Path) -> None:
+    def show(*words: str) -> tuple[str, str]:
+        environ = {**clean_environ(), "PORT": "8123", "MAX_MEMORY_MB": "64", "API_KEY": "k-0123456789"}
+        command = [*COMMAND, "config", "show", *words]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=DEADLINE_SECONDS)
+        assert done.returncode == 0, done.stderr
+        return done.stdout, done.stderr
+
+    shown, note = show()
+    assert tomllib.loads(shown)["server"]["port"] == 8000
+    assert "PORT, API_KEY, MAX_MEMORY_MB are set, but only `belljar serve` reads that" in note
+    shown, note = show("--for-serve")
+    assert re.search(r"^port = 8123 +# environment, as PORT$", shown, re.M)
+    assert re.search(r"^memory_bytes = 67108864 +# environment, as MAX_MEMORY_MB$", shown, re.M)
+    assert "0123456789" not in shown
+    assert not note
+
+
+def test_coverage_is_a_table_beside_the_output(belljar: Belljar) -> None:
+    done = belljar("run", "--coverage", "-c", "a = 1")
+    assert done.returncode == 2  # the environment of these tests has no packages, and so no coverage.py
+    assert b"--coverage" in belljar("run", "--help").stdout
+    assert b"belljar env create default" in done.stderr
 
 
 # ---- environments

@@ -13,8 +13,7 @@ the answer is surely "no" (see `retries`), and every error says which it was.
     blocking    Client            asynchronous   AsyncClient
     results     what only a server can tell: verdicts, languages, environments, health
     artifacts   what a program made, saved below a directory
-
-Sessions will be routes in `calls`, a shape in `results` and a handle beside each client.
+    session_request  what is asked of sessions, and their routes         sessions   Session, AsyncSession
 """
 
 from __future__ import annotations
@@ -26,23 +25,41 @@ from belljar.client.errors import AnswerLost, Unreachable
 from belljar.client.request import Asked, Case, Program
 from belljar.client.results import Batch, Environment, Health, Language, Result, Server, Wall
 from belljar.client.retries import Retries
-from belljar.contract.errors import BelljarError, CallerError, Overloaded, SandboxFault
+from belljar.client.sessions import AsyncBranches, AsyncSession, Branches, Session
+from belljar.contract.errors import (
+    BelljarError,
+    CallerError,
+    CannotBranch,
+    FileNotInSession,
+    Overloaded,
+    SandboxFault,
+    SessionBusy,
+    SessionEnded,
+    SessionNotFound,
+    TooManySessions,
+)
 from belljar.contract.execution import Display, Event, Finished, Limits, Outcome, Output, Started, Status, Usage
 from belljar.contract.files import File
+from belljar.contract.sessions import SessionState, WorkFile
 
 __all__ = [
     "AnswerLost",
     "Asked",
+    "AsyncBranches",
     "AsyncClient",
+    "AsyncSession",
     "Batch",
     "BelljarError",
+    "Branches",
     "CallerError",
+    "CannotBranch",
     "Case",
     "Client",
     "Display",
     "Environment",
     "Event",
     "File",
+    "FileNotInSession",
     "Finished",
     "Health",
     "Language",
@@ -55,10 +72,17 @@ __all__ = [
     "Retries",
     "SandboxFault",
     "Server",
+    "Session",
+    "SessionBusy",
+    "SessionEnded",
+    "SessionNotFound",
+    "SessionState",
     "Started",
     "Status",
+    "TooManySessions",
     "Unreachable",
     "Usage",
     "Wall",
+    "WorkFile",
     "save_artifacts",
 ]

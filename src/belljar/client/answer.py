@@ -11,6 +11,8 @@ import base64
 import contextlib
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 from belljar.client.errors import AnswerLost, build_error
@@ -33,12 +35,12 @@ from belljar.contract.execution import (
     Usage,
 )
 from belljar.contract.files import File
+from belljar.contract.sessions import SessionState, WorkFile
 
 _QUOTED_CHARACTERS_MAX = 200
 # Faults that leave no doubt that the program never ran. The others are told with 503 as well: a zygote may die beneath
 # a program that has done half its work.
 _BEFORE_THE_PROGRAM = (Overloaded, WallMissing, JailSetupFailed, EnvironmentBroken)
-_TEXT_TYPES = ("application/json", "image/svg+xml")  # besides text/*; as Display.as_json writes them
 
 
 def read_refusal(status: int, headers: Mapping[str, str], content: bytes, *, runs_code: bool) -> Refused:
@@ -87,6 +89,37 @@ def read_outcome(content: bytes) -> Outcome:
     """Of POST /v1/execute."""
     with _reading(content):
         return _outcome(json.loads(content))
+
+
+def read_session(content: bytes) -> SessionState:
+    """Of POST /v1/sessions and GET /v1/sessions/{id}."""
+    with _reading(content):
+        return _session(json.loads(content))
+
+
+def read_sessions(content: bytes) -> list[SessionState]:
+    """Of GET /v1/sessions and POST /v1/sessions/{id}/branch."""
+    with _reading(content):
+        return [_session(each) for each in json.loads(content)["sessions"]]
+
+
+def read_interrupted(content: bytes) -> bool:
+    """Of POST /v1/sessions/{id}/interrupt."""
+    with _reading(content):
+        return bool(json.loads(content)["interrupted"])
+
+
+def read_work_files(content: bytes) -> list[WorkFile]:
+    """Of GET /v1/sessions/{id}/files."""
+    with _reading(content):
+        return [
+            WorkFile(path=_text(each["path"]), size_bytes=int(each["bytes"]), modified_at=_seconds(each["modified_at"]))
+            for each in json.loads(content)["files"]
+        ]
+
+
+def read_nothing(content: bytes) -> None:
+    """Of what is answered with 204."""
 
 
 def read_languages(content: bytes) -> list[Language]:
@@ -290,6 +323,7 @@ def _outcome(body: Mapping[str, Any], displays: tuple[Display, ...] = ()) -> Out
             memory_peak_bytes=int(usage["memory_peak_bytes"]),
             queue_seconds=float(usage["queue_seconds"]),
         ),
+        cell=None if body.get("cell") is None else int(body["cell"]),
     )
 
 
@@ -332,8 +366,14 @@ def _file_coverage(body: Mapping[str, Any]) -> FileCoverage:
 
 def _display(body: Mapping[str, Any]) -> Display:
     mime, content = _text(body["mime"]), _text(body["data"])
-    is_text = mime.startswith("text/") or mime in _TEXT_TYPES
-    return Display(mime=mime, content=content.encode() if is_text else base64.b64decode(content, validate=True))
+    bundle = body.get("bundle")
+    shown = Display(
+        mime=mime,
+        content=content.encode(),
+        bundle=None if bundle is None else int(bundle),
+        is_result=bool(body.get("result")),
+    )
+    return shown if shown.is_text else replace(shown, content=base64.b64decode(content, validate=True))
 
 
 def _file(body: Mapping[str, Any]) -> File:
@@ -341,6 +381,26 @@ def _file(body: Mapping[str, Any]) -> File:
     is_text = body.get("encoding", "base64") == "utf-8"
     raw = content.encode() if is_text else base64.b64decode(content, validate=True)
     return File(path=_text(body["path"]), content=raw)
+
+
+def _session(body: Mapping[str, Any]) -> SessionState:
+    return SessionState(
+        id=_text(body["id"]),
+        language=_text(body["language"]),
+        environment=_text(body["environment"]),
+        is_busy=body["state"] == "busy",
+        cells=int(body["cells"]),
+        memory_bytes=int(body["memory_bytes"]),
+        created_at=_seconds(body["created_at"]),
+        last_used_at=_seconds(body["last_used_at"]),
+        expires_at=_seconds(body["expires_at"]),
+        parent=_text_or_none(body["parent"]),
+        limits=_limits(body["limits"]),
+    )
+
+
+def _seconds(moment: object) -> float:
+    return datetime.fromisoformat(_text(moment)).timestamp()
 
 
 def _limits(body: Mapping[str, float]) -> Limits:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
 
@@ -14,20 +14,22 @@ from belljar.client.calls import Call
 from belljar.client.progress import progress_of
 from belljar.client.request import (
     Asked,
-    Body,
     Case,
     Compare,
     Program,
+    build_aside,
     build_batch,
     build_body,
     build_program,
-    reads_paths,
 )
 from belljar.client.results import Batch, Environment, Health, Language, Server
 from belljar.client.retries import Refused
+from belljar.client.session_request import SessionAsked, SessionCalls
+from belljar.client.sessions import AsyncSession, Opening
 from belljar.client.transport import Connected, attempting, load_httpx, request_of
 from belljar.contract.errors import BelljarError, CallerError, InvalidExecution
 from belljar.contract.execution import Event, Outcome
+from belljar.contract.sessions import SessionState
 
 if TYPE_CHECKING:
     import httpx
@@ -65,7 +67,7 @@ class AsyncClient(Connected):
             CallerError: the request must change. Overloaded: it may work later. SandboxFault: the server broke.
             AnswerLost: the program may have run, and nobody can say how it went.
         """
-        body = await _build(build_body, code, reads=[asked], **asked)
+        body = await build_aside(build_body, code, reads=[asked], **asked)
         return await self._ask(self._calls.execute(body))
 
     run = execute  # by the name it has in a Sandbox: either can take the other's place
@@ -76,13 +78,10 @@ class AsyncClient(Connected):
         Raises:
             BelljarError: as `execute`, from the first step.
         """
-        body = await _build(build_body, code, reads=[asked], **asked)
-        reader = EventReader()
-        async with contextlib.aclosing(self._chunks(self._calls.stream(body))) as chunks:
-            async for chunk in chunks:
-                for event in reader.feed(chunk):
-                    yield event
-        reader.end()
+        body = await build_aside(build_body, code, reads=[asked], **asked)
+        async with contextlib.aclosing(self._events(self._calls.stream(body))) as events:
+            async for event in events:
+                yield event
 
     @overload
     async def batch(self, programs: Iterable[Program], /) -> Batch: ...
@@ -116,7 +115,7 @@ class AsyncClient(Connected):
         """
         given = programs if isinstance(programs, str) else list(programs)
         reads = [asked] if isinstance(given, str) else given
-        body = await _build(build_batch, given, cases, compare, stop_on_failure, asked, reads=reads)
+        body = await build_aside(build_batch, given, cases, compare, stop_on_failure, asked, reads=reads)
         reader = BatchReader()
         async with contextlib.aclosing(self._chunks(self._calls.batch(body))) as chunks:
             async for chunk in chunks:
@@ -181,12 +180,33 @@ class AsyncClient(Connected):
         """Run one of many, once the gate lets it through."""
         async with gate:
             try:
-                body = await _build(build_program, program, reads=[program])
+                body = await build_aside(build_program, program, reads=[program])
                 return await self._ask(self._calls.execute(body))
             except BelljarError as error:
                 if not keep_error:
                     raise
                 return error
+
+    def session(self, **asked: Unpack[SessionAsked]) -> Opening:
+        """Open a session, an interpreter that stays: `async with client.session() as s`, or `await` and close it.
+
+        Raises:
+            TooManySessions: as many are open as may be. CallerError: the request must change.
+        """
+        return Opening(self, asked)
+
+    async def attach(self, session_id: str) -> AsyncSession:
+        """A session that is open already.
+
+        Raises:
+            SessionNotFound: there is none of that id, or it is another key's. SessionEnded: it is gone.
+        """
+        calls = SessionCalls(id=session_id, room_seconds=self._calls.room_seconds)
+        return AsyncSession(self, await self._ask(calls.state()))
+
+    async def sessions(self) -> list[SessionState]:
+        """The sessions of this client's key."""
+        return await self._ask(self._calls.sessions())
 
     async def languages(self) -> list[Language]:
         """The languages of the server, also those it knows but has no tools for."""
@@ -230,6 +250,15 @@ class AsyncClient(Connected):
                 pause_seconds = tries.pause_seconds(refused)
             await asyncio.sleep(pause_seconds)
 
+    async def _events(self, call: Call[bytes]) -> AsyncGenerator[Event, None]:
+        """What a stream tells; closing this early hangs up."""
+        reader = EventReader()
+        async with contextlib.aclosing(self._chunks(call)) as chunks:
+            async for chunk in chunks:
+                for event in reader.feed(chunk):
+                    yield event
+        reader.end()
+
     async def _open(self, call: Call[Any], opened: contextlib.AsyncExitStack) -> httpx.Response:
         """The head of a good answer; `opened` hangs up."""
         self._check_open()
@@ -256,10 +285,3 @@ def check_width(max_in_flight: int) -> int:
     if max_in_flight < 1:
         raise InvalidExecution("max_in_flight must be at least 1", field="max_in_flight")
     return max_in_flight
-
-
-async def _build(build: Callable[..., Body], *given: Any, reads: Iterable[object], **asked: Any) -> Body:
-    """Build a body, in a thread if that reads files."""
-    if reads_paths(*reads):
-        return await asyncio.to_thread(build, *given, **asked)
-    return build(*given, **asked)

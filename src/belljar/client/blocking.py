@@ -19,9 +19,12 @@ from belljar.client.progress import progress_of
 from belljar.client.request import Asked, Case, Compare, Program, build_batch, build_body
 from belljar.client.results import Batch, Environment, Health, Language, Server
 from belljar.client.retries import Refused
+from belljar.client.session_request import SessionAsked, SessionCalls, build_session
+from belljar.client.sessions import Session
 from belljar.client.transport import Connected, attempting, load_httpx, request_of
 from belljar.contract.errors import BelljarError, CallerError
 from belljar.contract.execution import Event, Outcome
+from belljar.contract.sessions import SessionState
 
 if TYPE_CHECKING:
     import httpx
@@ -66,11 +69,7 @@ class Client(Connected):
         Raises:
             BelljarError: as `execute`, from the first step.
         """
-        reader = EventReader()
-        with contextlib.closing(self._chunks(self._calls.stream(build_body(code, **asked)))) as chunks:
-            for chunk in chunks:
-                yield from reader.feed(chunk)
-        reader.end()
+        yield from self._events(self._calls.stream(build_body(code, **asked)))
 
     @overload
     def batch(self, programs: Iterable[Program], /) -> Batch: ...
@@ -170,6 +169,26 @@ class Client(Connected):
                 yield futures[0].result()
                 futures.popleft()
 
+    def session(self, **asked: Unpack[SessionAsked]) -> Session:
+        """Open a session: an interpreter that stays. Close it, or use `with`.
+
+        Raises:
+            TooManySessions: as many are open as may be. CallerError: the request must change.
+        """
+        return Session(self, self._ask(self._calls.open_session(build_session(**asked))))
+
+    def attach(self, session_id: str) -> Session:
+        """A session that is open already.
+
+        Raises:
+            SessionNotFound: there is none of that id, or it is another key's. SessionEnded: it is gone.
+        """
+        return Session(self, self._ask(SessionCalls(id=session_id, room_seconds=self._calls.room_seconds).state()))
+
+    def sessions(self) -> list[SessionState]:
+        """The sessions of this client's key."""
+        return self._ask(self._calls.sessions())
+
     def languages(self) -> list[Language]:
         """The languages of the server, also those it knows but has no tools for."""
         return self._ask(self._calls.languages())
@@ -211,6 +230,14 @@ class Client(Connected):
             except Refused as refused:
                 pause_seconds = tries.pause_seconds(refused)
             time.sleep(pause_seconds)
+
+    def _events(self, call: Call[bytes]) -> Generator[Event, None, None]:
+        """What a stream tells; closing this early hangs up."""
+        reader = EventReader()
+        with contextlib.closing(self._chunks(call)) as chunks:
+            for chunk in chunks:
+                yield from reader.feed(chunk)
+        reader.end()
 
     def _open(self, call: Call[Any], opened: contextlib.ExitStack) -> httpx.Response:
         """The head of a good answer; `opened` hangs up."""

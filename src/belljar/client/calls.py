@@ -13,9 +13,10 @@ from belljar.client import answer
 from belljar.client.request import Body, encode, wall_seconds_of
 from belljar.client.results import Environment, Health, Language, Server
 from belljar.contract.execution import Outcome
+from belljar.contract.sessions import SessionState
 
-_QUESTION_SECONDS = 30.0  # for an answer that needs no program
-_WALL_SECONDS = 300.0  # taken for a program without a limit of its own: the server's default is not known here
+QUESTION_SECONDS = 30.0  # for an answer that needs no program
+WALL_SECONDS = 300.0  # taken for a program without a limit of its own: the server's default is not known here
 
 _Read = TypeVar("_Read")
 
@@ -29,6 +30,7 @@ class Call(Generic[_Read]):
     silence_seconds: float  # the longest the server may stay silent
     read: Callable[[bytes], _Read]
     content: bytes | None = None
+    content_type: str = "application/json"
     is_stream: bool = False
     runs_code: bool = False
     is_asked_once: bool = False
@@ -72,8 +74,16 @@ class Calls:
     def batch(self, body: Body) -> Call[bytes]:
         """POST /v1/batch for a stream, whose reader is a BatchReader: no silence is longer than one program."""
         each = body.get("executions", [body])
-        longest_seconds = max((wall_seconds_of(one) or _WALL_SECONDS for one in each), default=0.0)
+        longest_seconds = max((wall_seconds_of(one) or WALL_SECONDS for one in each), default=0.0)
         return self._run("/v1/batch", body, bytes, self.room_seconds + longest_seconds, is_stream=True)
+
+    def open_session(self, body: Body) -> Call[SessionState]:
+        """POST /v1/sessions. Never sent twice by itself: a session whose answer was lost would stay, unknown."""
+        return self._run("/v1/sessions", body, answer.read_session, self.room_seconds)
+
+    def sessions(self) -> Call[list[SessionState]]:
+        """GET /v1/sessions."""
+        return _ask("/v1/sessions", answer.read_sessions)
 
     def languages(self) -> Call[list[Language]]:
         """GET /v1/languages."""
@@ -92,7 +102,7 @@ class Calls:
         return Call(
             method="GET",
             path="/health",
-            silence_seconds=_QUESTION_SECONDS,
+            silence_seconds=QUESTION_SECONDS,
             read=answer.read_health,
             is_asked_once=True,
             good_statuses=(503,),
@@ -117,8 +127,8 @@ class Calls:
         )
 
     def _silence_seconds(self, body: Body) -> float:
-        return self.room_seconds + (wall_seconds_of(body) or _WALL_SECONDS)
+        return self.room_seconds + (wall_seconds_of(body) or WALL_SECONDS)
 
 
 def _ask(path: str, read: Callable[[bytes], _Read]) -> Call[_Read]:
-    return Call(method="GET", path=path, silence_seconds=_QUESTION_SECONDS, read=read)
+    return Call(method="GET", path=path, silence_seconds=QUESTION_SECONDS, read=read)

@@ -6,10 +6,11 @@ server judges as well; what cannot be written as JSON at all is refused in the s
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import inspect
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypedDict, cast
@@ -80,14 +81,14 @@ def build_body(
     asked = {
         "language": language,
         "stdin": _as_text(stdin) or None,
-        "args": _as_list("args", args) or None,
+        "args": as_list("args", args) or None,
         "env": dict(env) if env else None,
-        "files": _write_files(files) if files else None,
-        "artifacts": _as_list("artifacts", artifacts) or None,
-        **_write_limits(limits, timeout, memory_mb),
+        "files": write_files(files) if files else None,
+        "artifacts": as_list("artifacts", artifacts) or None,
+        **write_limits(limits, timeout, memory_mb),
         "environment": environment,
         "network": network,
-        "tools": tools if tools is None or isinstance(tools, bool) else _as_list("tools", tools),
+        "tools": tools if tools is None or isinstance(tools, bool) else as_list("tools", tools),
         "coverage": dict(coverage) if isinstance(coverage, Mapping) else coverage,
         "restrict": dict(restrict) if restrict is not None else None,
     }
@@ -158,6 +159,13 @@ def wall_seconds_of(body: Body) -> float | None:
     return float(asked) if isinstance(asked, (int, float)) and asked > 0 else None
 
 
+async def build_aside(build: Callable[..., Body], *given: Any, reads: Iterable[object], **asked: Any) -> Body:
+    """Build a body, in a thread if that reads files."""
+    if reads_paths(*reads):
+        return await asyncio.to_thread(build, *given, **asked)
+    return build(*given, **asked)
+
+
 def reads_paths(*asked: object) -> bool:
     """Whether building the bodies of these programs would read files, which no event loop should."""
     for each in asked:
@@ -177,7 +185,7 @@ def _as_text(stdin: str | bytes) -> str:
     if isinstance(stdin, str):
         return stdin
     if not isinstance(stdin, (bytes, bytearray)):
-        raise _wrong_type("stdin", "a string or bytes", stdin)
+        raise wrong_type("stdin", "a string or bytes", stdin)
     try:
         return stdin.decode()
     except UnicodeDecodeError:
@@ -186,18 +194,19 @@ def _as_text(stdin: str | bytes) -> str:
         ) from None
 
 
-def _as_list(field: str, given: object) -> list[Any]:
+def as_list(field: str, given: object) -> list[Any]:
     """Refuse a bare string: it would be taken apart into its letters."""
     if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):
-        raise _wrong_type(field, "a list of strings", given)
+        raise wrong_type(field, "a list of strings", given)
     return list(given)
 
 
-def _write_files(files: object) -> list[dict[str, str]]:
+def write_files(files: object) -> list[dict[str, str]]:
+    """`files` of the body."""
     if isinstance(files, Mapping):
         return [_write_file(path, content) for path, content in files.items()]
     if isinstance(files, (str, bytes)) or not isinstance(files, Iterable):
-        raise _wrong_type("files", "a mapping of paths to contents, or a sequence of File", files)
+        raise wrong_type("files", "a mapping of paths to contents, or a sequence of File", files)
     return [
         _write_file(each.name, each) if isinstance(each, Path) else _write_file(each.path, each.content)
         for each in map(_check_file, files)
@@ -206,30 +215,31 @@ def _write_files(files: object) -> list[dict[str, str]]:
 
 def _check_file(given: object) -> File | Path:
     if not isinstance(given, (File, Path)):
-        raise _wrong_type("each of files", "a File or a Path", given)
+        raise wrong_type("each of files", "a File or a Path", given)
     return given
 
 
 def _write_file(path: object, content: object) -> dict[str, str]:
     if not isinstance(path, str):
-        raise _wrong_type("a path in files", "a string", path)
+        raise wrong_type("a path in files", "a string", path)
     if isinstance(content, Path):
-        content = _read(content)
+        content = read_local(content)
     if isinstance(content, str):
         return {"path": path, "content": content, "encoding": "utf-8"}
     if not isinstance(content, (bytes, bytearray, memoryview)):
-        raise _wrong_type(f"files[{path!r}]", "a string, bytes or a Path", content)
+        raise wrong_type(f"files[{path!r}]", "a string, bytes or a Path", content)
     return {"path": path, "content": base64.b64encode(content).decode("ascii"), "encoding": "base64"}
 
 
-def _read(path: Path) -> bytes:
+def read_local(path: Path) -> bytes:
+    """A file of this machine that is to be sent. Raises InvalidExecution when it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:
         raise InvalidExecution(f"files: cannot read {path}: {error.strerror}", field="files") from error
 
 
-def _write_limits(
+def write_limits(
     limits: Limits | Mapping[str, float] | None, timeout: float | None, memory_mb: float | None
 ) -> dict[str, Any]:
     """`limits` and `timeout` of the body. A whole Limits is a base that the short names change, as in a Sandbox."""
@@ -241,7 +251,7 @@ def _write_limits(
             named["memory_mb"] = memory_mb
         return {"limits": named}
     if limits is not None and not isinstance(limits, Mapping):
-        raise _wrong_type("limits", "a mapping of limits to numbers", limits)
+        raise wrong_type("limits", "a mapping of limits to numbers", limits)
     named = dict(limits or {})
     if memory_mb is not None and named.setdefault("memory_mb", memory_mb) != memory_mb:
         raise InvalidExecution("memory_mb and limits disagree; give one of them", field="memory_mb")
@@ -264,8 +274,8 @@ def _write_case(case: object) -> Body:
     if isinstance(case, Mapping):
         return dict(case)
     if not isinstance(case, Case):
-        raise _wrong_type("each of cases", "a Case or a mapping", case)
-    args = None if case.args is None else _as_list("args", case.args)
+        raise wrong_type("each of cases", "a Case or a mapping", case)
+    args = None if case.args is None else as_list("args", case.args)
     given = {"stdin": case.stdin, "expected_stdout": case.expected_stdout, "args": args}
     return {name: value for name, value in given.items() if value is not None}
 
@@ -274,5 +284,6 @@ def _plain(number: float) -> float | int:
     return int(number) if number == int(number) else number
 
 
-def _wrong_type(field: str, wanted: str, given: object) -> InvalidExecution:
+def wrong_type(field: str, wanted: str, given: object) -> InvalidExecution:
+    """What to say about something that is of another type."""
     return InvalidExecution(f"{field} must be {wanted}, not {type(given).__name__}", field=field)

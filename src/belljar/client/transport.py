@@ -132,7 +132,7 @@ def request_of(call: Call[Any]) -> dict[str, Any]:
     """What httpx wants to know of a call."""
     headers = {"Accept": call.accept}
     if call.content is not None:
-        headers["Content-Type"] = "application/json"
+        headers["Content-Type"] = call.content_type
     if call.is_stream:
         headers["Accept-Encoding"] = "identity"  # nothing shall wait in a compressor
     timeout = load_httpx().Timeout(call.silence_seconds, connect=_CONNECT_SECONDS, pool=None)

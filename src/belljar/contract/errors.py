@@ -56,6 +56,12 @@ class UnknownLanguage(CallerError):
     code = "unknown_language"
 
 
+class ToolchainMissing(UnknownLanguage):
+    """The language is known, but its toolchain is not on this machine; the message says how to get it."""
+
+    code = "toolchain_missing"
+
+
 class UnknownEnvironment(CallerError):
     """No guest environment has that name."""
 
@@ -194,6 +200,12 @@ class JailSetupFailed(SandboxFault):
     def __init__(self, step: str, reason: str) -> None:
         super().__init__(f"the jail could not be built at step '{step}': {reason}", step=step)
         self.step = step
+
+
+class EngineUnavailable(SandboxFault):
+    """The container engine is absent, too slow or gone."""
+
+    code = "container_engine_unavailable"
 
 
 class ZygoteDied(SandboxFault):

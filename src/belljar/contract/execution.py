@@ -270,6 +270,12 @@ class Outcome:
         """Whether the program ran to its end and exited with 0."""
         return self.status is Status.OK
 
+    @property
+    def value(self) -> str | None:
+        """What the last expression of a cell came to, as text; None when it came to nothing."""
+        texts = (each.content for each in self.displays if each.is_result and each.mime == "text/plain")
+        return next((text.decode("utf-8", "replace") for text in texts), None)
+
     def as_json(self) -> dict[str, Any]:
         """The 200 body of POST /v1/execute."""
         return {

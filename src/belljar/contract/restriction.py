@@ -19,6 +19,9 @@ DEFAULT_IMPORTS = (
     "unicodedata",
 )
 PRINT_CHARACTERS_MAX = 50_000
+PRINT_CHARACTERS_CEILING = 1 << 30  # what a caller may ask for; the output limit holds all the same
+IMPORT_COUNT_MAX = 1000
+ANY_IMPORT = "*"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

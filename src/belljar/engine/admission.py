@@ -32,15 +32,16 @@ from belljar.contract.errors import (
 )
 from belljar.contract.execution import MIB, Coverage, Execution, Limits
 from belljar.contract.files import File, check_relative_path
+from belljar.contract.restriction import Restriction
 from belljar.contract.sessions import SessionOrder
+from belljar.engine.restriction import read_restriction
 from belljar.settings import Settings, check_environment_name
 
-_LANGUAGES = {"python": ("py", "python3")}  # each with its aliases
-_LANGUAGE_OF = {alias: name for name, aliases in _LANGUAGES.items() for alias in (name, *aliases)}
-_SOURCE_OF = {"python": "main.py"}
+_PYTHON_NAMES = ("python", "py", "python3")
 _SESSION_LANGUAGES = dict.fromkeys(("python", "py", "python3"), "python")
 _SESSION_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~-]{0,127}")
 _TOOL_NAME_CHARACTERS_MAX = 200
+_IMAGE = re.compile(r"image:[A-Za-z0-9][A-Za-z0-9._:@/-]{0,254}")  # which of them is decided where they are kept
 _RESERVED_ENV_PREFIX = "BELLJAR_"  # how we may come to speak to our own code beside the program
 
 
@@ -77,19 +78,21 @@ def admit(
     environment: str = "default",
     tools: Sequence[str] = (),
     coverage: bool | Coverage | Mapping[str, bool] | None = None,
+    restrict: Restriction | Mapping[str, Any] | None = None,
     caller: str = "",
 ) -> Execution:
     """Return the execution that is asked for, or say what is wrong with it.
 
     `limits` is a whole Limits, or a mapping with the names of the native API over the server's defaults.
     `timeout` is short for `wall_seconds` and `memory_mb` for itself. `coverage` is whether to measure it, or how:
-    `{"branch": True}`.
+    `{"branch": True}`. `restrict` is a whole Restriction, or a mapping with `imports` and `max_print_length` over the
+    server's defaults.
 
     Raises:
         CallerError: a field cannot be accepted; the message names it.
     """
     _check_code(settings, code)
-    language = _resolve_language(language)
+    language = _resolve_language(settings, language)
     _check_environment(environment)
     return Execution(
         code=code,
@@ -97,12 +100,13 @@ def admit(
         stdin=_read_stdin(settings, stdin) if stdin else b"",
         args=_read_args(settings, args) if args else (),
         env=_read_env(settings, env, args) if env else {},
-        files=_read_files(settings, files, _SOURCE_OF[language]) if files else (),
+        files=_read_files(settings, files, _source_of(language, code)) if files else (),
         artifacts=_read_globs(artifacts) if artifacts else (),
         limits=_read_limits(settings, limits, timeout, memory_mb),
         environment=environment,
         tools=_read_tools(tools, language) if tools else (),
         coverage=_read_coverage(language, coverage) if coverage else None,
+        restrict=None if restrict is None else read_restriction(settings, restrict, language),
         caller=caller,
     )
 
@@ -209,11 +213,6 @@ def _read_tools(tools: Sequence[str], language: str) -> tuple[str, ...]:
     return tuple(tools)
 
 
-def offered_languages() -> dict[str, tuple[str, ...]]:
-    """Every language a caller may name, with its other names."""
-    return dict(_LANGUAGES)
-
-
 def _check_code(settings: Settings, code: str) -> None:
     size = _measure("code", code)
     if size > settings.request.code_bytes:
@@ -228,14 +227,32 @@ def _check_code(settings: Settings, code: str) -> None:
         )
 
 
-def _resolve_language(language: object) -> str:
-    known = _LANGUAGE_OF.get(language.lower()) if isinstance(language, str) else None
+def _resolve_language(settings: Settings, language: object) -> str:
+    """Its own name. Nothing is read for Python; the rest must be on this machine."""
+    if language in _PYTHON_NAMES:
+        return "python"
+    from belljar import languages  # most callers never name another
+
+    known = languages.find_name(language) if isinstance(language, str) else None
     if known is None:
-        offered = "; ".join(f"{name} (also {', '.join(aliases)})" for name, aliases in _LANGUAGES.items())
+        offered = ", ".join(languages.load_all())
         raise UnknownLanguage(
-            f"language {_show(language)} is not offered here; choose one of: {offered}", languages=list(_LANGUAGES)
+            f"language {_show(language)} is not known; choose one of: {offered} (GET /v1/languages and `belljar "
+            "languages list` tell their other names)",
+            languages=list(languages.load_all()),
         )
+    machine = languages.machine_of(settings)
+    if not machine.is_available(known):
+        raise machine.explain_missing(known)
     return known
+
+
+def _source_of(language: str, code: str) -> str:
+    if language == "python":
+        return "main.py"
+    from belljar import languages
+
+    return languages.load_one(language).plan(code).source
 
 
 def _check_environment(environment: str) -> None:
@@ -243,6 +260,8 @@ def _check_environment(environment: str) -> None:
     if environment == "default":
         return
     try:
+        if _IMAGE.fullmatch(environment):
+            return
         check_environment_name(environment)
     except (InvalidSettings, TypeError):
         raise UnknownEnvironment(

@@ -18,7 +18,7 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from belljar.contract.backend import Sandbox, Watcher
@@ -113,15 +113,15 @@ class Engine:
             await self.tools.close()  # an attempt to open before this one may have failed after it
             await self.tools.open()
 
-    def equip(self, execution: Execution) -> Execution:
-        """The execution with the keys of the tools it names.
+    def select_tools(self, names: Sequence[str]) -> tuple[str, ...]:
+        """The keys of the tools that are named.
 
         Raises:
-            UnknownTool: there is no such tool.
+            UnknownTool: there is no such tool. NotOffered: there are none.
         """
         if self.tools is None:
             raise NotOffered("tools are not offered here; leave them out", field="tools")
-        return dataclasses.replace(execution, tools=self.tools.select(execution.tools))
+        return self.tools.select(names)
 
     async def run(
         self,
@@ -140,7 +140,7 @@ class Engine:
             SandboxFault: the program could not be run.
         """
         if execution.tools:
-            execution = self.equip(execution)
+            execution = dataclasses.replace(execution, tools=self.select_tools(execution.tools))
         execution_id = id or new_id()
         task = self._enter(execution_id)
         cancels_before = task.cancelling()
@@ -276,7 +276,7 @@ def judge(execution_id: str, execution: Execution, seen: Evidence, queue_seconds
     """Turn what was observed into what is answered."""
     status = classify(seen)
     stderr = _decode(seen.stderr, seen.stderr_cut)
-    may_show_error = status is Status.FAILED and seen.exit_code == 1 and not seen.stderr_cut
+    may_show_error = status in (Status.FAILED, Status.DENIED) and seen.exit_code == 1 and not seen.stderr_cut
     return Outcome(
         id=execution_id,
         language=execution.language,

@@ -13,7 +13,7 @@ import dataclasses
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from belljar.contract.backend import Watcher
@@ -89,6 +89,7 @@ class Sessions:
         self._gone: dict[_Key, tuple[str, float]] = {}  # reason, and until when it is remembered
         self._ended: Counter[str] = Counter()  # by reason
         self._opened = self._branched = 0
+        self.on_end: Callable[[str, str, int], None] | None = None  # hears id, reason and cells of each that is gone
 
     # ---- opening
 
@@ -101,6 +102,8 @@ class Sessions:
         self._engine.check_open()
         if not order.id:
             order = dataclasses.replace(order, id=new_session_id())
+        if order.tools:
+            order = dataclasses.replace(order, tools=self._engine.select_tools(order.tools))
         key = order.caller, order.id
         if key in self._live or key in self._opening:
             raise SessionExists(f"a session with the id {order.id!r} is open already; choose another", id=order.id)
@@ -320,6 +323,8 @@ class Sessions:
         if session.timer is not None:
             session.timer.cancel()
         self._ended[reason] += 1
+        if self.on_end is not None:
+            self.on_end(session.order.id, reason, session.cells)
         now = time.time()
         until = now + session.order.idle_seconds if reason == "expired" else max(session.expires_at, now + 1.0)
         self._gone[session.key] = reason, until

@@ -27,6 +27,7 @@ from belljar.assembly import build_engine
 from belljar.contract.errors import BelljarError, CallerError, Draining, InvalidExecution, Overloaded
 from belljar.contract.execution import Coverage, Event, Execution, Limits, Outcome
 from belljar.contract.files import File
+from belljar.contract.restriction import Restriction
 from belljar.contract.tools import ALL_TOOLS
 from belljar.engine.admission import admit
 from belljar.engine.execute import Engine
@@ -56,6 +57,7 @@ class Asked(TypedDict, total=False):
     environment: str
     tools: bool | Sequence[str | Callable[..., Any]]  # functions of yours that the program may call; names of tools
     coverage: bool | Coverage | Mapping[str, bool] | None
+    restrict: Restriction | Mapping[str, Any] | None
 
 
 Program = str | Mapping[str, Any]  # the code, or a mapping with "code" and the names of Asked

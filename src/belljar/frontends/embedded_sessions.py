@@ -10,10 +10,11 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Gene
 from types import TracebackType
 from typing import Any, Self, TypedDict, Unpack
 
-from belljar.contract.errors import CallerError, NotFound
+from belljar.contract.errors import CallerError, InvalidExecution, NotFound
 from belljar.contract.execution import Event, Execution, Limits, Outcome
 from belljar.contract.files import File
 from belljar.contract.sessions import SessionState, WorkFile
+from belljar.contract.tools import ALL_TOOLS
 from belljar.engine.admission import admit_cell, admit_session
 from belljar.engine.execute import Engine
 from belljar.settings import Settings
@@ -31,6 +32,31 @@ class SessionAsked(TypedDict, total=False):
     idle_seconds: float | None
     env: Mapping[str, str] | None
     files: Mapping[str, str | bytes] | Iterable[File] | None
+    tools: bool | Sequence[str | Callable[..., Any]]  # functions of yours that its cells may call; names of tools
+
+
+class _Loan:
+    """Functions that a session and its branches may call; taken back when the last of them is closed."""
+
+    def __init__(self, engine: Engine, given: bool | Sequence[str | Callable[..., Any]]) -> None:
+        self._stack = contextlib.ExitStack()
+        self._holders = 1
+        self.keys: tuple[str, ...] = ()
+        if given is True:
+            self.keys = (ALL_TOOLS,)
+        elif given:
+            if isinstance(given, str) or engine.tools is None:
+                raise InvalidExecution("tools must be a list of functions and of names, or True for all", field="tools")
+            self.keys = self._stack.enter_context(engine.tools.lending(given))
+
+    def share(self) -> Self:
+        self._holders += 1
+        return self
+
+    def give_back(self) -> None:
+        self._holders -= 1
+        if not self._holders:
+            self._stack.close()
 
 
 class CellAsked(TypedDict, total=False):
@@ -52,12 +78,19 @@ class AsyncSession:
         self._asked = asked
         self.id = opened
         self._limits: Limits = settings.default_limits
+        self._loan: _Loan | None = None
 
     async def open(self) -> Self:
         """Open it now; `async with` does."""
         if not self.id:
             engine = await self._ready()
-            state = await engine.sessions.open(admit_session(self._settings, **self._asked))
+            asked: dict[str, Any] = dict(self._asked)
+            self._loan = _Loan(engine, asked.pop("tools", ()))
+            try:
+                state = await engine.sessions.open(admit_session(self._settings, **asked, tools=self._loan.keys))
+            except BaseException:
+                self._end_loan()
+                raise
             self.id, self._limits = state.id, state.limits
         return self
 
@@ -67,6 +100,12 @@ class AsyncSession:
             engine = await self._ready()
             with contextlib.suppress(NotFound):
                 await engine.sessions.close("", self.id)
+        self._end_loan()
+
+    def _end_loan(self) -> None:
+        if self._loan is not None:
+            self._loan.give_back()
+            self._loan = None
 
     async def __aenter__(self) -> Self:
         return await self.open()
@@ -106,6 +145,7 @@ class AsyncSession:
     def _twin(self, state: SessionState) -> AsyncSession:
         twin = AsyncSession(self._settings, self._ready, self._asked, opened=state.id)
         twin._limits = state.limits
+        twin._loan = None if self._loan is None else self._loan.share()
         return twin
 
     async def interrupt(self) -> bool:

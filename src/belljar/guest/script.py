@@ -132,9 +132,13 @@ def _receive_more(peer: socket.socket, packet: bytes, descriptors: list[int]) ->
 
 
 def load(name: str) -> Any:
-    """A module of ours that few programs need: run when needed, and never in `sys.modules`."""
-    module = type(sys)(f"_belljar_{name}")
-    exec(_unloaded[name], module.__dict__)
+    """A module of ours that few programs need: run when needed, once, and never in `sys.modules`."""
+    module = _unloaded[name]
+    if type(module) is not type(sys):
+        code, module = module, type(sys)(f"_belljar_{name}")
+        module.load = load  # type: ignore[attr-defined]  # one may consist of several
+        exec(code, module.__dict__)
+        _unloaded[name] = module
     return module
 
 

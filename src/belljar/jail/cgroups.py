@@ -34,13 +34,13 @@ class Hierarchy:
         self.controllers = controllers
 
 
-def find_hierarchies() -> list[Hierarchy]:
-    """Where the controllers are, from the kernel's own tables.
+def find_hierarchies(process: str = "self") -> list[Hierarchy]:
+    """Where the controllers are, and in each the cgroup of `process`, from the kernel's own tables.
 
     Raises:
         CgroupsUnavailable: one of them is nowhere.
     """
-    own = dict(_own_paths())
+    own = dict(_paths_of(process))
     found: list[Hierarchy] = []
     missing = set(CONTROLLERS)
     for kind, root, mount_point, options in _cgroup_mounts():
@@ -61,8 +61,8 @@ def find_hierarchies() -> list[Hierarchy]:
     return found
 
 
-def _own_paths() -> Iterator[tuple[str, str]]:
-    with open("/proc/self/cgroup") as file:
+def _paths_of(process: str) -> Iterator[tuple[str, str]]:
+    with open(f"/proc/{process}/cgroup") as file:
         for line in file:
             _, controllers, path = line.rstrip("\n").split(":", 2)
             for controller in controllers.split(","):

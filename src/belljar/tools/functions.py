@@ -24,7 +24,7 @@ from belljar.tools.source import Arguments, Tool, name_in_python
 _THREADS_MAX = 64  # of one function; more means that it hangs
 
 
-def as_tool(function: Callable[..., Any]) -> Tool:
+def as_tool(function: Callable[..., Any], origin: str = "") -> Tool:
     """The tool that calls `function`.
 
     Raises:
@@ -45,7 +45,8 @@ def as_tool(function: Callable[..., Any]) -> Tool:
         threads = _Threads(function)
         run = threads.run
     module = getattr(function, "__module__", None) or "?"
-    return Tool(spec=spec, run=run, origin=f"the function {module}.{getattr(function, '__qualname__', name)}")
+    origin = origin or f"the function {module}.{getattr(function, '__qualname__', name)}"
+    return Tool(spec=spec, run=run, origin=origin)
 
 
 def _read_schema(function: Callable[..., Any]) -> dict[str, Any]:

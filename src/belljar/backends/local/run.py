@@ -109,6 +109,7 @@ class Run:
         on_stuck: Callable[[Guest], None],
         extras: Sequence[Extra] = (),
         beside: int = 0,  # how many others run now
+        source: str = policy.PROGRAM_NAME,
     ) -> None:
         self._settle_seconds = min(
             _SETTLE_SECONDS + beside * _SETTLE_SECONDS_EACH, _SETTLE_SECONDS_MAX, execution.limits.wall_seconds
@@ -119,6 +120,7 @@ class Run:
         self._bounds = bounds
         self._shows = shows  # whether pictures may come
         self._extras = extras
+        self._source = source
         self._on_stuck = on_stuck
         self._loop = asyncio.get_running_loop()
         self._streams = (
@@ -163,7 +165,7 @@ class Run:
 
     def _send_program(self) -> None:
         execution = self._execution
-        packet = program_packet(execution, self._shows, self._extras)
+        packet = program_packet(execution, self._shows, self._extras, self._source)
         descriptors: list[int] = []
         lent = [descriptor for extra in self._extras for descriptor in extra.descriptors]
         try:
@@ -533,13 +535,15 @@ def _display(told: re.Match[str], content: bytes) -> Display:
     return Display(mime=mime, content=content, bundle=int(bundle) if bundle else None, is_result=bool(result))
 
 
-def program_packet(execution: Execution, shows: bool, extras: Sequence[Extra] = ()) -> bytes:
+def program_packet(
+    execution: Execution, shows: bool, extras: Sequence[Extra] = (), source: str = policy.PROGRAM_NAME
+) -> bytes:
     """The program as `guest/script.py` reads it: the bare text where nothing else is asked for."""
     code = execution.code.encode()
     if not (shows or extras or execution.args or execution.env or execution.files or execution.artifacts):
         return channel.build({}, code)
     message = {
-        "files": [(policy.PROGRAM_NAME, len(code)), *((file.path, len(file.content)) for file in execution.files)],
+        "files": [(source, len(code)), *((file.path, len(file.content)) for file in execution.files)],
         "args": execution.args,
         "env": dict(execution.env),
         "displays": shows,

@@ -9,29 +9,34 @@ import logging
 import os
 import resource
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from belljar.backends.local.bodies import FirstBody
 from belljar.backends.local.cells import Berths
 from belljar.backends.local.measure import Measurement
+from belljar.backends.local.restriction import PolicyReport
 from belljar.backends.local.run import Companion, Run
 from belljar.backends.local.session import LocalSession
-from belljar.backends.local.toolline import ToolLine
-from belljar.backends.local.world import HEAVY, SHELL, Guest, World
+from belljar.backends.local.toolline import SessionTools, ToolLine
+from belljar.backends.local.world import BARE, HEAVY, SHELL, Guest, World
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import JailSetupFailed, NotOffered, SandboxFault, WallMissing, ZygoteDied
 from belljar.contract.execution import Evidence, Execution
 from belljar.contract.sessions import LiveSession, SessionOrder
 from belljar.contract.tools import ToolHost
 from belljar.environments import Environments
-from belljar.jail import instance, syscalls
+from belljar.jail import instance, policy, syscalls
 from belljar.jail.cgroups import Cgroups, CgroupsUnavailable, find_hierarchies
 from belljar.settings import Settings
+
+if TYPE_CHECKING:
+    from belljar.backends.local.commands import Command, Commands
 
 _log = logging.getLogger("belljar.local")
 _MAINTENANCE_SECONDS = 15.0
 _ATTEMPTS = 4
 _UNLIMITED_SECONDS = 1e8
+_WITH_TOOLCHAINS = "@"  # between an environment and a root: a world that shows the toolchains of that root, too
 
 
 class LocalSandbox:
@@ -56,6 +61,7 @@ class LocalSandbox:
         self._cgroups: Cgroups | None = None
         self._maintenance: asyncio.TimerHandle | None = None
         self._faults = 0
+        self._commands: Commands | None = None
 
     async def open(self) -> None:
         """Claim what an instance needs, refuse if a wall is missing, and warm the default environment.
@@ -112,10 +118,22 @@ class LocalSandbox:
         self._cgroups = cgroups
 
     async def run(self, execution: Execution, watcher: Watcher | None = None) -> Evidence:
-        """Run one program. A guest that is lost with its zygote is replaced, unseen by the caller, a few times."""
+        """Run one program."""
+        if execution.language == "python":
+            return await self._run_patiently(execution, watcher)
+        if self._commands is None:  # imported when first needed: most sandboxes run Python alone
+            from belljar.backends.local.commands import Commands
+
+            self._commands = Commands(self._settings, self._run_patiently)
+        return await self._commands.run(execution, watcher)
+
+    async def _run_patiently(
+        self, execution: Execution, watcher: Watcher | None, command: Command | None = None
+    ) -> Evidence:
+        """A guest that is lost with its zygote is replaced, unseen by the caller, a few times."""
         for attempt in range(_ATTEMPTS):
             try:
-                return await self._run(execution, watcher)
+                return await self._run(execution, watcher, command)
             except ZygoteDied as error:
                 if watcher is not None or attempt == _ATTEMPTS - 1:
                     self._faults += 1
@@ -126,15 +144,22 @@ class LocalSandbox:
                 raise
         raise AssertionError("unreachable")
 
-    async def _run(self, execution: Execution, watcher: Watcher | None) -> Evidence:
-        world = self._worlds.get(execution.environment)
+    async def _run(self, execution: Execution, watcher: Watcher | None, command: Command | None) -> Evidence:
+        name = execution.environment if command is None else f"{execution.environment}{_WITH_TOOLCHAINS}{command.root}"
+        world = self._worlds.get(name)
         if world is None or world.is_lost:
-            world = await self._world(execution.environment)
-        weight = world.weigh(execution)
+            world = await self._world(name)
+        return await self._run_in(world, execution, watcher, command)
+
+    async def _run_in(
+        self, world: World, execution: Execution, watcher: Watcher | None, command: Command | None
+    ) -> Evidence:
+        weight = world.weigh(execution) if command is None else BARE
         guest = await world.lease(weight, execution.limits)
         companions: list[Companion] = []
         try:
             self._accompany(execution, world, watcher, companions)
+            extras = [each.extra for each in companions]
             run = Run(
                 guest,
                 execution,
@@ -142,8 +167,9 @@ class LocalSandbox:
                 self._settings.request,
                 shows=weight == HEAVY,
                 on_stuck=world.unstick,
-                extras=[each.extra for each in companions],
+                extras=extras if command is None else [*extras, command.extra],
                 beside=world.busy_guests,
+                source=policy.PROGRAM_NAME if command is None else command.source,
             )
             run.start()
             evidence = await run.finish()
@@ -169,6 +195,8 @@ class LocalSandbox:
             companions.append(Measurement(execution, execution.coverage, world.environment))
         if execution.tools:
             companions.append(ToolLine(self._tools, execution, self._settings.tools, watcher))
+        if execution.restrict is not None:
+            companions.append(PolicyReport(execution, execution.restrict))
 
     def _let_go(self, world: World, guest: Guest) -> None:
         world.release(guest)
@@ -178,10 +206,8 @@ class LocalSandbox:
         """Start an interpreter that stays. A guest that is lost before it begins is replaced, a few times."""
         if order.language != "python":
             raise NotOffered(f"sessions speak python, not {order.language}", field="language")
-        if order.network or order.tools:
-            raise NotOffered(
-                "sessions here have no network and no tools", field="network" if order.network else "tools"
-            )
+        if order.network:
+            raise NotOffered("sessions here have no network", field="network")
         for attempt in range(_ATTEMPTS):
             try:
                 return await self._open_session(order)
@@ -202,7 +228,11 @@ class LocalSandbox:
         guest = await world.lease(SHELL, dataclasses.replace(order.limits, cpu_seconds=_UNLIMITED_SECONDS))
         owner = self._instance.uid_base + guest.cell.berth.uid if self._instance and os.geteuid() == 0 else None
         session = LocalSession(FirstBody(world, guest), order.limits, self._settings.request, owner)
-        await session.start(order)
+        if order.tools:
+            session.tools = SessionTools(self._tools, order.tools, self._settings.tools)
+        await session.start(order, () if session.tools is None else (session.tools.extra,))
+        if session.tools is not None:
+            session.tools.sent()
         world.succeeded()
         asyncio.get_running_loop().call_soon(world.refill, SHELL)
         return session
@@ -223,7 +253,8 @@ class LocalSandbox:
             before = self._worlds.pop(name, None)
             if before is not None:
                 await before.close()
-            environment = await asyncio.to_thread(self._environments.ensure, name, self._progress)
+            base, has_toolchains, root = name.partition(_WITH_TOOLCHAINS)
+            environment = await asyncio.to_thread(self._environments.ensure, base, self._progress)
             assert self._instance is not None
             walls: Mapping[str, Any] = {
                 "as_root": os.geteuid() == 0,
@@ -233,7 +264,8 @@ class LocalSandbox:
                 "cgroup": self._cgroups is not None,
             }
             settings = self._settings
-            world = World(environment, self._berths, settings.pool, settings.default_limits, walls)
+            shown = await asyncio.to_thread(self._show_toolchains, root) if has_toolchains else {}
+            world = World(environment, self._berths, settings.pool, settings.default_limits, walls, shown, system=root)
             try:
                 await world.open()
             except BaseException:
@@ -244,6 +276,11 @@ class LocalSandbox:
             return world
         finally:
             self._opening.pop(name, None)
+
+    def _show_toolchains(self, root: str) -> Mapping[str, str]:
+        from belljar.languages import machine_of
+
+        return machine_of(self._settings).bound_places(root)
 
     def _maintain(self) -> None:
         for world in self._worlds.values():
@@ -276,7 +313,7 @@ class LocalSandbox:
         for world in self._worlds.values():
             for key, value in world.facts().items():
                 totals[key] = totals.get(key, 0) + value
-        return totals
+        return totals if self._commands is None else {**totals, **self._commands.facts()}
 
 
 def _raise_descriptor_limit() -> None:

@@ -19,6 +19,7 @@ from belljar import channel
 from belljar.backends.local.bodies import Body, FirstBody, has_ended
 from belljar.backends.local.branch import Grown, check_quiet, grow
 from belljar.backends.local.run import Extra, Stream, in_memfd
+from belljar.backends.local.toolline import SessionTools
 from belljar.backends.local.turn import End, Turn
 from belljar.backends.local.world import INTERPRETER_BYTES, SHELL
 from belljar.contract.artifacts import compile_globs
@@ -67,6 +68,7 @@ class LocalSession:
         self._tells: list[Callable[[], None]] = []
         self._background = Background(limits.output_bytes)
         self._idle_check: asyncio.TimerHandle | None = None
+        self.tools: SessionTools | None = None
         body.ended = self._on_process_ended
         body.memory_event = self._on_memory_event
 
@@ -178,6 +180,8 @@ class LocalSession:
         self._check_alive()
         self._cells += 1
         self._turn = Turn(self, self._cells, cell, watcher, self._bounds)
+        if self.tools is not None:
+            self.tools.begin(watcher)
         try:
             try:
                 self._turn.start()
@@ -185,9 +189,12 @@ class LocalSession:
                 self.end("crash")
                 await self._wait_until_buried()
                 raise self._ended_error() from None
-            return await self._turn.finish()
+            evidence = await self._turn.finish()
+            return evidence if self.tools is None else self.tools.complete(evidence)
         finally:
             self._turn = None
+            if self.tools is not None:
+                self.tools.end()
             if self._buried is not None:
                 await self._wait_until_buried()
             else:
@@ -423,6 +430,8 @@ class LocalSession:
             self._copying.set_result(f"the session has ended: {self._reason}")
         if self._started.done() and not self._started.cancelled():
             self._started.exception()
+        if self.tools is not None:
+            self.tools.close()
         await self._body.release()
         for tell in self._tells:
             tell()

@@ -1,9 +1,10 @@
-"""The tool socket of one program: what `Run` sends along, and what comes of it."""
+"""The tool socket of one program or session: what is sent along to the guest, and what comes of it."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Sequence
 
 from belljar.backends.local.run import Extra
 from belljar.contract.backend import Watcher
@@ -40,3 +41,42 @@ class ToolLine:
         """Give up what is under way."""
         self._bridge.close()
         os.close(self._theirs)
+
+
+class SessionTools:
+    """Open as long as the session lives; counts, and is told of, one cell at a time. Close it, whatever happens."""
+
+    def __init__(self, host: ToolHost | None, keys: Sequence[str], settings: ToolSettings) -> None:
+        if host is None:
+            raise NotOffered("tools are not offered here; leave them out", field="tools")
+        self._host, self._keys, self._settings = host, keys, settings
+        self._bridge = Bridge(host, keys, settings)
+        self._theirs = self._bridge.open()
+        self.extra = Extra("toolcalls", self._bridge.argument, (self._theirs,))
+
+    def sent(self) -> None:
+        """The guest has its end."""
+        if self._theirs >= 0:
+            os.close(self._theirs)
+            self._theirs = -1
+
+    def begin(self, watcher: Watcher | None) -> None:
+        """A cell starts."""
+        self._bridge.begin(watcher)
+
+    def complete(self, evidence: Evidence) -> Evidence:
+        """The evidence of the cell, with what it called."""
+        return dataclasses.replace(evidence, tool_calls=self._bridge.end())
+
+    def end(self) -> None:
+        """The cell is over, however it ended."""
+        self._bridge.end()
+
+    def branch(self) -> SessionTools:
+        """The same tools for a copy of the interpreter, which has to `prepare` its extra anew."""
+        return SessionTools(self._host, self._keys, self._settings)
+
+    def close(self) -> None:
+        """No more calls."""
+        self._bridge.close()
+        self.sent()

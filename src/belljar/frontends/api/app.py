@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from belljar.contract.errors import SandboxFault
-from belljar.frontends.api import batch, pages, v1
+from belljar.frontends.api import batch, pages, sessions, v1
 from belljar.frontends.api.replies import Message, Receive, Refusal, Send, encode_json, refusal_of, reply
 from belljar.frontends.api.request import Request
 from belljar.frontends.api.routing import Answer, Dialect, Methods, RouteTable
@@ -26,6 +26,17 @@ Application = Callable[[Mapping[str, Any], Receive, Send], Awaitable[None]]
 ROUTES: Mapping[str, Methods] = {
     "/v1/execute": {"POST": v1.execute},
     "/v1/batch": {"POST": batch.run_batch},
+    "/v1/sessions": {"GET": sessions.list_sessions, "POST": sessions.open_session},
+    "/v1/sessions/{id}": {"GET": sessions.show_session, "DELETE": sessions.close_session},
+    "/v1/sessions/{id}/execute": {"POST": sessions.run_cell},
+    "/v1/sessions/{id}/branch": {"POST": sessions.branch_session},
+    "/v1/sessions/{id}/interrupt": {"POST": sessions.interrupt_session},
+    "/v1/sessions/{id}/files": {"GET": sessions.list_files},
+    "/v1/sessions/{id}/files/{path*}": {
+        "GET": sessions.read_file,
+        "PUT": sessions.write_file,
+        "DELETE": sessions.delete_file,
+    },
     "/v1/languages": {"GET": v1.list_languages},
     "/v1/environments": {"GET": v1.list_environments},
     "/v1/info": {"GET": v1.show_info},
@@ -107,7 +118,8 @@ class App:
         for prefix, application in self._mounted:
             if path == prefix or path.startswith(prefix.rstrip("/") + "/"):
                 self._identify(request)
-                await application(request.scope, request.receive, request.send)
+                scope = {**request.scope, "belljar.caller": request.caller}
+                await application(scope, request.receive, request.send)
                 return
         raise Refusal(404, "not_found", "there is nothing at this path; /docs lists what there is")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sized
 
-from belljar.contract.errors import QuotaExceeded
+from belljar.contract.errors import QuotaExceeded, TooManySessions
 from belljar.contract.execution import MIB, Limits
 from belljar.frontends.api.keys import Key, KeyRing
 from belljar.frontends.api.replies import Refusal
@@ -16,6 +16,8 @@ from belljar.settings import Settings
 _FACTORS = {"memory_mb": ("memory_bytes", MIB), "output_kb": ("output_bytes", 1024), "disk_mb": ("disk_bytes", MIB)}
 _PEERS_MAX = 4096
 _BUSY_SECONDS = 1.0  # when to try again after too many at once: nobody knows, and this is short
+_SESSIONS_SECONDS = 10.0  # … after too many sessions, which live longer than programs
+_ANONYMOUS = "anonymous"  # owns all sessions where no key is needed; no key can have this id
 
 
 class Caller:
@@ -24,6 +26,7 @@ class Caller:
     def __init__(self, key: Key, settings: Settings) -> None:
         self.name = key.name
         self.running = 0
+        self._opening = 0
         self._tokens = float(key.requests_per_minute or 0)
         self._counted_at = time.monotonic()
         self.adopt(key, settings)
@@ -32,6 +35,11 @@ class Caller:
         """Take over new ceilings; what runs and what was counted stays."""
         self.key = key
         self.settings = _lower(settings, key.limits) if key.limits else settings
+
+    @property
+    def owner(self) -> str:
+        """Whose sessions are this caller's: of the key itself, since a later key may have the same name."""
+        return self.key.id or self.key.name
 
     def count_request(self) -> None:
         """Raises QuotaExceeded when there were too many of late."""
@@ -71,6 +79,26 @@ class Caller:
         finally:
             self.running -= room
 
+    @contextlib.contextmanager
+    def opening(self, wanted: int, are_open: Callable[[], Sized]) -> Iterator[None]:
+        """Reserve room for `wanted` more sessions than `are_open`, until they are.
+
+        Raises:
+            TooManySessions: this key may not have so many.
+        """
+        at_most = self.key.max_sessions
+        if at_most is not None and len(are_open()) + self._opening + wanted > at_most:
+            raise TooManySessions(
+                f"key {self.name!r} may have {at_most} sessions at the same time; close one first, or ask the operator",
+                retry_after_seconds=_SESSIONS_SECONDS,
+                max_sessions=at_most,
+            )
+        self._opening += wanted
+        try:
+            yield
+        finally:
+            self._opening -= wanted
+
 
 class Callers:
     """Tells callers apart: by their key where keys are in force, else by their address."""
@@ -98,10 +126,14 @@ class Callers:
             self._needs_key = True  # and so it stays: revoking the last key must not open the door
         text = _read_key(headers)
         if text is None:
-            raise _unauthorized("this server needs a key; send it as 'Authorization: Bearer KEY' or 'X-API-Key: KEY'")
+            raise _unauthorized(
+                "this server needs a key; send it as 'Authorization: Bearer KEY' or 'X-API-Key: KEY'", key="missing"
+            )
         key = self._keys.find(text)
         if key is None:
-            raise _unauthorized("this key is not known here or was revoked; ask the operator for another")
+            raise _unauthorized(
+                "this key is not known here or was revoked; ask the operator for another", key="unknown"
+            )
         caller = self._by_name.get(key.name)
         if caller is None:
             caller = self._by_name[key.name] = Caller(key, self._settings)
@@ -114,7 +146,7 @@ class Callers:
         if caller is None:
             if len(self._by_address) >= _PEERS_MAX:
                 self._by_address.clear()  # they carry no counts
-            key = Key(name=address, network=True, tools=True)
+            key = Key(name=address, id=_ANONYMOUS, network=True, tools=True)
             caller = self._by_address[address] = Caller(key, self._settings)
         return caller
 
@@ -128,8 +160,10 @@ def _read_key(headers: Mapping[bytes, bytes]) -> str | None:
     return None if plain is None else plain.strip().decode("latin-1")
 
 
-def _unauthorized(message: str) -> Refusal:
-    return Refusal(401, "unauthorized", message, headers=((b"www-authenticate", b'Bearer realm="belljar"'),))
+def _unauthorized(message: str, key: str) -> Refusal:
+    return Refusal(
+        401, "unauthorized", message, {"key": key}, headers=((b"www-authenticate", b'Bearer realm="belljar"'),)
+    )
 
 
 def _lower(settings: Settings, limits: Mapping[str, float]) -> Settings:

@@ -68,7 +68,12 @@ class Guard:
         return (
             (b"access-control-allow-origin", origin),
             (b"access-control-allow-methods", b"GET, POST, PUT, DELETE"),
-            (b"access-control-allow-headers", b"authorization, content-type, x-api-key"),
+            (
+                b"access-control-allow-headers",
+                b"authorization, content-type, x-api-key, "
+                b"mcp-protocol-version, mcp-session-id, mcp-method, mcp-name, last-event-id",
+            ),
+            (b"access-control-expose-headers", b"mcp-session-id"),
             (b"access-control-max-age", b"600"),
             (b"vary", b"origin"),
         )

@@ -47,6 +47,7 @@ class Key:
     created_at: str = ""
     max_concurrent: int | None = None
     requests_per_minute: int | None = None
+    max_sessions: int | None = None
     limits: Mapping[str, float] = field(default_factory=dict)  # ceilings, by the names of the API
     network: bool = False
     tools: bool | Sequence[str] = False  # all of them, or these
@@ -197,7 +198,7 @@ def _check(key: Key) -> None:
             f"key name {key.name!r} must be 1 to 64 of A-Z a-z 0-9 . _ -, start with a letter or digit and not be "
             f"{OPERATOR!r}"
         )
-    for label in ("max_concurrent", "requests_per_minute"):
+    for label in ("max_concurrent", "requests_per_minute", "max_sessions"):
         value: Any = getattr(key, label)
         if value is not None and value < 1:
             raise CallerError(f"{label} must be at least 1")

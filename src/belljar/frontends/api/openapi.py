@@ -15,30 +15,15 @@ import msgspec
 
 from belljar import __version__
 from belljar.contract.execution import Status
+from belljar.frontends.api import openapi_parts as parts
 from belljar.frontends.api.schemas import BatchBody, ExecuteBody
+from belljar.frontends.api.session_openapi import SESSION_ANSWERS, SESSION_BODIES, SESSION_PATHS
 
-_REF = "#/components/schemas/{name}"
-
-
-def _ref(name: str) -> dict[str, Any]:
-    return {"$ref": _REF.format(name=name)}
-
-
-def _object(properties: Mapping[str, Any], *optional: str) -> dict[str, Any]:
-    required = [name for name in properties if name not in optional]
-    return {"type": "object", "properties": dict(properties), "required": required}
-
-
-def _list(of: Mapping[str, Any]) -> dict[str, Any]:
-    return {"type": "array", "items": dict(of)}
-
-
-def _or_null(of: Mapping[str, Any]) -> dict[str, Any]:
-    return {"anyOf": [dict(of), {"type": "null"}]}
-
-
-_STRING, _INTEGER, _NUMBER, _BOOLEAN = ({"type": kind} for kind in ("string", "integer", "number", "boolean"))
-_NULLABLE_STRING, _NULLABLE_INTEGER = ({"type": [kind, "null"]} for kind in ("string", "integer"))
+_ref, _object, _list, _or_null = parts.ref, parts.object_of, parts.list_of, parts.or_null
+_json, _streams, _operation = parts.json_of, parts.streams, parts.operation
+_STRING, _INTEGER, _NUMBER, _BOOLEAN = parts.STRING, parts.INTEGER, parts.NUMBER, parts.BOOLEAN
+_NULLABLE_STRING, _NULLABLE_INTEGER = parts.NULLABLE_STRING, parts.NULLABLE_INTEGER
+_ALWAYS, _WITH_KEY, _WITH_BODY = parts.ALWAYS, parts.WITH_KEY, parts.WITH_BODY
 
 _ANSWERS: Mapping[str, Any] = {
     "Error": _object({"error": _object({"code": _STRING, "message": _STRING, "details": {"type": "object"}})}),
@@ -149,54 +134,21 @@ _ERRORS = {
     400: "Not JSON, not declared to be JSON, invalid UTF-8, or no valid HTTP.",
     401: "No key, or one that is not known.",
     403: "Host or Origin not allowed, or the key may not do this.",
-    404: "There is nothing here.",
+    404: "There is nothing here: no such path, session or file. `session_ended` says why a session is gone.",
     405: "The path exists, but does not take this method; see `Allow`.",
+    409: "The session is busy, its id is taken, or it cannot be branched now.",
     413: "Body, file or code over the limit.",
     422: "Well-formed, but invalid: an unknown field or language, a limit above the ceiling, an unsafe path, or "
     "something this server does not offer.",
     429: "Over capacity or quota; see `Retry-After`.",
     503: "Draining, or the sandbox cannot start; see `Retry-After`.",
 }
-_ALWAYS = (400, 403, 405, 503)
-_WITH_KEY = (*_ALWAYS, 401)
-_WITH_BODY = (*_WITH_KEY, 413, 422, 429)
-
-
-def _json(of: Mapping[str, Any]) -> dict[str, Any]:
-    return {"application/json": {"schema": dict(of)}}
-
-
-def _streams() -> dict[str, Any]:
-    return {kind: {"schema": _STRING} for kind in ("application/x-ndjson", "text/event-stream")}
-
-
-def _operation(
-    name: str,
-    summary: str,
-    content: Mapping[str, Any],
-    errors: tuple[int, ...],
-    description: str = "",
-    body: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    responses: dict[str, Any] = {"200": {"description": summary, "content": dict(content)}}
-    for status in sorted(errors):
-        responses[str(status)] = {"$ref": f"#/components/responses/{status}"}
-    made: dict[str, Any] = {"operationId": name, "summary": summary, "responses": responses}
-    if description:
-        made["description"] = description
-    if 401 not in errors:
-        made["security"] = []
-    if body is not None:
-        made["requestBody"] = {"required": True, "content": dict(body)}
-    return made
 
 
 def _build_schema() -> dict[str, Any]:
-    _, components = msgspec.json.schema_components([ExecuteBody, BatchBody], ref_template=_REF)
-    components["ExecuteBody"]["properties"]["restrict"] = {"type": ["object", "null"], "default": None}
-    components["BatchBody"]["properties"]["restrict"] = {"type": ["object", "null"]}
+    _, components = msgspec.json.schema_components([ExecuteBody, BatchBody, *SESSION_BODIES], ref_template=parts.REF)
     components["BatchBody"]["oneOf"] = [{"required": ["executions"]}, {"required": ["code", "cases"]}]
-    schemas = {**components, **_ANSWERS}
+    schemas = {**components, **_ANSWERS, **SESSION_ANSWERS}
     execute_example = {"code": "print(input())", "stdin": "hi", "timeout": 5}
     batch_example = {
         "code": "a, b = map(int, input().split())\nprint(a + b)",
@@ -227,6 +179,7 @@ def _build_schema() -> dict[str, Any]:
                 {"application/json": {"schema": _ref("BatchBody"), "example": batch_example}},
             )
         },
+        **SESSION_PATHS,
         "/v1/languages": {
             "get": _operation("languages", "The languages offered.", _json(_ref("Languages")), _WITH_KEY)
         },
@@ -290,7 +243,7 @@ pre { padding: .8rem; overflow: auto }
 
 
 def _build_docs(schema: Mapping[str, Any]) -> str:
-    parts = [
+    pieces = [
         f"<!doctype html><html lang=en><meta charset=utf-8><title>Belljar API</title><style>{_STYLE}</style>",
         '<meta name=viewport content="width=device-width, initial-scale=1"><link rel=icon href="data:,">',
         f"<h1>Belljar API {html.escape(schema['info']['version'])}</h1>",
@@ -300,17 +253,18 @@ def _build_docs(schema: Mapping[str, Any]) -> str:
     ]
     for path, methods in schema["paths"].items():
         for method, operation in methods.items():
-            parts.append(f"<h2>{method.upper()} {html.escape(path)}</h2><p>{html.escape(operation['summary'])}</p>")
-            parts.append(f"<p>{_marked(operation.get('description', ''))}</p>")
-            if "requestBody" in operation:
-                parts.append(_describe_body(schema, operation["requestBody"]["content"]["application/json"]))
+            pieces.append(f"<h2>{method.upper()} {html.escape(path)}</h2><p>{html.escape(operation['summary'])}</p>")
+            pieces.append(f"<p>{_marked(operation.get('description', ''))}</p>")
+            content = operation.get("requestBody", {}).get("content", {})
+            if "application/json" in content:
+                pieces.append(_describe_body(schema, content["application/json"]))
             statuses = " ".join(f"<code>{status}</code>" for status in operation["responses"])
-            parts.append(f"<p>Answers: {statuses}</p>")
+            pieces.append(f"<p>Answers: {statuses}</p>")
     rows = "".join(f"<tr><td><code>{status}</code><td>{_marked(meaning)}" for status, meaning in _ERRORS.items())
-    parts.append(
+    pieces.append(
         f'<h2>Errors</h2><pre>{{"error": {{"code": "…", "message": "…", "details": {{}}}}}}</pre><table>{rows}</table>'
     )
-    return "".join(parts)
+    return "".join(pieces)
 
 
 def _describe_body(schema: Mapping[str, Any], content: Mapping[str, Any]) -> str:

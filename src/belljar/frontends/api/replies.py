@@ -91,3 +91,9 @@ async def reply(
     head = [content_type, (b"content-length", b"%d" % len(body)), NO_SNIFFING, *headers]
     await send({"type": "http.response.start", "status": status, "headers": head})
     await send({"type": "http.response.body", "body": body})
+
+
+async def reply_nothing(send: Send) -> None:
+    """204: done, and there is nothing to say about it."""
+    await send({"type": "http.response.start", "status": 204, "headers": [NO_SNIFFING]})
+    await send({"type": "http.response.body", "body": b""})

@@ -90,6 +90,14 @@ class Request:
         self.is_read = True
         return b"".join(pieces)
 
+    def hold(self, size: int) -> None:
+        """Count an answer of this many bytes with the bodies, until it is sent.
+
+        Raises:
+            Overloaded: too many large ones are under way.
+        """
+        self._reserve(self._taken + size)
+
     def on_hang_up(self, tell: Callable[[], object]) -> None:
         """Call `tell` if the client leaves before its answer is complete. Only after the body was read."""
 

@@ -53,6 +53,13 @@ class CoverageBody(Struct, forbid_unknown_fields=True):
     branch: bool = False
 
 
+class RestrictBody(Struct, forbid_unknown_fields=True):
+    """What restricted Python may do; what is left out is the server's default."""
+
+    imports: list[str] | None = None
+    max_print_length: int | None = None
+
+
 class ExecuteBody(Struct, forbid_unknown_fields=True):
     """The body of POST /v1/execute."""
 
@@ -69,7 +76,7 @@ class ExecuteBody(Struct, forbid_unknown_fields=True):
     network: bool = False
     tools: bool | list[str] = False
     coverage: bool | CoverageBody = False
-    restrict: Raw | UnsetType = UNSET
+    restrict: RestrictBody | None = None
 
 
 class CaseBody(Struct, forbid_unknown_fields=True):
@@ -100,7 +107,7 @@ class BatchBody(Struct, forbid_unknown_fields=True):
     network: bool | UnsetType = UNSET
     tools: bool | list[str] | UnsetType = UNSET
     coverage: bool | CoverageBody | UnsetType = UNSET
-    restrict: Raw | UnsetType = UNSET
+    restrict: RestrictBody | UnsetType | None = UNSET
     cases: list[CaseBody] | UnsetType = UNSET
     compare: Comparison | UnsetType = UNSET
     stop_on_failure: bool | UnsetType = UNSET
@@ -197,13 +204,8 @@ def admit_body(caller: Caller, asked: ExecuteBody) -> Execution:
     Raises:
         CallerError: it cannot be accepted, or this caller may not.
     """
-    if asked.network or _is_given(asked.restrict):
+    if asked.network:
         _refuse_what_is_not_offered(caller, asked)
-    limits = asked.limits
-    given = None
-    if limits is not None:
-        values = ((name, getattr(limits, name)) for name in limits.__struct_fields__)
-        given = {name: value for name, value in values if value is not None}
     return admit(
         caller.settings,
         asked.code,
@@ -211,13 +213,14 @@ def admit_body(caller: Caller, asked: ExecuteBody) -> Execution:
         stdin=asked.stdin,
         args=asked.args,
         env=asked.env,
-        files=[_as_file(number, each) for number, each in enumerate(asked.files)] if asked.files else None,
+        files=[as_file(number, each) for number, each in enumerate(asked.files)] if asked.files else None,
         artifacts=asked.artifacts,
-        limits=given,
+        limits=as_given(asked.limits),
         timeout=asked.timeout,
         environment=asked.environment,
         tools=wanted_tools(caller, asked.tools) if asked.tools else (),
         coverage=_as_coverage(asked.coverage) if asked.coverage else None,
+        restrict=None if asked.restrict is None else _as_restriction(asked.restrict),
         caller=caller.name,
     )
 
@@ -244,28 +247,32 @@ def wanted_tools(caller: Caller, asked: bool | list[str]) -> tuple[str, ...]:
     return tuple(asked)
 
 
+def as_given(limits: Struct | None) -> dict[str, float] | None:
+    """The limits that are named."""
+    if limits is None:
+        return None
+    values = ((name, getattr(limits, name)) for name in limits.__struct_fields__)
+    return {name: value for name, value in values if value is not None}
+
+
 def _refuse_what_is_not_offered(caller: Caller, asked: ExecuteBody) -> None:
-    for field, is_asked, is_allowed in (
-        ("network", asked.network, caller.key.network),
-        ("restrict", _is_given(asked.restrict), True),
-    ):
+    for field, is_asked, is_allowed in (("network", asked.network, caller.key.network),):
         if not is_asked:
             continue
         if not is_allowed:
             raise NotAllowed(f"key {caller.name!r} may not use {field}; leave it out, or ask the operator", field=field)
-        neutral = "null" if field == "restrict" else "false"
-        raise NotOffered(f"{field} is not offered by this server; leave it out or send {neutral}", field=field)
+        raise NotOffered(f"{field} is not offered by this server; leave it out or send false", field=field)
 
 
-def _is_given(value: Raw | UnsetType) -> bool:
-    return value is not UNSET and bytes(value).strip() != b"null"
+def _as_restriction(given: RestrictBody) -> dict[str, Any]:
+    return {"imports": given.imports, "max_print_length": given.max_print_length}
 
 
 def _as_coverage(given: bool | CoverageBody) -> Coverage:
     return Coverage(branch=given.branch) if isinstance(given, CoverageBody) else Coverage()
 
 
-def _as_file(number: int, given: FileBody) -> File:
+def as_file(number: int, given: FileBody) -> File:
     if given.encoding == "utf-8":
         return File(path=given.path, content=given.content.encode())
     try:

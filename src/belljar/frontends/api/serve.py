@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import itertools
 import logging
+import os
 import resource
 import signal
 import socket
@@ -22,14 +24,18 @@ from belljar.frontends.api.app import App
 from belljar.frontends.api.callers import Callers
 from belljar.frontends.api.connection import Connection, sweep_all
 from belljar.frontends.api.dialects import find_listener
+from belljar.frontends.api.dialects.api_proxy import Proxy
 from belljar.frontends.api.guard import Guard, is_loopback
 from belljar.frontends.api.health import Health
 from belljar.frontends.api.isolation import Isolation
 from belljar.frontends.api.keys import KeyFile, KeyRing, keys_path
 from belljar.frontends.api.request import BodyRoom
 from belljar.frontends.api.service import Service
+from belljar.frontends.mcp_server import http as mcp
+from belljar.frontends.mcp_server.choices import offer_of
 from belljar.settings import Settings
 from belljar.telemetry import Log, Telemetry
+from belljar.tools.web.access import Web
 
 _log = logging.getLogger("belljar.serve")
 _FLUSH_SECONDS = 3.0  # after the grace, for answers on their way
@@ -47,7 +53,9 @@ async def serve(settings: Settings, log: Log) -> None:
     keys = KeyRing(KeyFile(keys_path(settings)), settings.server.api_key)
     asked = [find_listener(each) for each in settings.server.listen]
     listeners: list[socket.socket] = []
+    offer = offer_of(settings, os.environ)
     engine = build_engine(settings)
+    web = build_proxy_access(settings, [dialect.name for dialect, _ in asked])
     try:
         for port in (settings.server.port, *(port for _, port in asked)):
             listeners.append(_bind(settings, keys, port))
@@ -55,8 +63,13 @@ async def serve(settings: Settings, log: Log) -> None:
             await _open(engine, stop)
             if stop.is_set():
                 return
-            service = _assemble(settings, engine, keys, log)
+            if web is not None:
+                await web.open()
+            service = _assemble(settings, engine, keys, log, web)
             apps = [App(service, dialects.ALL), *(App(service, [dialect], is_native=False) for dialect, _ in asked)]
+            endpoint = mcp.Endpoint(service, offer)
+            for app, prefix in itertools.product(apps, mcp.PREFIXES):
+                app.mount(prefix, endpoint)
             servers = [_prepare(settings, app) for app in apps]
             _tune()
             names = ["native", *(dialect.name for dialect, _ in asked)]
@@ -65,12 +78,21 @@ async def serve(settings: Settings, log: Log) -> None:
                 shown = f"[{host}]" if ":" in host else host
                 url = f"http://{shown}:{port}"
                 log.write("listening", url=url, api=name, version=__version__, needs_key=not keys.is_empty)
-            await _run(servers, listeners, service, stop)
+            await _run(servers, listeners, service, endpoint, stop)
     finally:
         for listener in listeners:
             listener.close()
         await engine.close(0.0)
+        if web is not None:
+            await web.close()
         log.write("stopped")
+
+
+def build_proxy_access(settings: Settings, listeners: Sequence[str]) -> Web | None:
+    """What the API proxy works with, where it is served."""
+    if settings.web.serve_proxy or "proxy" in listeners:
+        return Web(settings.web, settings.llm)
+    return None
 
 
 def _bind(settings: Settings, keys: KeyRing, port: int) -> socket.socket:
@@ -88,7 +110,8 @@ def _bind(settings: Settings, keys: KeyRing, port: int) -> socket.socket:
         )
     listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if port:  # else two servers that are still getting ready may be given the same free one
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError as error:
         listener.close()
@@ -126,11 +149,13 @@ async def _open(engine: Engine, stop: asyncio.Event) -> None:
         opening.result()
 
 
-def _assemble(settings: Settings, engine: Engine, keys: KeyRing, log: Log) -> Service:
+def _assemble(settings: Settings, engine: Engine, keys: KeyRing, log: Log, web: Web | None = None) -> Service:
     server = settings.server
     callers = Callers(settings, keys)
     if not is_loopback(server.host) and server.host != "localhost":
         callers.require_keys()
+    telemetry = Telemetry(log, engine.facts, shows_content=server.debug)
+    engine.sessions.on_end = telemetry.ended
     return Service(
         settings=settings,
         engine=engine,
@@ -139,8 +164,9 @@ def _assemble(settings: Settings, engine: Engine, keys: KeyRing, log: Log) -> Se
         guard=Guard(server),
         health=Health(engine, settings),
         isolation=Isolation(settings),
-        telemetry=Telemetry(log, engine.facts, shows_content=server.debug),
+        telemetry=telemetry,
         room=BodyRoom(server.body_bytes, server.bodies_bytes),
+        proxy=None if web is None else Proxy(web, settings.web.proxy_requests_per_second),
     )
 
 
@@ -167,7 +193,11 @@ def _prepare(settings: Settings, app: App) -> uvicorn.Server:
 
 
 async def _run(
-    servers: Sequence[uvicorn.Server], listeners: Sequence[socket.socket], service: Service, stop: asyncio.Event
+    servers: Sequence[uvicorn.Server],
+    listeners: Sequence[socket.socket],
+    service: Service,
+    endpoint: mcp.Endpoint,
+    stop: asyncio.Event,
 ) -> None:
     helpers = [asyncio.create_task(service.health.watch()), asyncio.create_task(_sweep(servers))]
     # Not `serve`: signals are ours.
@@ -177,7 +207,7 @@ async def _run(
     stopping = asyncio.create_task(stop.wait())
     try:
         await asyncio.wait([*serving, stopping], return_when=asyncio.FIRST_COMPLETED)
-        await _stop(servers, service, serving, stop)
+        await _stop(servers, service, endpoint, serving, stop)
     finally:
         for each in (*helpers, stopping):
             each.cancel()
@@ -187,6 +217,7 @@ async def _run(
 async def _stop(
     servers: Sequence[uvicorn.Server],
     service: Service,
+    endpoint: mcp.Endpoint,
     serving: Sequence[asyncio.Task[None]],
     stop: asyncio.Event,
 ) -> None:
@@ -203,6 +234,7 @@ async def _stop(
     with contextlib.suppress(asyncio.CancelledError):
         await closing
     impatient.cancel()
+    await endpoint.close()  # whose streams would otherwise stay open for the whole grace
     await asyncio.gather(*serving)
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from belljar.contract.errors import CallerError
-from belljar.contract.execution import Event, Execution, Finished, describe
+from belljar.contract.execution import Event, Execution, Finished, Outcome, describe
 from belljar.engine.execute import new_id
 from belljar.frontends.api.replies import NO_SNIFFING, encode_json, refusal_of
 from belljar.frontends.api.request import Request
@@ -76,26 +76,28 @@ async def stream_execution(service: Service, request: Request, execution: Execut
     """Run a program and tell what it does; a client that hangs up ends it."""
     execution_id = new_id()
     request.on_hang_up(lambda: service.engine.cancel(execution_id))
+    events = service.engine.stream(execution, id=execution_id)
     stream = Stream(request, kind)
+    await tell_events(service, stream, events, lambda outcome: service.executed(execution, outcome))
+    await stream.end()
+
+
+async def tell_events(
+    service: Service, stream: Stream, events: AsyncGenerator[Event, None], finish: Callable[[Outcome], None]
+) -> None:
+    """Tell all that happens and close `events`; `finish` hears of the outcome."""
     try:
-        async with contextlib.aclosing(service.engine.stream(execution, id=execution_id)) as events:
-            await _tell_all(service, execution, events, stream)
+        async with contextlib.aclosing(events):
+            async for event in events:
+                if isinstance(event, Finished):
+                    finish(event.outcome)
+                await stream.tell(describe(event))
     except Exception as error:  # the status is sent; what is wrong can only be told in the stream
         if not stream.has_begun:
             raise
         refusal = refusal_of(error)
         if not isinstance(error, CallerError):
-            _log.error("execution %s could not be finished: %s", execution_id, error, exc_info=error)
+            _log.error("a stream could not be finished: %s", error, exc_info=error)
             service.health.doubt()
         service.telemetry.refused(refusal.status, refusal.code)
         await stream.tell({"event": "error", **refusal.as_json()})
-    await stream.end()
-
-
-async def _tell_all(
-    service: Service, execution: Execution, events: AsyncGenerator[Event, None], stream: Stream
-) -> None:
-    async for event in events:
-        if isinstance(event, Finished):
-            service.executed(execution, event.outcome)
-        await stream.tell(describe(event))

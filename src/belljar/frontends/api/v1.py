@@ -6,7 +6,6 @@ import asyncio
 from typing import Any
 
 from belljar import __version__
-from belljar.engine.admission import offered_languages
 from belljar.engine.execute import new_id
 from belljar.environments import Environments
 from belljar.frontends.api.replies import encode_json, reply
@@ -36,19 +35,8 @@ async def execute(service: Service, request: Request) -> None:
 
 async def list_languages(service: Service, request: Request) -> None:
     """GET /v1/languages."""
-    version = await asyncio.to_thread(_python_version, service.environments)
-    languages = [
-        {
-            "name": name,
-            "title": name.capitalize(),
-            "aliases": list(aliases),
-            "available": version is not None,
-            "version": version,
-            "install": None if version else "belljar env create default",
-        }
-        for name, aliases in offered_languages().items()
-    ]
-    await reply(request.send, encode_json({"languages": languages}))
+    body = {"languages": await asyncio.to_thread(_describe_languages, service)}
+    await reply(request.send, encode_json(body))
 
 
 async def list_environments(service: Service, request: Request) -> None:
@@ -72,6 +60,12 @@ async def show_info(service: Service, request: Request) -> None:
         },
     }
     await reply(request.send, encode_json(body))
+
+
+def _describe_languages(service: Service) -> list[dict[str, Any]]:
+    from belljar.languages.listing import describe  # reads thirty files: not every server is asked for them
+
+    return [each.as_json() for each in describe(service.settings, _python_version(service.environments))]
 
 
 def _python_version(environments: Environments) -> str | None:

@@ -31,9 +31,14 @@ _Formatter = argparse.RawDescriptionHelpFormatter
 #: Each command with its module and its line in the overview.
 COMMANDS = {
     "run": ("run", "run a program behind all walls"),
+    "safe-execute": ("safe_execute", "run restricted Python: allowed imports only, no files, small limits"),
+    "shell": ("shell", "type cells into a sandbox that remembers, here or on a server"),
     "serve": ("serve", "serve the HTTP API"),
+    "proxy": ("proxy", "serve search, web pages and PDFs to code servers"),
+    "mcp": ("mcp", "serve an assistant over MCP, on standard input and output"),
     "key": ("keys", "create, list and revoke the keys of the HTTP API"),
     "doctor": ("doctor", "try every wall on this machine, and say how to get what is missing"),
+    "languages": ("languages", "list, try and install the languages beside Python"),
     "env": ("environments", "list, create and remove guest environments"),
     "bench": ("benchmark", "measure this machine: latency and rate of small programs"),
     "config": ("config", "show the settings and where each came from"),
@@ -76,10 +81,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done: a late Ctrl-C would only draw a traceback
 
 
+def safe_execute() -> int:
+    """The console script of that name: `belljar safe-execute` with the same words."""
+    return main(["safe-execute", *sys.argv[1:]])
+
+
 def _dispatch(own_words: list[str], program_words: list[str]) -> int:
     overview = _Parser(prog="belljar", formatter_class=_Formatter, add_help=False)
     overview.description = "Runs code nobody trusts in milliseconds: a warm fork behind every wall Linux has."
-    lines = (f"  {name:<8} {summary}" for name, (_, summary) in COMMANDS.items())
+    lines = (f"  {name:<12} {summary}" for name, (_, summary) in COMMANDS.items())
     overview.epilog = _OVERVIEW.format(commands="\n".join(lines))
     overview.usage = "belljar [--config FILE] [--debug] COMMAND …"
     define_common(overview)

@@ -8,6 +8,7 @@ behind all of them and tells what it sees. Rows are `ok`, `missing`, `given up` 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import dataclasses
 import json
 from collections.abc import Callable, Iterator
@@ -43,6 +44,7 @@ def define(parser: argparse.ArgumentParser) -> None:
     """Options of `belljar doctor`."""
     define_json(parser)
     define_walls(parser)
+    parser.add_argument("--languages", action="store_true", help="run the hello of every language that is here, too")
     parser.epilog = "exit code: 0 if everything that is promised can be kept here, 1 otherwise"
 
 
@@ -50,7 +52,7 @@ def execute(options: argparse.Namespace) -> int:
     """Examine and print; 0 when all is well."""
     settings = load_settings(options)
     with terminal.progress() as tell:
-        tables = _examine(settings, tell if not options.json else _say_nothing)
+        tables = _examine(settings, tell if not options.json else _say_nothing, options.languages)
     missing = [row for rows in tables.values() for row in rows if row.state == MISSING]
     if options.json:
         tree = {name: [dataclasses.asdict(row) for row in rows] for name, rows in tables.items()}
@@ -60,7 +62,7 @@ def execute(options: argparse.Namespace) -> int:
     return 1 if missing else 0
 
 
-def _examine(settings: Settings, tell: Callable[[str], None]) -> dict[str, list[Row]]:
+def _examine(settings: Settings, tell: Callable[[str], None], tries_languages: bool = False) -> dict[str, list[Row]]:
     tell("trying each wall")
     probed = probe_machine(settings)
     walls = [_wall_row(found, settings.jail.without_walls) for found in probed["walls"]]
@@ -80,6 +82,7 @@ def _examine(settings: Settings, tell: Callable[[str], None]) -> dict[str, list[
         "machine": list(_machine_rows(probed["facts"])),
         "environments": environments,
         "program": [_program_row(rest, usable, lacking - {*settings.jail.without_walls})],
+        "languages": list(_language_rows(rest, tell, tries_languages and bool(usable))),
     }
 
 
@@ -200,6 +203,34 @@ def _say_nothing(_line: str) -> None:
     pass
 
 
+# ---- languages
+
+
+def _language_rows(settings: Settings, tell: Callable[[str], None], tries_them: bool) -> Iterator[Row]:
+    """Which are here; none is promised, so a missing one is a note. With `tries_them`, each must say hello."""
+    from belljar.frontends.cli.languages import check_all
+    from belljar.languages.listing import how_to_get
+    from belljar.languages.machine import machine_of
+    from belljar.languages.toolchain import load_all
+
+    machine = machine_of(settings)
+    others = [each for each in load_all().values() if each.run]
+    here = [each for each in others if machine.is_available(each.name)]
+    if not tries_them:
+        seen = ", ".join(each.name for each in here) or "none"
+        fix = "" if len(here) > 1 else "belljar languages install core"
+        meaning = "toolchains that jails can see; --languages tries each"
+        yield Row(name="here", state=OK if here else NOTE, seen=seen, meaning=meaning, fix=fix)
+    else:
+        for row in asyncio.run(check_all(settings, here, tell)):
+            fix = "" if row["state"] == OK else f"belljar languages install {row['name']}"
+            seen = row["detail"] or f"says hello in {row['seconds']} s"
+            yield Row(name=row["name"], state=OK if row["state"] == OK else MISSING, seen=seen, fix=fix)
+    for each in others:
+        if each not in here:
+            yield Row(name=each.name, state=NOTE, seen="not here", meaning=each.title, fix=how_to_get(each))
+
+
 # ---- a real program
 
 
@@ -293,7 +324,13 @@ def _breaches(seen: dict[str, Any], tops_of_environment: set[str]) -> Iterator[s
 # ---- the answer
 
 
-_TITLES = {"walls": "Walls", "machine": "Machine", "environments": "Guest environments", "program": "From inside"}
+_TITLES = {
+    "walls": "Walls",
+    "machine": "Machine",
+    "environments": "Guest environments",
+    "program": "From inside",
+    "languages": "Languages beside Python",
+}
 
 
 def _print(tables: dict[str, list[Row]], missing: list[Row]) -> None:

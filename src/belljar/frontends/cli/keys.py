@@ -19,6 +19,7 @@ def define(parser: argparse.ArgumentParser) -> None:
     create.add_argument("name", help="how logs and limits call its holder")
     create.add_argument("--max-concurrent", metavar="N", type=int, help="programs at the same time")
     create.add_argument("--requests-per-minute", metavar="N", type=int)
+    create.add_argument("--max-sessions", metavar="N", type=int, help="sessions open at the same time")
     create.add_argument(
         "--limit",
         metavar="NAME=NUMBER",
@@ -48,6 +49,7 @@ def _create(file: KeyFile, options: argparse.Namespace) -> int:
             name=options.name,
             max_concurrent=options.max_concurrent,
             requests_per_minute=options.requests_per_minute,
+            max_sessions=options.max_sessions,
             limits=dict(_read_limit(each) for each in options.limit),
             network=options.network,
             tools=options.tools or options.tool,
@@ -72,12 +74,13 @@ def _list(file: KeyFile, options: argparse.Namespace) -> int:
             key.created_at,
             str(key.max_concurrent or "–"),
             str(key.requests_per_minute or "–"),
+            str(key.max_sessions or "–"),
             " ".join(f"{name}={value:g}" for name, value in key.limits.items()) or "–",
             " ".join([*(["network"] if key.network else []), *_name_tools(key)]) or "–",
         ]
         for key in keys
     ]
-    columns = ["name", "created", "concurrent", "per minute", "limits", "may use"]
+    columns = ["name", "created", "concurrent", "per minute", "sessions", "limits", "may use"]
     terminal.draw_table(terminal.console(), f"{len(keys)} keys", columns, rows)
     return 0
 

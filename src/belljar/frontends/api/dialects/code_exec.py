@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import msgspec
 from msgspec import Struct
@@ -173,11 +174,9 @@ async def _run_any(service: Service, request: Request, body: Body) -> str:
     if body.timeout == 0:
         return "1\nTimeout"
     run_seconds = min(body.timeout, evaluator.run_seconds)
-    code = f"{evaluator.prepended}{body.code}{evaluator.appended}"
+    asked = {"language": language, "env": dict(evaluator.env) or None}
     try:
-        execution = _admit(
-            request.caller, code, run_seconds, language=language, env=dict(evaluator.env) if evaluator.env else None
-        )
+        execution = _admit(request.caller, evaluator.prepare(body.code), run_seconds, **asked)
         outcome = await _run(service, request, execution)
     except CallerError as error:
         return f"1\n{error.message}"
@@ -225,20 +224,34 @@ async def _run(service: Service, request: Request, execution: Execution) -> Outc
     request.on_hang_up(leave)
     loop = asyncio.get_running_loop()
     give_up_at = loop.time() + _PATIENCE_SECONDS
-    while True:
-        try:
-            with request.caller.running_up_to(1):
-                outcome = await service.engine.run(execution, id=execution_id)
-            service.executed(execution, outcome)
-            return outcome
-        except Draining:
-            raise
-        except Overloaded:
-            if loop.time() > give_up_at:
+    async with _gate(service, request.caller):
+        while not has_left.is_set():
+            try:
+                with request.caller.running_up_to(1):
+                    outcome = await service.engine.run(execution, id=execution_id)
+                service.executed(execution, outcome)
+                return outcome
+            except Draining:
                 raise
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(has_left.wait(), _RETRY_SECONDS)
-            raise ConnectionError("the client left while its program waited")
+            except Overloaded:
+                if loop.time() > give_up_at:
+                    raise
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(has_left.wait(), _RETRY_SECONDS)
+    raise ConnectionError("the client left while its program waited")
+
+
+_gates: WeakKeyDictionary[Caller, asyncio.Semaphore] = WeakKeyDictionary()
+
+
+def _gate(service: Service, caller: Caller) -> asyncio.Semaphore:
+    """One caller's thousands of requests stand in line here, so that few of them knock at a full queue."""
+    gate = _gates.get(caller)
+    if gate is None:
+        room = max(1, service.settings.pool.max_queued // 4)
+        most = caller.key.max_concurrent
+        gate = _gates[caller] = asyncio.Semaphore(room if most is None else min(room, most))
+    return gate
 
 
 def refuse(refusal: Refusal) -> Answer:

@@ -1,0 +1,215 @@
+"""Compiled programs, kept on disk so that the same source is compiled once.
+
+Safe against poisoning: an entry is written by the host alone, from what the compile step's own jail left behind, and
+its name is a hash of everything that step was given: source, files, command, and the toolchain's fingerprint. Unless
+the operator shares it, the caller is part of the name too: nobody can learn from the time an answer takes what others
+have compiled.
+
+An entry is one file: a line of JSON, then the compiled files one after the other. A guest gets the open file and
+copies its part within the kernel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import tempfile
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from belljar.contract.execution import Compilation, Status
+from belljar.contract.files import File
+
+_log = logging.getLogger("belljar.local")
+_HEAD_BYTES_MAX = 4 << 20
+_FORMAT = 1
+
+
+class Compiled:
+    """The result of a compile step. Holds an open file, which closes when nobody needs it any more."""
+
+    def __init__(self, compilation: Compilation, files: Sequence[tuple[str, int]], start: int, descriptor: int) -> None:
+        self.compilation = compilation
+        self.files = files  # paths and sizes, in the order in which they lie in the file
+        self.start = start
+        self.descriptor = descriptor
+
+    def __del__(self) -> None:
+        os.close(self.descriptor)
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all files together."""
+        return sum(size for _, size in self.files)
+
+    def is_unchanged(self, file: File) -> bool:
+        """Whether `file` is one of these, byte for byte."""
+        start = self.start
+        for path, size in self.files:
+            if path == file.path:
+                return size == len(file.content) and os.pread(self.descriptor, size, start) == file.content
+            start += size
+        return False
+
+
+def key_of(pieces: Iterable[bytes]) -> str:
+    """The name of an entry that depends on all of `pieces`, and on where one ends and the next begins."""
+    digest = hashlib.sha256(b"belljar-compiled-%d" % _FORMAT)
+    for piece in pieces:
+        digest.update(len(piece).to_bytes(8, "big"))
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+class CompileCache:
+    """Entries in one directory, the longest unused of which go when there are too many bytes."""
+
+    def __init__(self, directory: Path, bytes_max: int) -> None:
+        self._directory = directory
+        self._bytes_max = bytes_max
+        self._lock = threading.Lock()
+        self._sizes: OrderedDict[str, int] | None = None  # by key, the longest unused first; None: not looked at yet
+        self._can_write = bytes_max > 0
+        self.hits = self.misses = 0
+
+    def find(self, key: str) -> Compiled | None:
+        """What was compiled under that key."""
+        if self._bytes_max <= 0:
+            return None
+        path = self._directory / key
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            self.misses += 1
+            return None
+        try:
+            found = _open_entry(descriptor)
+        except (ValueError, KeyError, TypeError):  # written by another version, or by a machine that lost power
+            os.close(descriptor)
+            with contextlib.suppress(OSError):
+                path.unlink()
+            self.misses += 1
+            return None
+        self.hits += 1
+        self._used(key)
+        return found
+
+    def keep(self, key: str, compilation: Compilation, files: Sequence[File]) -> Compiled:
+        """Write an entry and open it; where nothing can be kept, it lives in memory for as long as it is held."""
+        content = _build_entry(compilation, files)
+        if self._can_write and len(content) <= self._bytes_max:
+            try:
+                self._write(key, content)
+                return _open_entry(os.open(self._directory / key, os.O_RDONLY | os.O_CLOEXEC))
+            except OSError as error:
+                self._can_write = False
+                _log.warning("compiled programs cannot be kept in %s: %s", self._directory, error)
+        descriptor = os.memfd_create("belljar-compiled", os.MFD_CLOEXEC)
+        _write_all(descriptor, content)
+        return _open_entry(descriptor)
+
+    def facts(self) -> dict[str, int]:
+        """Numbers for monitoring."""
+        kept = sum((self._sizes or {}).values())
+        return {"compile_cache_hits": self.hits, "compile_cache_misses": self.misses, "compile_cache_bytes": kept}
+
+    def _write(self, key: str, content: bytes) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor, temporary = tempfile.mkstemp(prefix=".new-", dir=self._directory)
+        try:
+            try:
+                _write_all(descriptor, content)
+            finally:
+                os.close(descriptor)
+            Path(temporary).rename(self._directory / key)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                Path(temporary).unlink()
+            raise
+        with self._lock:
+            sizes = self._index()
+            sizes[key] = len(content)
+            sizes.move_to_end(key)
+            total = sum(sizes.values())
+            while total > self._bytes_max:
+                oldest, size = sizes.popitem(last=False)
+                total -= size
+                with contextlib.suppress(OSError):
+                    (self._directory / oldest).unlink()
+
+    def _used(self, key: str) -> None:
+        with self._lock:
+            if self._sizes is not None and key in self._sizes:
+                self._sizes.move_to_end(key)
+        with contextlib.suppress(OSError):
+            os.utime(self._directory / key)  # so that the next server knows, too
+
+    def _index(self) -> OrderedDict[str, int]:
+        """What there is, from the directory; with it go the halves that a killed server has left."""
+        if self._sizes is None:
+            found = []
+            for entry in os.scandir(self._directory):
+                with contextlib.suppress(OSError):
+                    if entry.name.startswith("."):
+                        if not _is_fresh(entry):
+                            Path(entry.path).unlink()
+                    else:
+                        facts = entry.stat(follow_symlinks=False)
+                        found.append((facts.st_mtime_ns, entry.name, facts.st_size))
+            self._sizes = OrderedDict((name, size) for _, name, size in sorted(found))
+        return self._sizes
+
+
+def _is_fresh(entry: os.DirEntry[str]) -> bool:
+    """Whether another server may still be writing it."""
+    return time.time() - entry.stat(follow_symlinks=False).st_mtime < 3600
+
+
+def _build_entry(compilation: Compilation, files: Sequence[File]) -> bytes:
+    head = {
+        "format": _FORMAT,
+        "status": str(compilation.status),
+        "exit_code": compilation.exit_code,
+        "stdout": compilation.stdout,
+        "stderr": compilation.stderr,
+        "wall_seconds": compilation.wall_seconds,
+        "files": [(file.path, len(file.content)) for file in files],
+    }
+    return b"".join((json.dumps(head).encode(), b"\n", *(file.content for file in files)))
+
+
+def _open_entry(descriptor: int) -> Compiled:
+    """Takes `descriptor` over, unless it raises.
+
+    Raises:
+        ValueError, KeyError, TypeError: this is no whole entry.
+    """
+    text = os.pread(descriptor, 65536, 0)
+    if b"\n" not in text:
+        text = os.pread(descriptor, _HEAD_BYTES_MAX, 0)
+    end = text.index(b"\n") + 1
+    head: dict[str, Any] = json.loads(text[:end])
+    files = [(str(path), int(size)) for path, size in head["files"]]
+    if head["format"] != _FORMAT or os.fstat(descriptor).st_size != end + sum(size for _, size in files):
+        raise ValueError("not a whole entry")
+    compilation = Compilation(
+        status=Status(head["status"]),
+        exit_code=head["exit_code"],
+        stdout=head["stdout"],
+        stderr=head["stderr"],
+        wall_seconds=head["wall_seconds"],
+    )
+    return Compiled(compilation, files, end, descriptor)
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    view = memoryview(content)
+    while view:
+        view = view[os.write(descriptor, view) :]

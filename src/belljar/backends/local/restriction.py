@@ -1,0 +1,43 @@
+"""The host's side of restricted Python: sends the rules along, and hears whether they ended the program.
+
+What is heard comes from inside the guest, so a program that gets around the policy can forge it. It then deceives its
+own caller and nobody else: a refusal changes one status word, and no wall depends on it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+from belljar.backends.local.run import Extra
+from belljar.contract.execution import Evidence, Execution
+from belljar.contract.restriction import Restriction
+
+_REFUSED, _CUT = b"R", b"C"  # see guest/restricted.py
+_READ_BYTES = 4096
+
+
+class PolicyReport:
+    """The pipe of one restricted run; owns both ends until `close`."""
+
+    def __init__(self, execution: Execution, restriction: Restriction) -> None:
+        self._ours, self._theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        argument = {
+            "imports": [*restriction.imports, *(["tools"] if execution.tools else [])],
+            "print_characters": restriction.print_characters,
+            "has_input": bool(execution.stdin),
+        }
+        self.extra = Extra("restricted", argument, (self._theirs,))
+
+    def close(self) -> None:
+        """Close both ends; the guest has, or had, a copy of its own."""
+        os.close(self._ours)
+        os.close(self._theirs)
+
+    def complete(self, seen: Evidence) -> Evidence:
+        """The evidence with what the policy did; everyone in the cell is dead by now."""
+        try:
+            said = os.read(self._ours, _READ_BYTES)
+        except BlockingIOError:
+            return seen
+        return dataclasses.replace(seen, refused=_REFUSED in said, stdout_cut=seen.stdout_cut or _CUT in said)

@@ -1,0 +1,196 @@
+"""What is asked of sessions, and every session route. Written once for both kinds of handle."""
+
+from __future__ import annotations
+
+import urllib.parse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypedDict, TypeVar
+
+from belljar.client import answer
+from belljar.client.calls import QUESTION_SECONDS, WALL_SECONDS, Call
+from belljar.client.request import (
+    Body,
+    Files,
+    as_list,
+    encode,
+    read_local,
+    wall_seconds_of,
+    write_files,
+    write_limits,
+    wrong_type,
+)
+from belljar.contract.execution import Limits, Outcome
+from belljar.contract.files import check_relative_path
+from belljar.contract.sessions import SessionState, WorkFile
+
+_Read = TypeVar("_Read")
+
+
+class SessionAsked(TypedDict, total=False):
+    """What may be asked of a session. Memory and disk are for its whole life, times for each cell."""
+
+    id: str
+    language: str
+    environment: str
+    limits: Limits | Mapping[str, float] | None
+    timeout: float | None  # of a cell that names none
+    memory_mb: float | None
+    idle_seconds: float | None
+    env: Mapping[str, str] | None
+    network: bool
+    tools: bool | Sequence[str]
+    files: Files | None
+
+
+class CellAsked(TypedDict, total=False):
+    """What may be asked beside the code of a cell."""
+
+    timeout: float | None
+    limits: Mapping[str, float] | None
+    artifacts: Sequence[str]
+    wait: bool  # False: SessionBusy at once when another cell runs
+
+
+def build_session(
+    *,
+    id: str | None = None,
+    language: str | None = None,
+    environment: str | None = None,
+    limits: Limits | Mapping[str, float] | None = None,
+    timeout: float | None = None,
+    memory_mb: float | None = None,
+    idle_seconds: float | None = None,
+    env: Mapping[str, str] | None = None,
+    network: bool | None = None,
+    tools: bool | Sequence[str] | None = None,
+    files: Files | None = None,
+) -> Body:
+    """The body of POST /v1/sessions; reads the files that are named by a Path.
+
+    Raises:
+        InvalidExecution: something cannot be sent.
+    """
+    named = write_limits(limits, None, memory_mb)["limits"] or {}
+    if timeout is not None:
+        named["wall_seconds"] = timeout
+    asked = {
+        "id": id,
+        "language": language,
+        "environment": environment,
+        "limits": named or None,
+        "idle_seconds": idle_seconds,
+        "env": dict(env) if env else None,
+        "network": network,
+        "tools": tools if tools is None or isinstance(tools, bool) else as_list("tools", tools),
+        "files": write_files(files) if files else None,
+    }
+    return _given(asked)
+
+
+def build_cell(
+    code: str,
+    *,
+    timeout: float | None = None,
+    limits: Mapping[str, float] | None = None,
+    artifacts: Sequence[str] = (),
+    wait: bool | None = None,
+) -> Body:
+    """The body of POST /v1/sessions/{id}/execute."""
+    asked = {
+        "timeout": timeout,
+        "limits": dict(limits) if limits else None,
+        "artifacts": as_list("artifacts", artifacts) or None,
+        "wait": wait,
+    }
+    return {"code": code} | _given(asked)
+
+
+def read_content(content: object) -> bytes:
+    """What is to be uploaded; a Path is read here."""
+    if isinstance(content, Path):
+        return read_local(content)
+    if isinstance(content, str):
+        return content.encode()
+    if not isinstance(content, (bytes, bytearray, memoryview)):
+        raise wrong_type("content", "a string, bytes or a Path", content)
+    return bytes(content)
+
+
+def _given(asked: Mapping[str, Any]) -> Body:
+    return {name: value for name, value in asked.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionCalls:
+    """Makes a call for each route of one session."""
+
+    id: str
+    room_seconds: float
+    wall_seconds: float = WALL_SECONDS  # of a cell that names none
+
+    def state(self) -> Call[SessionState]:
+        """GET /v1/sessions/{id}."""
+        return self._call("GET", "", answer.read_session)
+
+    def close(self) -> Call[None]:
+        """DELETE /v1/sessions/{id}."""
+        return self._call("DELETE", "", answer.read_nothing)
+
+    def run(self, body: Body) -> Call[Outcome]:
+        """POST …/execute."""
+        return self._run(body, answer.read_outcome)
+
+    def stream(self, body: Body) -> Call[bytes]:
+        """POST …/execute for a stream, whose reader is an EventReader."""
+        return self._run(body, bytes, is_stream=True)
+
+    def branch(self, count: int, reseed: bool) -> Call[list[SessionState]]:
+        """POST …/branch. Never sent twice by itself, as opening is not."""
+        content = encode({"count": count, "reseed": reseed})
+        return self._call("POST", "/branch", answer.read_sessions, content=content, runs_code=True)
+
+    def interrupt(self) -> Call[bool]:
+        """POST …/interrupt. Not sent twice: the second might meet the next cell."""
+        return self._call("POST", "/interrupt", answer.read_interrupted, runs_code=True)
+
+    def files(self) -> Call[list[WorkFile]]:
+        """GET …/files."""
+        return self._call("GET", "/files", answer.read_work_files)
+
+    def upload(self, path: str, content: bytes) -> Call[None]:
+        """PUT …/files/{path}."""
+        at = _file_route(path)
+        return self._call("PUT", at, answer.read_nothing, content=content, content_type="application/octet-stream")
+
+    def download(self, path: str) -> Call[bytes]:
+        """GET …/files/{path}."""
+        return self._call("GET", _file_route(path), bytes)
+
+    def delete(self, path: str) -> Call[None]:
+        """DELETE …/files/{path}."""
+        return self._call("DELETE", _file_route(path), answer.read_nothing, runs_code=True)
+
+    def _run(self, body: Body, read: Callable[[bytes], _Read], is_stream: bool = False) -> Call[_Read]:
+        wall_seconds = wall_seconds_of(body) or self.wall_seconds
+        waiting_seconds = 0.0 if body.get("wait") is False else WALL_SECONDS  # for the cells of others
+        return self._call(
+            "POST",
+            "/execute",
+            read,
+            content=encode(body),
+            silence_seconds=self.room_seconds + wall_seconds + waiting_seconds,
+            is_stream=is_stream,
+            runs_code=True,
+        )
+
+    def _call(self, method: str, below: str, read: Callable[[bytes], _Read], **more: Any) -> Call[_Read]:
+        path = f"/v1/sessions/{urllib.parse.quote(self.id, safe='')}{below}"
+        more.setdefault("silence_seconds", QUESTION_SECONDS + self.room_seconds)
+        return Call(method=method, path=path, read=read, **more)
+
+
+def _file_route(path: str) -> str:
+    """Checked here too: a path with '..' would be another route by the time it is sent."""
+    return "/files/" + urllib.parse.quote(check_relative_path(path))

@@ -1,0 +1,162 @@
+"""What a cell does, as the lines that clients of the kernel server read: text, image, error, and nothing else.
+
+A thing that is shown comes in several forms, one after the other, and a client gets one: of what is displayed the
+picture if there is one, of the cell's value the text. So a displayed text waits a moment for its picture.
+
+The interpreter also writes its traceback to standard error. Here it is a line of its own, so error output that looks
+like the beginning of one is kept back until the end of the cell tells whether it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import re
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from belljar.contract.execution import MIB, Display, Event, Execution, Finished, Limits, Outcome, Output, Status
+
+Line = dict[str, Any]
+
+_FORMS_SECONDS = 0.05  # between two forms of one thing, at most
+_TRACEBACK = re.compile(r"^(?:-{75}$|  Cell In\[[0-9]+\], line |  File \")", re.MULTILINE)  # as IPython begins one
+_PNG, _TEXT = "image/png", "text/plain"
+
+
+async def lines_of(events: AsyncGenerator[Event, None], cell: Execution) -> AsyncGenerator[Line | Outcome, None]:
+    """The lines of a cell in their order, and at the end its outcome. Closes `events`, which ends the cell."""
+    shown, kept_back = _Shown(), _KeptBack()
+    step: asyncio.Task[Event | None] | None = None
+    try:
+        while True:
+            step = step or asyncio.create_task(_next(events))
+            if shown.waits:
+                await asyncio.wait([step], timeout=_FORMS_SECONDS)
+                if not step.done():
+                    for line in shown.settle():
+                        yield line
+            event = await step
+            step = None
+            if isinstance(event, Display) and shown.takes(event):
+                continue
+            for line in shown.settle():
+                yield line
+            if event is None:
+                return
+            if isinstance(event, Display):
+                shown = _Shown(event)
+            elif isinstance(event, Output):
+                text = kept_back.take(event.text) if event.stream == "stderr" else event.text
+                if text:
+                    yield {"text": text}
+            elif isinstance(event, Finished):
+                if text := kept_back.rest(event.outcome):
+                    yield {"text": text}
+                for line in last_lines(event.outcome, cell.limits):
+                    yield line
+                yield event.outcome
+    finally:
+        if step is not None and not step.done():
+            step.cancel()
+            await asyncio.wait([step])
+        await events.aclose()
+
+
+class _KeptBack:
+    """Error output from where a traceback seems to begin."""
+
+    def __init__(self) -> None:
+        self._text = ""
+
+    def take(self, text: str) -> str:
+        """What of it can be told at once."""
+        if self._text:
+            self._text += text
+            return ""
+        found = _TRACEBACK.search(text)
+        if found is None:
+            return text
+        self._text = text[found.start() :]
+        return text[: found.start()]
+
+    def rest(self, outcome: Outcome) -> str:
+        """What was no traceback after all."""
+        traceback = "\n".join(outcome.error.traceback).strip("\n") if outcome.error else ""
+        if not traceback or traceback not in self._text:
+            return self._text
+        before, _, after = self._text.rpartition(traceback)
+        return before.rstrip("\n") + after.strip("\n")
+
+
+async def _next(events: AsyncGenerator[Event, None]) -> Event | None:
+    return await anext(events, None)
+
+
+class _Shown:
+    """One thing that is shown, as far as its forms have come."""
+
+    def __init__(self, first: Display | None = None) -> None:
+        self._forms = {} if first is None else {first.mime: first}
+        self._bundle = None if first is None else first.bundle
+        self._is_result = first is not None and first.is_result
+
+    @property
+    def waits(self) -> bool:
+        """Whether a better form may still come."""
+        return self._bundle is not None and bool(self._forms) and self._wanted() is not self._best()
+
+    def takes(self, display: Display) -> bool:
+        """Whether it is another form of the same thing."""
+        if display.bundle is None or display.bundle != self._bundle:
+            return False
+        if self._forms:  # else it is told already, and a late form is dropped
+            self._forms[display.mime] = display
+        return True
+
+    def settle(self) -> list[Line]:
+        """The line of this thing, once; none if it has no form that can be told."""
+        display = self._wanted() or self._best()
+        self._forms = {}
+        if display is None:
+            return []
+        if display.mime == _TEXT:
+            return [{"text": display.content.decode("utf-8", "replace")}]
+        kind = display.mime.partition("/")[2]
+        return [{"image": base64.b64encode(display.content).decode("ascii"), "format": kind}]
+
+    def _wanted(self) -> Display | None:
+        return self._forms.get(_TEXT if self._is_result else _PNG)
+
+    def _best(self) -> Display | None:
+        if self._wanted() is not None:
+            return self._wanted()
+        pictures = (form for form in self._forms.values() if form.mime in (_PNG, "image/jpeg"))
+        return next(pictures, None) or self._forms.get(_TEXT)
+
+
+def last_lines(outcome: Outcome, limits: Limits) -> list[Line]:
+    """What can only be said at the end: that output was cut, and what went wrong."""
+    lines: list[Line] = []
+    if outcome.stdout_cut or outcome.stderr_cut:
+        lines.append({"text": f"\n[cut: output after the first {limits.output_bytes / 1024:g} KB was dropped]\n"})
+    error = _error_of(outcome, limits)
+    if error is not None:
+        lines.append({"error": error, "traceback": list(outcome.error.traceback) if outcome.error else []})
+    return lines
+
+
+def _error_of(outcome: Outcome, limits: Limits) -> str | None:
+    """`Name: value`."""
+    has_ended = outcome.error is not None and outcome.error.type == "SessionEnded"
+    if outcome.status is Status.TIMED_OUT:
+        after = "the session has ended; the next call starts a new one" if has_ended else "the session goes on"
+        return f"TimeoutError: not done after {limits.wall_seconds:g} s, and interrupted; {after}"
+    if outcome.status is Status.OUT_OF_MEMORY:
+        return (
+            f"MemoryError: more than the session's {limits.memory_bytes / MIB:g} MB were needed; it has ended, and the "
+            "next call starts a new one"
+        )
+    if outcome.error is not None:
+        return f"{outcome.error.type}: {outcome.error.message}" if outcome.error.message else outcome.error.type
+    return None if outcome.ok else f"RuntimeError: the cell ended as {outcome.status}"

@@ -1,0 +1,174 @@
+"""The session calls of the native API.
+
+A session is found by its id and the key that opened it: to every other key it does not exist. Who hangs up while his
+cell runs has it interrupted, and while it waits, taken out of the line; the session lives on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+from belljar.contract.execution import Outcome
+from belljar.contract.sessions import SessionState, WorkFile, rfc3339
+from belljar.engine.execute import new_id
+from belljar.frontends.api.replies import encode_json, reply, reply_nothing
+from belljar.frontends.api.request import Request
+from belljar.frontends.api.service import Service
+from belljar.frontends.api.session_bodies import (
+    cell_of,
+    order_of,
+    read_branch,
+    read_cell,
+    read_optional,
+    read_path,
+    read_session,
+)
+from belljar.frontends.api.streaming import Stream, tell_events, wanted_stream
+
+_RAW = (b"content-type", b"application/octet-stream")
+
+_T = TypeVar("_T")
+
+
+async def open_session(service: Service, request: Request) -> None:
+    """POST /v1/sessions."""
+    caller = request.caller
+    caller.count_request()
+    order = order_of(caller, read_session(await read_optional(request)))
+    sessions = service.engine.sessions
+    with caller.opening(1, lambda: sessions.list(caller.owner)):
+        state = await _while_connected(request, sessions.open(order))
+    service.telemetry.opened(caller.name, state)
+    location = (b"location", f"/v1/sessions/{state.id}".encode())
+    await reply(request.send, encode_json(state.as_json()), 201, headers=(location,))
+
+
+async def list_sessions(service: Service, request: Request) -> None:
+    """GET /v1/sessions: those of this key."""
+    states = service.engine.sessions.list(request.caller.owner)
+    await reply(request.send, _as_list(states))
+
+
+async def show_session(service: Service, request: Request) -> None:
+    """GET /v1/sessions/{id}."""
+    state = service.engine.sessions.get(request.caller.owner, request.parameters["id"])
+    await reply(request.send, encode_json(state.as_json()))
+
+
+async def close_session(service: Service, request: Request) -> None:
+    """DELETE /v1/sessions/{id}. Gone, with all it started, when this is answered."""
+    await service.engine.sessions.close(request.caller.owner, request.parameters["id"])
+    await reply_nothing(request.send)
+
+
+async def run_cell(service: Service, request: Request) -> None:
+    """POST /v1/sessions/{id}/execute."""
+    caller, session_id = request.caller, request.parameters["id"]
+    caller.count_request()
+    asked = read_cell(await request.read())
+    sessions = service.engine.sessions
+    cell = cell_of(caller, sessions.get(caller.owner, session_id), asked)
+    cell_id = new_id()
+
+    def finish(outcome: Outcome) -> None:
+        service.health.ran()
+        service.telemetry.ran_cell(caller.name, session_id, cell, outcome)
+
+    with caller.running_up_to(1):
+        kind = wanted_stream(request)
+        try:
+            if kind is None:
+                running = sessions.run(caller.owner, session_id, cell, waits=asked.wait, execution_id=cell_id)
+                outcome = await _while_connected(request, running)
+                finish(outcome)
+                await reply(request.send, encode_json(outcome.as_json()))
+            else:
+                events = sessions.stream(caller.owner, session_id, cell, waits=asked.wait, execution_id=cell_id)
+                stream = Stream(request, kind)
+                await _while_connected(request, tell_events(service, stream, events, finish))
+                await stream.end()
+        except ConnectionError:
+            service.telemetry.left_cell(caller.name, session_id, cell, cell_id)
+            raise
+
+
+async def branch_session(service: Service, request: Request) -> None:
+    """POST /v1/sessions/{id}/branch."""
+    caller = request.caller
+    caller.count_request()
+    asked = read_branch(await read_optional(request))
+    sessions = service.engine.sessions
+    with caller.opening(asked.count, lambda: sessions.list(caller.owner)):
+        branching = sessions.branch(caller.owner, request.parameters["id"], asked.count, reseed=asked.reseed)
+        states = await _while_connected(request, branching)
+    for state in states:
+        service.telemetry.opened(caller.name, state)
+    await reply(request.send, _as_list(states))
+
+
+async def interrupt_session(service: Service, request: Request) -> None:
+    """POST /v1/sessions/{id}/interrupt. Not counted: a key out of quota must still be able to stop what it started."""
+    was_running = service.engine.sessions.interrupt(request.caller.owner, request.parameters["id"])
+    await reply(request.send, encode_json({"interrupted": was_running}))
+
+
+async def list_files(service: Service, request: Request) -> None:
+    """GET /v1/sessions/{id}/files."""
+    request.caller.count_request()
+    files = await service.engine.sessions.list_files(request.caller.owner, request.parameters["id"])
+    await reply(request.send, encode_json({"files": [_describe_file(each) for each in files]}))
+
+
+async def write_file(service: Service, request: Request) -> None:
+    """PUT /v1/sessions/{id}/files/{path}: the body is the file."""
+    request.caller.count_request()
+    path = read_path(request)
+    sessions, owner, session_id = service.engine.sessions, request.caller.owner, request.parameters["id"]
+    sessions.get(owner, session_id)  # before a body is read that nobody can take
+    await sessions.write_file(owner, session_id, path, await request.read(is_json=False))
+    await reply_nothing(request.send)
+
+
+async def read_file(service: Service, request: Request) -> None:
+    """GET /v1/sessions/{id}/files/{path}: the file as it is."""
+    request.caller.count_request()
+    content = await service.engine.sessions.read_file(
+        request.caller.owner, request.parameters["id"], read_path(request)
+    )
+    request.hold(len(content))
+    # The program chose what is in there: no browser may take it for a page of ours.
+    headers = ((b"content-disposition", b"attachment"), (b"content-security-policy", b"sandbox"))
+    await reply(request.send, content, content_type=_RAW, headers=headers)
+
+
+async def delete_file(service: Service, request: Request) -> None:
+    """DELETE /v1/sessions/{id}/files/{path}."""
+    request.caller.count_request()
+    await service.engine.sessions.delete_file(request.caller.owner, request.parameters["id"], read_path(request))
+    await reply_nothing(request.send)
+
+
+def _as_list(states: Sequence[SessionState]) -> bytes:
+    return encode_json({"sessions": [state.as_json() for state in states]})
+
+
+def _describe_file(file: WorkFile) -> dict[str, Any]:
+    return {"path": file.path, "bytes": file.size_bytes, "modified_at": rfc3339(file.modified_at)}
+
+
+async def _while_connected(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
+    """Do `work` as long as the client is there to hear of it. Only after the body was read.
+
+    Raises:
+        ConnectionError: he has left, and `work` was cancelled to its end.
+    """
+    task = asyncio.ensure_future(work)
+    request.on_hang_up(task.cancel)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if (ours := asyncio.current_task()) is not None and ours.cancelling():
+            raise
+        raise ConnectionError("the client left") from None

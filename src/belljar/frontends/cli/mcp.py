@@ -1,0 +1,126 @@
+"""`belljar mcp`: the MCP server that an assistant starts by itself, on standard input and output."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from belljar.contract.errors import InvalidSettings
+from belljar.frontends.cli.options import define_walls
+from belljar.frontends.mcp_server.choices import familiar_image, images_of
+from belljar.settings import Settings, load, names
+
+
+def define(parser: argparse.ArgumentParser) -> None:
+    """Options of `belljar mcp`."""
+    parser.add_argument(
+        "--tools", metavar="A,B", help="only these tools, or groups: native, safe-execute, code-sandbox, kernels"
+    )
+    parser.add_argument(
+        "--output",
+        choices=("plain", "structured"),
+        help="results as text alone, or also as JSON by a schema (the default)",
+    )
+    parser.add_argument(
+        "--pass-through-env",
+        metavar="A,B",
+        help="variables of this process that programs get too; they get no others",
+    )
+    parser.add_argument("--python-image", metavar="IMAGE", help="run Python in this container image")
+    parser.add_argument("--js-image", metavar="IMAGE", help="run JavaScript in this container image")
+    parser.add_argument("--network", action="store_true", default=None, help="let programs reach the network")
+    parser.add_argument(
+        "--set",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="any other setting, such as default_limits.wall_seconds=60 (again for more)",
+    )
+    parser.add_argument(
+        "--like",
+        choices=("code-sandbox",),
+        help="present the name and the tools of this other server, as the command code-sandbox-mcp does",
+    )
+    define_walls(parser)
+    parser.epilog = (
+        "The client speaks first, on standard input; logs go to standard error. CONTAINER_IMAGE together with\n"
+        "CONTAINER_LANGUAGE (python or javascript) does what --python-image or --js-image does; BACKEND (docker or\n"
+        "podman) says with which engine. VERBOSE=true logs as --debug does."
+    )
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Serve until the client leaves."""
+    from belljar.frontends.mcp_server.choices import offer_of
+    from belljar.frontends.mcp_server.offer import CODE_SANDBOX
+    from belljar.frontends.mcp_server.registry import select
+    from belljar.frontends.mcp_server.stdio import serve
+    from belljar.frontends.mcp_server.tools import ALL
+
+    settings = _load(options)
+    offer = offer_of(settings, os.environ, **(CODE_SANDBOX if options.like else {}))
+    select(ALL, offer.tools)  # a tool that does not exist is told before the SDK is imported
+    _set_up_logging(is_debugging="debug" in options or os.environ.get("VERBOSE", "").lower() in ("1", "true", "yes"))
+    asyncio.run(serve(settings, offer))
+    return 0
+
+
+def be_code_sandbox() -> int:
+    """The command `code-sandbox-mcp`."""
+    from belljar.frontends.cli import main
+
+    return main(["mcp", "--like", "code-sandbox", *sys.argv[1:]])
+
+
+def _set_up_logging(*, is_debugging: bool) -> None:
+    """Everything that is said goes to standard error: standard output is the protocol's."""
+    import logging
+
+    logging.basicConfig(
+        level=logging.DEBUG if is_debugging else logging.WARNING, format="belljar: %(name)s: %(message)s", force=True
+    )
+    logging.getLogger("belljar").setLevel(logging.DEBUG if is_debugging else logging.INFO)
+
+
+def _load(options: argparse.Namespace) -> Settings:
+    flags: dict[str, Any] = {}
+    for each in options.set:
+        name, equals, value = each.partition("=")
+        if not equals:
+            raise InvalidSettings(f"--set takes NAME=VALUE, not {each!r}")
+        flags[name.strip()] = value.strip()
+    if options.like and options.tools is None:
+        flags["mcp.tools"] = options.like
+    for name, value in (
+        ("mcp.tools", options.tools),
+        ("mcp.output", options.output),
+        ("mcp.pass_through_env", options.pass_through_env),
+        ("mcp.python_image", options.python_image),
+        ("mcp.javascript_image", options.js_image),
+        ("mcp.network", options.network),
+    ):
+        if value is not None:
+            flags[name] = value
+    path = Path(options.config) if "config" in options else None
+    settings = load(path, flags=flags)
+    if images := {**images_of(settings), **familiar_image(os.environ)}:
+        flags.update(_container_flags(images))
+        settings = load(path, flags=flags)
+    if options.without_wall:
+        flags["jail.without_walls"] = tuple(dict.fromkeys((*settings.jail.without_walls, *options.without_wall)))
+        settings = load(path, flags=flags)
+    return settings
+
+
+def _container_flags(images: Mapping[str, str]) -> dict[str, Any]:
+    """Whoever names an image wants it to be used: by the container back end, where this installation has one."""
+    wanted: dict[str, Any] = {"backend": "container", "container.allowed_images": tuple(images.values())}
+    if engine := os.environ.get("BACKEND", ""):
+        wanted["container.engine"] = engine
+    known = set(names())
+    return {name: value for name, value in wanted.items() if name in known}

@@ -1,0 +1,208 @@
+"""Where the cells of `belljar shell` run: behind an engine of our own, or on a server.
+
+Either lives on an event loop in a thread of its own, because the main thread waits for a person most of the time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar
+
+from belljar.assembly import build_engine
+from belljar.client.asynchronous import AsyncClient
+from belljar.client.retries import Retries
+from belljar.client.session_request import SessionAsked
+from belljar.client.sessions import AsyncSession
+from belljar.contract.execution import Event
+from belljar.contract.sessions import SessionOrder, SessionState, WorkFile
+from belljar.engine.admission import admit_cell
+from belljar.engine.execute import Engine
+from belljar.settings import Settings
+
+_PATIENT_SECONDS = 5.0  # with a server that is not there: a person can try again
+
+_T = TypeVar("_T")
+
+
+class Live(Protocol):
+    """A session, wherever it is. All of it is called on the loop's thread."""
+
+    id: str
+
+    def stream(self, code: str, timeout: float | None) -> AsyncGenerator[Event, None]:
+        """Run a cell."""
+
+    async def branch(self, reseed: bool) -> Live:
+        """A copy of the live state."""
+
+    async def interrupt(self) -> bool:
+        """KeyboardInterrupt in the running cell."""
+
+    async def upload(self, path: str, content: bytes) -> None:
+        """Make or replace a file."""
+
+    async def download(self, path: str) -> bytes:
+        """What is in a file."""
+
+    async def files(self) -> Sequence[WorkFile]:
+        """The files of the work directory."""
+
+    async def state(self) -> SessionState:
+        """How it is now."""
+
+    async def close(self) -> None:
+        """End it."""
+
+
+class Place(Protocol):
+    """Opens sessions."""
+
+    async def open(self) -> Live:
+        """A new session."""
+
+    async def attach(self, session_id: str) -> Live:
+        """One that is open already."""
+
+    async def close(self) -> None:
+        """Leave nothing behind that was made here."""
+
+
+class Here:
+    """An engine of our own."""
+
+    def __init__(self, settings: Settings, order: SessionOrder) -> None:
+        self._settings = settings
+        self._order = order
+        self._engine: Engine | None = None
+
+    async def open(self) -> Live:
+        """A new session; the first one opens the engine."""
+        if self._engine is None:
+            engine = build_engine(self._settings)
+            await engine.open()
+            self._engine = engine
+        state = await self._engine.sessions.open(self._order)
+        return _SessionHere(self._engine, self._order.caller, state)
+
+    async def attach(self, session_id: str) -> Live:
+        """There are none but ours."""
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        """End the engine and all its sessions."""
+        if self._engine is not None:
+            await self._engine.close(0.0)
+
+
+class _SessionHere:
+    def __init__(self, engine: Engine, caller: str, state: SessionState) -> None:
+        self.id = state.id
+        self._engine = engine
+        self._caller = caller
+        self._opened = state
+
+    def stream(self, code: str, timeout: float | None) -> AsyncGenerator[Event, None]:
+        cell = admit_cell(self._engine.settings, self._opened.limits, code, timeout=timeout)
+        return self._engine.sessions.stream(self._caller, self.id, cell)
+
+    async def branch(self, reseed: bool) -> Live:
+        (state,) = await self._engine.sessions.branch(self._caller, self.id, 1, reseed=reseed)
+        return _SessionHere(self._engine, self._caller, state)
+
+    async def interrupt(self) -> bool:
+        return self._engine.sessions.interrupt(self._caller, self.id)
+
+    async def upload(self, path: str, content: bytes) -> None:
+        await self._engine.sessions.write_file(self._caller, self.id, path, content)
+
+    async def download(self, path: str) -> bytes:
+        return await self._engine.sessions.read_file(self._caller, self.id, path)
+
+    async def files(self) -> Sequence[WorkFile]:
+        return await self._engine.sessions.list_files(self._caller, self.id)
+
+    async def state(self) -> SessionState:
+        return self._engine.sessions.get(self._caller, self.id)
+
+    async def close(self) -> None:
+        await self._engine.sessions.close(self._caller, self.id)
+
+
+class There:
+    """A server."""
+
+    def __init__(self, url: str, api_key: str | None, asked: SessionAsked) -> None:
+        """Raises CallerError: the URL or the key cannot be one. ImportError: httpx is not installed."""
+        options = {"api_key": api_key} if api_key else {}
+        self._client = AsyncClient.from_env(url=url, retries=Retries(total_seconds=_PATIENT_SECONDS), **options)
+        self._asked = asked
+
+    async def open(self) -> Live:
+        """A new session."""
+        return _SessionThere(await self._client.session(**self._asked))
+
+    async def attach(self, session_id: str) -> Live:
+        """One that is open already."""
+        return _SessionThere(await self._client.attach(session_id))
+
+    async def close(self) -> None:
+        """Hang up; sessions stay, whoever opened them closes them."""
+        await self._client.close()
+
+
+class _SessionThere:
+    def __init__(self, session: AsyncSession) -> None:
+        self.id = session.id
+        self._session = session
+        self.interrupt, self.download = session.interrupt, session.download
+        self.upload, self.files, self.state, self.close = session.upload, session.files, session.state, session.close
+
+    def stream(self, code: str, timeout: float | None) -> AsyncGenerator[Event, None]:
+        return self._session.stream(code, timeout=timeout)
+
+    async def branch(self, reseed: bool) -> Live:
+        (branch,) = await self._session.branch(reseed=reseed)
+        return _SessionThere(branch)
+
+
+class Loop:
+    """An event loop in a thread of its own; `with` ends it."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="belljar-shell", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    def start(self, work: Coroutine[Any, Any, _T]) -> concurrent.futures.Future[_T]:
+        """Hand work to the loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def do(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Have work done; an interrupt of this thread ends it first."""
+        future = self.start(work)
+        try:
+            return future.result()
+        except BaseException:
+            if not future.done():
+                future.cancel()
+                concurrent.futures.wait([future])
+            raise
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        self._loop.close()

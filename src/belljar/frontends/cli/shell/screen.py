@@ -1,0 +1,139 @@
+"""What a person, or a pipe, sees of the cells: output as it comes, values, pictures as files, notes.
+
+`rich` is loaded when something is really coloured: at a pipe nothing is.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TextIO
+
+from belljar.contract.execution import MIB, Display, Limits, Outcome, Output, Status
+from belljar.contract.files import File
+from belljar.frontends.cli import saving, terminal
+
+_ANSI = {"red": "\x1b[31m", "green": "\x1b[32m", "dim": "\x1b[2m", "bold": "\x1b[1m"}
+_OFF = "\x1b[0m"
+_SAID_BY_US = ("SessionEnded",)  # in a note of its own
+
+
+class Screen:
+    """Standard output and error, and a directory for pictures."""
+
+    def __init__(self, pictures: Path) -> None:
+        self.is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+        self._pictures = pictures
+        self._has_colours = self.is_terminal and not terminal.console().no_color
+        self._line_is_open = False
+        self._begin(0)
+
+    def prompt(self, number: int, session: str, is_more: bool) -> str:
+        """What stands before the line to be typed; marked so that line editing knows what takes no room."""
+        text = f"{session}In [{number}]: "
+        if is_more:
+            return " " * (len(text) - 5) + "...: "
+        if not self._has_colours:
+            return text
+        return f"\x01{_ANSI['green']}\x02{text}\x01{_OFF}\x02"
+
+    def begin(self, number: int) -> None:
+        """A cell starts."""
+        self._begin(number)
+
+    def output(self, event: Output) -> None:
+        """Some of what a cell writes, as it writes it."""
+        to_errors = event.stream == "stderr"
+        self._write(sys.stderr if to_errors else sys.stdout, event.text, "red" if to_errors else "")
+        self._line_is_open = not event.text.endswith("\n")
+        self._errors_shown += event.text if to_errors else ""
+
+    def display(self, display: Display) -> None:
+        """A value or a picture."""
+        if display.mime.startswith("image/"):
+            self._save(display)
+        elif display.mime == "text/plain":
+            self._texts.add(display.bundle)
+            self._show_value(display)
+        else:
+            self._others.append(display)
+
+    def finish(self, outcome: Outcome, limits: Limits) -> None:
+        """A cell is over."""
+        for each in self._others:
+            if each.bundle not in self._texts:  # else it was a richer form of what was shown
+                self._texts.add(each.bundle)
+                self._show_value(each)
+        error = outcome.error
+        if error is not None and error.type not in _SAID_BY_US and error.type not in self._errors_shown:
+            trace = "".join(line if line.endswith("\n") else line + "\n" for line in error.traceback)
+            self._close_line()
+            self._write(sys.stderr, trace or f"{error.type}: {error.message}\n", "red")
+        self._close_line()
+        for note in _notes(outcome, limits):
+            self.say(note)
+
+    def say(self, text: str) -> None:
+        """A note of ours."""
+        self._close_line()
+        terminal.say(text)
+
+    def _begin(self, number: int) -> None:
+        self._number = number
+        self._errors_shown = ""
+        self._texts: set[int | None] = set()
+        self._others: list[Display] = []
+        self._saved = 0
+
+    def _show_value(self, display: Display) -> None:
+        text = terminal.printable(display.content.decode("utf-8", "replace"))
+        self._close_line()
+        if not self._has_colours:
+            label = f"Out[{self._number}]: " if self.is_terminal and display.is_result else ""
+            self._write(sys.stdout, label + ("\n" if label and "\n" in text else "") + text + "\n")
+            return
+        from rich.highlighter import ReprHighlighter
+
+        console = terminal.console()
+        if display.is_result:
+            console.print(f"Out[{self._number}]: ", style="red", end="\n" if "\n" in text else "", markup=False)
+        console.print(ReprHighlighter()(text), soft_wrap=True)
+
+    def _save(self, display: Display) -> None:
+        (file,) = saving.as_files([display])
+        suffix = Path(file.path).suffix
+        while True:
+            self._saved += 1
+            name = f"cell-{self._number}-{self._saved}{suffix}"
+            if not os.path.lexists(self._pictures / name):
+                break
+        saving.save(self._pictures, [File(path=name, content=display.content)], replace=False)
+        self.say(f"picture saved as {self._pictures / name}")
+
+    def _close_line(self) -> None:
+        if self._line_is_open:
+            self._write(sys.stdout, "\n")
+            self._line_is_open = False
+
+    def _write(self, stream: TextIO, text: str, colour: str = "") -> None:
+        if colour and self._has_colours:
+            text = f"{_ANSI[colour]}{text}{_OFF}"
+        stream.write(text)
+        stream.flush()
+
+
+def _notes(outcome: Outcome, limits: Limits) -> list[str]:
+    notes = []
+    if outcome.status is Status.TIMED_OUT:
+        notes.append(f"interrupted: not done in time ({limits.wall_seconds:g} s unless you allow more with :timeout)")
+    elif outcome.status is Status.OUT_OF_MEMORY:
+        notes.append(f"killed: it needed more than its {limits.memory_bytes / MIB:g} MB; allow more with --memory")
+    elif outcome.status is Status.OUTPUT_LIMIT:
+        notes.append("ended: it flooded its output far past what is kept")
+    elif outcome.status is Status.CRASHED:
+        notes.append(f"killed by {outcome.signal}")
+    for stream, was_cut in (("output", outcome.stdout_cut), ("error output", outcome.stderr_cut)):
+        if was_cut:
+            notes.append(f"its {stream} was cut after {limits.output_bytes / 1024:g} KB")
+    return notes

@@ -1,0 +1,262 @@
+"""From what a program did to what a model reads: text first, pictures as images, files as resources."""
+
+from __future__ import annotations
+
+import base64
+import mimetypes
+import urllib.parse
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from belljar.contract.execution import MIB, Display, Outcome, Status
+from belljar.contract.files import File
+
+Json = dict[str, Any]
+
+EMBEDDED_BYTES = 8 * MIB  # of files in one answer; more would drown a client that parses it in one piece
+_IMAGES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
+
+_WHY = {
+    Status.FAILED: "the program failed",
+    Status.CRASHED: "the program was ended by a signal",
+    Status.TIMED_OUT: "the program ran out of time; do less, or ask for a longer timeout",
+    Status.OUT_OF_MEMORY: "the program needed more memory than it may have; work on smaller pieces",
+    Status.OUTPUT_LIMIT: "the program flooded its output and was ended; print less",
+    Status.DENIED: "the sandbox refused what the program tried",
+    Status.COMPILE_FAILED: "the program did not compile",
+    Status.CANCELLED: "the call was cancelled",
+}
+_SILENT = "(the program ended well and printed nothing; print the values you want to see)"
+
+_NUMBER_OR_NULL = {"type": ["integer", "null"]}
+_TEXT_OR_NULL = {"type": ["string", "null"]}
+
+#: The schema of `summarize`.
+OUTCOME_SCHEMA: Json = {
+    "type": "object",
+    "properties": {
+        "status": {
+            "type": "string",
+            "enum": [str(status) for status in Status],
+            "description": "ok: it ended by itself with exit code 0",
+        },
+        "exit_code": _NUMBER_OR_NULL,
+        "signal": _TEXT_OR_NULL,
+        "stdout": {"type": "string"},
+        "stderr": {"type": "string"},
+        "truncated": {
+            "type": "object",
+            "properties": {"stdout": {"type": "boolean"}, "stderr": {"type": "boolean"}},
+            "required": ["stdout", "stderr"],
+        },
+        "result": {**_TEXT_OR_NULL, "description": "the value of a cell's last expression, as text"},
+        "error": {
+            "type": ["object", "null"],
+            "properties": {
+                "type": {"type": "string"},
+                "message": {"type": "string"},
+                "traceback": {"type": "array", "items": {"type": "string"}},
+            },
+            "required": ["type", "message", "traceback"],
+            "description": "the uncaught exception of a Python program",
+        },
+        "compile_output": _TEXT_OR_NULL,
+        "images": {"type": "integer", "description": "how many pictures are in the content"},
+        "artifacts": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {
+                    "path": {"type": "string"},
+                    "bytes": {"type": "integer"},
+                    "mime": {"type": "string"},
+                    "uri": {**_TEXT_OR_NULL, "description": "of the resource in the content; null if too large"},
+                },
+                "required": ["path", "bytes", "mime", "uri"],
+            },
+        },
+        "session_id": _TEXT_OR_NULL,
+        "cell": _NUMBER_OR_NULL,
+        "usage": {
+            "type": "object",
+            "properties": {
+                "wall_seconds": {"type": "number"},
+                "cpu_seconds": {"type": "number"},
+                "memory_peak_bytes": {"type": "integer"},
+            },
+            "required": ["wall_seconds", "cpu_seconds", "memory_peak_bytes"],
+        },
+    },
+    "required": ["status", "exit_code", "stdout", "stderr", "truncated", "images", "artifacts", "usage"],
+}
+
+
+def text_block(text: str) -> Json:
+    """A piece of text."""
+    return {"type": "text", "text": text}
+
+
+def say(text: str, structured: Json | None = None, *, is_error: bool = False) -> Json:
+    """An answer of one text."""
+    answer: Json = {"content": [text_block(text)], "isError": is_error}
+    if structured is not None:
+        answer["structuredContent"] = structured
+    return answer
+
+
+def show(outcome: Outcome, session_id: str | None = None, *, is_structured: bool = True) -> Json:
+    """All that a program did. A program that failed is an answer, not an error of the tool."""
+    shown = sort_displays(outcome.displays)
+    images = [picture_block(each) for each in shown.images]
+    place = f"session://{session_id}/files/" if session_id else f"sandbox://executions/{outcome.id}/"
+    files, artifacts = _embed(outcome.artifacts, place)
+    others = [
+        resource_block(f"{place}display-{number}", each.content, each.mime)
+        for number, each in enumerate(shown.others, 1)
+    ]
+    answer: Json = {
+        "content": [text_block(tell(outcome, artifacts)), *images, *others, *files],
+        "isError": False,
+    }
+    if is_structured:
+        answer["structuredContent"] = _summarize(outcome, session_id, len(images), artifacts)
+    return answer
+
+
+def tell(outcome: Outcome, artifacts: Sequence[Json] = ()) -> str:
+    """A program's output as one text: its stdout alone when all went well, else with what went wrong."""
+    parts = [outcome.stdout.rstrip("\n")] if outcome.stdout.strip() else []
+    if outcome.stdout_cut:
+        parts.append("[stdout was cut here: it is longer than the limit]")
+    parts += [_text(each) for each in sort_displays(outcome.displays).texts]
+    if outcome.compilation is not None and outcome.compilation.status is not Status.OK:
+        parts.append(_join(outcome.compilation.stdout, outcome.compilation.stderr))
+    if outcome.stderr.strip():
+        parts.append(f"[stderr]\n{outcome.stderr.rstrip()}")
+    if outcome.stderr_cut:
+        parts.append("[stderr was cut here: it is longer than the limit]")
+    if outcome.status is not Status.OK:
+        parts.append(f"[{explain(outcome)}]")
+    for each in artifacts:
+        lost = "" if each["uri"] else ", too large to be returned"
+        parts.append(f"[file {each['path']}: {each['bytes']} bytes{lost}]")
+    if not parts and not outcome.displays:
+        parts.append(_SILENT)
+    return "\n".join(parts)
+
+
+def explain(outcome: Outcome) -> str:
+    """One line on why a program did not end well."""
+    how = outcome.signal or (None if outcome.exit_code is None else f"exit code {outcome.exit_code}")
+    detail = f", {how}" if how and outcome.status in (Status.FAILED, Status.CRASHED) else ""
+    return f"{outcome.status}: {_WHY.get(outcome.status, 'it did not end well')}{detail}"
+
+
+class Shown(NamedTuple):
+    """What a program displayed, each thing in the one form that serves a model best."""
+
+    images: list[Display]
+    texts: list[Display]
+    others: list[Display]
+
+
+def sort_displays(displays: Sequence[Display]) -> Shown:
+    """A picture rather than the text that names it, and text rather than HTML that says the same."""
+    things: dict[Any, list[Display]] = {}
+    for at, each in enumerate(displays):
+        things.setdefault(("alone", at) if each.bundle is None else each.bundle, []).append(each)
+    shown = Shown([], [], [])
+    for forms in things.values():
+        picture = next((each for each in forms if each.mime in _IMAGES), None)
+        plain = next((each for each in forms if each.mime == "text/plain"), None)
+        if picture is not None:
+            shown.images.append(picture)
+        elif plain is not None:
+            shown.texts.append(plain)
+        else:
+            shown.others.append(forms[0])
+    return shown
+
+
+def result_of(outcome: Outcome) -> str | None:
+    """The text that a session shows of its last expression."""
+    texts = [_text(each) for each in outcome.displays if each.mime == "text/plain" and each.is_result]
+    return texts[-1] if texts else None
+
+
+def picture_block(display: Display) -> Json:
+    """A picture as image content."""
+    return {"type": "image", "data": base64.b64encode(display.content).decode("ascii"), "mimeType": display.mime}
+
+
+def _text(display: Display) -> str:
+    return display.content.decode("utf-8", "replace")
+
+
+def resource_block(uri: str, content: bytes, mime: str) -> Json:
+    """A file inside an answer: as text if it is some, else in base64."""
+    return {"type": "resource", "resource": resource_contents(uri, content, mime)}
+
+
+def resource_contents(uri: str, content: bytes, mime: str) -> Json:
+    """As resources/read gives it."""
+    if mime.startswith("text/") or mime in ("application/json", "image/svg+xml"):
+        try:
+            return {"uri": uri, "mimeType": mime, "text": content.decode()}
+        except UnicodeDecodeError:
+            pass
+    return {"uri": uri, "mimeType": mime, "blob": base64.b64encode(content).decode("ascii")}
+
+
+def mime_of(path: str) -> str:
+    """By the name alone: the content is the program's, and only the reader decides what to make of it."""
+    kind, encoding = mimetypes.guess_type(path, strict=False)
+    return kind if kind and not encoding else "application/octet-stream"
+
+
+def uri_of(place: str, path: str) -> str:
+    """The address of a file."""
+    return place + urllib.parse.quote(path)
+
+
+def _embed(files: Sequence[File], place: str) -> tuple[list[Json], list[Json]]:
+    """The files as resources, as far as they fit, and a list of all of them."""
+    blocks, listed, left = [], [], EMBEDDED_BYTES
+    for file in files:
+        uri, mime, size = uri_of(place, file.path), mime_of(file.path), len(file.content)
+        fits = size <= left
+        if fits:
+            left -= size
+            blocks.append(resource_block(uri, file.content, mime))
+        listed.append({"path": file.path, "bytes": size, "mime": mime, "uri": uri if fits else None})
+    return blocks, listed
+
+
+def _summarize(outcome: Outcome, session_id: str | None, images: int, artifacts: list[Json]) -> Json:
+    error, compilation = outcome.error, outcome.compilation
+    return {
+        "status": str(outcome.status),
+        "exit_code": outcome.exit_code,
+        "signal": outcome.signal,
+        "stdout": outcome.stdout,
+        "stderr": outcome.stderr,
+        "truncated": {"stdout": outcome.stdout_cut, "stderr": outcome.stderr_cut},
+        "result": result_of(outcome),
+        "error": None
+        if error is None
+        else {"type": error.type, "message": error.message, "traceback": list(error.traceback)},
+        "compile_output": None if compilation is None else _join(compilation.stdout, compilation.stderr),
+        "images": images,
+        "artifacts": artifacts,
+        "session_id": session_id,
+        "cell": outcome.cell,
+        "usage": {
+            "wall_seconds": round(outcome.usage.wall_seconds, 6),
+            "cpu_seconds": round(outcome.usage.cpu_seconds, 6),
+            "memory_peak_bytes": outcome.usage.memory_peak_bytes,
+        },
+    }
+
+
+def _join(*texts: str) -> str:
+    return "\n".join(text.rstrip() for text in texts if text.strip())

@@ -1,0 +1,24 @@
+"""Every tool, in the order in which it is listed: ours, then those that other servers are known for."""
+
+from __future__ import annotations
+
+from belljar.frontends.mcp_server.registry import Tool
+from belljar.frontends.mcp_server.tools import code_sandbox, files, kernels, run, safe_execute, sessions
+
+ALL: tuple[Tool, ...] = (
+    run.RUN_CODE,
+    sessions.OPEN_SESSION,
+    sessions.BRANCH_SESSION,
+    sessions.CLOSE_SESSION,
+    files.UPLOAD_FILE,
+    files.DOWNLOAD_FILE,
+    files.LIST_FILES,
+    run.LIST_LANGUAGES,
+    safe_execute.PYTHON_CODE_EXECUTION,
+    code_sandbox.RUN_PYTHON_CODE,
+    code_sandbox.RUN_JS_CODE,
+    code_sandbox.RUN_JAVASCRIPT_CODE,
+    kernels.EXECUTE_PYTHON_CODE,
+    kernels.LIST_ACTIVE_SESSIONS,
+    kernels.TERMINATE_SESSION,
+)

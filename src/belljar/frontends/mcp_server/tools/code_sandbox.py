@@ -1,0 +1,109 @@
+"""The tools of code-sandbox-mcp, with its exact results: one text, never an error, whatever the program did."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from belljar.contract.errors import BelljarError, CallerError, Overloaded
+from belljar.contract.execution import Outcome, Status
+from belljar.frontends.mcp_server.answers import explain, say
+from belljar.frontends.mcp_server.call import Call
+from belljar.frontends.mcp_server.registry import Tool
+from belljar.frontends.mcp_server.tools.run import prepare
+
+Json = dict[str, Any]
+GROUP = "code-sandbox"
+WALL_SECONDS = 30.0  # of each call, as there
+
+
+class Code(msgspec.Struct):
+    """Arguments; others are ignored, as there."""
+
+    code: Annotated[str, Meta(description="The code to run; print what should come back.")]
+
+
+async def run_python_code(call: Call, asked: Code) -> Json:
+    """Python."""
+    return await _run(call, asked.code, "python", "No output, forgot print()?")
+
+
+async def run_javascript_code(call: Call, asked: Code) -> Json:
+    """JavaScript."""
+    return await _run(call, asked.code, "javascript", "No output, forgot console.logs?")
+
+
+async def _run(call: Call, code: str, language: str, advice: str) -> Json:
+    seconds = min(WALL_SECONDS, call.caller.settings.ceiling_limits.wall_seconds)
+    try:
+        language = call.offer.language or language
+        outcome = await call.run(prepare(call, code, language, limits={"wall_seconds": seconds}))
+    except BelljarError as error:
+        if not isinstance(error, (CallerError, Overloaded)):
+            call.host.broke(error)
+        return say(_failure(f"Error: {error.message}"))
+    return say(_result(outcome, advice))
+
+
+def _result(outcome: Outcome, advice: str) -> str:
+    if outcome.status is Status.OK:
+        return outcome.stdout.strip() or _failure(advice)
+    reasons = [] if outcome.compilation is None else [outcome.compilation.stderr.strip()]
+    reasons.append(outcome.stderr.strip())
+    if outcome.status is not Status.FAILED or not any(reasons):
+        reasons.append(f"Error: {explain(outcome)}")
+    return _failure("\n".join(reason for reason in reasons if reason))
+
+
+def _failure(reason: str) -> str:
+    """The real exit code and what was printed are lost: that is how its clients know it."""
+    return json.dumps({"exit_code": 1, "stderr": reason, "stdout": ""}, indent=2, ensure_ascii=False)
+
+
+_ABOUT = (
+    "Executes {language} code in a secure sandbox and returns what it printed as text. Nothing is kept between calls, "
+    "and a call may take 30 seconds. {libraries} Always print results{how}."
+)
+
+RUN_PYTHON_CODE = Tool(
+    name="run_python_code",
+    title="Run Python code",
+    description=_ABOUT.format(
+        language="Python",
+        libraries=(
+            "The default environment has numpy, pandas, matplotlib, scipy, sympy and requests; scikit-learn, "
+            "google-genai and others where the operator installed them (see sandbox://environments)."
+        ),
+        how=" with print()",
+    ),
+    takes=Code,
+    call=run_python_code,
+    group=GROUP,
+)
+
+_JAVASCRIPT = _ABOUT.format(
+    language="JavaScript",
+    libraries="It runs on Node.js; @google/genai where the operator installed it.",
+    how=" with console.log()",
+)
+
+RUN_JS_CODE = Tool(
+    name="run_js_code",
+    title="Run JavaScript code",
+    description=_JAVASCRIPT + " The same as run_javascript_code.",
+    takes=Code,
+    call=run_javascript_code,
+    group=GROUP,
+)
+
+RUN_JAVASCRIPT_CODE = Tool(
+    name="run_javascript_code",
+    title="Run JavaScript code",
+    description=_JAVASCRIPT,
+    takes=Code,
+    call=run_javascript_code,
+    group=GROUP,
+)

@@ -1,0 +1,153 @@
+"""The tools of the kernel server (sandbox-mcp), with its results; where it misbehaved they are as they should be:
+a timeout says so, a dead kernel is replaced, and no cell ever sees the output of another."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from belljar.contract.errors import NotFound
+from belljar.contract.execution import Outcome, Status
+from belljar.contract.sessions import SessionState
+from belljar.engine.admission import admit_cell, admit_session
+from belljar.frontends.mcp_server.answers import explain, say, sort_displays
+from belljar.frontends.mcp_server.call import Call
+from belljar.frontends.mcp_server.registry import Tool
+from belljar.frontends.mcp_server.tools.run import Nothing
+
+Json = dict[str, Any]
+GROUP = "kernels"
+_ANYTHING: Json = {"type": "object"}
+
+
+class ExecutePython(msgspec.Struct):
+    """Arguments of execute_python_code; others are ignored, as there."""
+
+    code: Annotated[str, Meta(description="Python code to run")]
+    session_id: Annotated[
+        str | None, Meta(description="a session to go on with; an unknown one is opened; none: a new one")
+    ] = None
+    timeout: Annotated[float | None, Meta(description="seconds")] = None
+
+
+class TerminateSession(msgspec.Struct):
+    """Arguments of terminate_session."""
+
+    session_id: str
+
+
+async def execute_python_code(call: Call, asked: ExecutePython) -> Json:
+    """A cell."""
+    state = await _find_or_open(call, asked.session_id or "")
+    cell = admit_cell(call.caller.settings, state.limits, asked.code, timeout=asked.timeout, caller=call.caller.name)
+    return _tell(call, _result(await call.run_cell(state.id, cell), state.id))
+
+
+async def list_active_sessions(call: Call, asked: Nothing) -> Json:
+    """All of this caller's."""
+    sessions = await call.sessions()
+    states = sessions.list(call.caller.name)
+    shown = {
+        each.id: {
+            "created_at": each.created_at,
+            "last_activity": each.last_used_at,
+            "is_busy": each.is_busy,
+            "execution_count": each.cells,
+        }
+        for each in states
+    }
+    return _tell(call, {"sessions": shown, "total": len(shown)})
+
+
+async def terminate_session(call: Call, asked: TerminateSession) -> Json:
+    """The end of one."""
+    sessions = await call.sessions()
+    try:
+        await call.wait(sessions.close(call.caller.name, asked.session_id))
+    except NotFound:
+        return _tell(call, {"error": f"Session {asked.session_id[:200]} not found"})
+    return _tell(call, {"message": f"Session {asked.session_id} terminated"})
+
+
+async def _find_or_open(call: Call, session_id: str) -> SessionState:
+    sessions = await call.sessions()
+    if session_id:
+        try:
+            return sessions.get(call.caller.name, session_id)
+        except NotFound:
+            pass  # unknown, or its process has died: either way there is to be one of that name
+    order = admit_session(
+        call.caller.settings,
+        id=session_id,
+        environment=call.offer.environment_of("python"),
+        env=call.offer.env,
+        network=call.offer.network,
+        caller=call.caller.name,
+    )
+    return await call.wait(sessions.open(order))
+
+
+def _result(outcome: Outcome, session_id: str) -> Json:
+    if outcome.error is not None:
+        return {
+            "error": f"{outcome.error.type}: {outcome.error.message}",
+            "traceback": list(outcome.error.traceback),
+        }
+    if outcome.status is not Status.OK:
+        return {"error": explain(outcome), "traceback": []}
+    shown = sort_displays(outcome.displays)
+    texts = [each.content.decode("utf-8", "replace") for each in shown.texts]
+    images = [
+        {
+            "type": "image",
+            "format": each.mime.removeprefix("image/"),
+            "data": base64.b64encode(each.content).decode("ascii"),
+        }
+        for each in shown.images
+    ]
+    return {"output": "".join((outcome.stdout, outcome.stderr, *texts)), "images": images, "session_id": session_id}
+
+
+def _tell(call: Call, result: Json) -> Json:
+    """As JSON text, and as structure where that is wanted."""
+    return say(json.dumps(result, indent=2, ensure_ascii=False), result if call.offer.is_structured else None)
+
+
+EXECUTE_PYTHON_CODE = Tool(
+    name="execute_python_code",
+    title="Execute Python in a session",
+    description=(
+        "Execute Python code in a session that keeps its variables, as a notebook cell. Returns JSON with the output, "
+        "images in base64 and the session_id to go on with, or the error and its traceback."
+    ),
+    takes=ExecutePython,
+    call=execute_python_code,
+    group=GROUP,
+    gives=_ANYTHING,
+)
+LIST_ACTIVE_SESSIONS = Tool(
+    name="list_active_sessions",
+    title="List active sessions",
+    description="List your open sessions: when they were made and last used, whether they run a cell, how many ran.",
+    takes=Nothing,
+    call=list_active_sessions,
+    group=GROUP,
+    gives=_ANYTHING,
+    is_read_only=True,
+    is_idempotent=True,
+)
+TERMINATE_SESSION = Tool(
+    name="terminate_session",
+    title="Terminate a session",
+    description="End a session; its variables and files are gone.",
+    takes=TerminateSession,
+    call=terminate_session,
+    group=GROUP,
+    gives=_ANYTHING,
+    is_destructive=True,
+    is_idempotent=True,
+)

@@ -1,0 +1,149 @@
+"""Sessions as arguments: a server that keeps no connection keeps state by the ids it hands out."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from belljar.contract.files import File
+from belljar.contract.sessions import SessionState
+from belljar.engine.admission import admit_session
+from belljar.frontends.mcp_server.answers import say
+from belljar.frontends.mcp_server.call import Call
+from belljar.frontends.mcp_server.registry import Tool
+from belljar.frontends.mcp_server.tools.run import GROUP, GivenFile
+
+Json = dict[str, Any]
+BRANCHES_MAX = 16
+
+SESSION_SCHEMA: Json = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "string", "description": "the session_id of later calls"},
+        "language": {"type": "string"},
+        "state": {"type": "string", "enum": ["idle", "busy"]},
+        "cells": {"type": "integer"},
+        "memory_bytes": {"type": "integer"},
+        "created_at": {"type": "string"},
+        "last_used_at": {"type": "string"},
+        "expires_at": {"type": "string", "description": "when it is closed, if it is not used before"},
+        "parent": {"type": ["string", "null"]},
+        "limits": {"type": "object"},
+    },
+    "required": ["id", "language", "state", "cells", "expires_at"],
+}
+SESSIONS_SCHEMA: Json = {
+    "type": "object",
+    "properties": {"sessions": {"type": "array", "items": SESSION_SCHEMA}},
+    "required": ["sessions"],
+}
+
+SessionId = Annotated[str, Meta(description="the id that open_session gave")]
+
+
+class OpenSession(msgspec.Struct, forbid_unknown_fields=True):
+    """Arguments of open_session."""
+
+    language: str = "python"
+    files: Annotated[list[GivenFile], Meta(description="put into its work directory at the start")] = []
+    idle_seconds: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(description="closed when unused for so long; the server has a default"),
+    ] = None
+    memory_mb: Annotated[
+        Annotated[float, Meta(gt=0)] | None, Meta(description="for its whole life; the server has a default")
+    ] = None
+
+
+class BranchSession(msgspec.Struct, forbid_unknown_fields=True):
+    """Arguments of branch_session."""
+
+    session_id: SessionId
+    count: Annotated[int, Meta(ge=1, le=BRANCHES_MAX, description="how many copies")] = 1
+
+
+class CloseSession(msgspec.Struct, forbid_unknown_fields=True):
+    """Arguments of close_session."""
+
+    session_id: SessionId
+
+
+async def open_session(call: Call, asked: OpenSession) -> Json:
+    """A new session."""
+    order = admit_session(
+        call.caller.settings,
+        language=asked.language,
+        environment=call.offer.environment_of(asked.language),
+        memory_mb=asked.memory_mb,
+        idle_seconds=asked.idle_seconds,
+        env=call.offer.env,
+        network=call.offer.network,
+        files=[File(path=each.path, content=each.read(f"files[{at}]")) for at, each in enumerate(asked.files)],
+        caller=call.caller.name,
+    )
+    sessions = await call.sessions()
+    state = await call.wait(sessions.open(order))
+    return _show(call, state, f"session_id: {state.id}\nPass it to run_code; it is closed at {_end(state)} if unused.")
+
+
+async def branch_session(call: Call, asked: BranchSession) -> Json:
+    """Copies of a live session."""
+    sessions = await call.sessions()
+    copies = await call.wait(sessions.branch(call.caller.name, asked.session_id, asked.count))
+    structured = {"sessions": [state.as_json() for state in copies]} if call.offer.is_structured else None
+    return say("\n".join(f"session_id: {state.id}" for state in copies), structured)
+
+
+async def close_session(call: Call, asked: CloseSession) -> Json:
+    """The end of a session."""
+    sessions = await call.sessions()
+    await call.wait(sessions.close(call.caller.name, asked.session_id))
+    return say(f"session {asked.session_id} is closed")
+
+
+def _show(call: Call, state: SessionState, text: str) -> Json:
+    return say(text, state.as_json() if call.offer.is_structured else None)
+
+
+def _end(state: SessionState) -> str:
+    end: str = state.as_json()["expires_at"]
+    return end
+
+
+OPEN_SESSION = Tool(
+    name="open_session",
+    title="Open a session",
+    description=(
+        "Start an interpreter that stays. Pass the session_id it returns to run_code: variables, imports and files "
+        "then stay from one call to the next, and the value of the last expression is shown as in a notebook. Close "
+        "it with close_session when you are done; unused sessions close by themselves."
+    ),
+    takes=OpenSession,
+    call=open_session,
+    group=GROUP,
+    gives=SESSION_SCHEMA,
+)
+BRANCH_SESSION = Tool(
+    name="branch_session",
+    title="Branch a session",
+    description=(
+        "Copy a live session with all its variables, imports and files, in milliseconds. Use it to try several ways "
+        "from one state: what happens in a copy never reaches the original. Returns the ids of the copies."
+    ),
+    takes=BranchSession,
+    call=branch_session,
+    group=GROUP,
+    gives=SESSIONS_SCHEMA,
+)
+CLOSE_SESSION = Tool(
+    name="close_session",
+    title="Close a session",
+    description="End a session and whatever runs in it. Its variables and files are gone.",
+    takes=CloseSession,
+    call=close_session,
+    group=GROUP,
+    is_destructive=True,
+    is_idempotent=True,
+)

@@ -1,0 +1,13 @@
+"""The languages beside Python: one TOML file each, and what is found of them on this machine.
+
+    toolchain   a language as its file describes it; every file, and every name a caller may use
+    machine     which toolchains are here, their versions, and what they have prepared to start faster
+    install     how to get them
+
+Nothing is read at import: a program in Python must not wait for thirty files.
+"""
+
+from belljar.languages.machine import Machine, machine_of
+from belljar.languages.toolchain import PYTHON_NAMES, Toolchain, find_name, load_all, load_one
+
+__all__ = ["PYTHON_NAMES", "Machine", "Toolchain", "find_name", "load_all", "load_one", "machine_of"]

@@ -1,0 +1,58 @@
+"""The languages as a caller or an operator sees them: what there is, in which version, and how to get the rest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from belljar.languages.machine import machine_of
+from belljar.languages.toolchain import Toolchain, load_all
+from belljar.settings import Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """One language, as found on this machine."""
+
+    toolchain: Toolchain
+    available: bool
+    version: str | None
+
+    @property
+    def how_to_get(self) -> str | None:
+        """What the operator types; None: it is there."""
+        return None if self.available else how_to_get(self.toolchain)
+
+    def as_json(self) -> dict[str, Any]:
+        """The wire form."""
+        return {
+            "name": self.toolchain.name,
+            "title": self.toolchain.title,
+            "aliases": list(self.toolchain.aliases),
+            "available": self.available,
+            "version": self.version,
+            "install": self.how_to_get,
+        }
+
+
+def how_to_get(toolchain: Toolchain) -> str:
+    """In words that can be typed, where a package manager has it."""
+    install = toolchain.install
+    if install.debian or install.npm or install.pypi:
+        return f"belljar languages install {toolchain.name}"
+    return install.note
+
+
+def describe(settings: Settings, python_version: str | None) -> list[Listed]:
+    """Every language, by name. Asks each toolchain for its version the first time, which takes a while."""
+    machine = machine_of(settings)
+    others = [name for name in load_all() if name != "python"]
+    versions = {**machine.versions(others), "python": python_version}
+    return [
+        Listed(
+            toolchain=toolchain,
+            available=python_version is not None if name == "python" else machine.is_available(name),
+            version=versions[name],
+        )
+        for name, toolchain in load_all().items()
+    ]

@@ -1,0 +1,339 @@
+"""Which toolchains this machine has, as a jail would see them.
+
+Looking is cheap and lazy: a language is looked for when somebody names it, by the files it needs. Only its version
+costs a process, and only who lists languages asks for that.
+
+A toolchain is found where jails can see it: in the system's own directories, never on the PATH of whoever started
+the server; in the state directory, where `belljar languages install` puts what no package of the system offers; or
+in a root of its own, another Debian release in a directory, named by `[languages.roots]`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import glob
+import hashlib
+import json
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from belljar.contract.errors import SandboxFault, ToolchainMissing
+from belljar.languages.toolchain import PYTHON_NAMES, TOOLCHAINS_DIR, Toolchain, load_all, load_one
+from belljar.settings import Settings
+
+_log = logging.getLogger("belljar.languages")
+
+#: Where commands are looked for in the jail, after the guest environment's own.
+COMMAND_DIRS = ("/usr/local/bin", "/usr/bin", "/bin")
+_VISIBLE = ("/usr/", "/bin/", "/sbin/", "/lib/", "/lib32/", "/lib64/", "/etc/alternatives/")
+_PROBE_SECONDS = 30.0
+_PREPARE_SECONDS = 300.0
+_STAMP = ".made-for"
+_PREPARED = "prepared"
+
+
+def machine_of(settings: Settings) -> Machine:
+    """The machine with these settings; one for all who ask, so that everything is found out once."""
+    return _machine(settings.state_dir, tuple(sorted(settings.languages.roots.items())))
+
+
+@functools.lru_cache(maxsize=8)
+def _machine(state_dir: Path, roots: tuple[tuple[str, str], ...]) -> Machine:
+    return Machine(state_dir, dict(roots))
+
+
+class Machine:
+    """What is found here. Safe to use from several threads: at worst something is looked up twice."""
+
+    def __init__(self, state_dir: Path, roots: Mapping[str, str] | None = None) -> None:
+        self.toolchains_dir = state_dir.resolve() / "toolchains"
+        self._roots = dict(roots or {})
+        self._available: set[str] = set()
+        self._fingerprints: dict[str, str] = {}
+        self._versions: dict[str, str | None] = {}
+        self._ready: set[str] = set()
+        self._lock = threading.Lock()  # held for moments only: the event loop may want it
+        self._preparing: dict[str, threading.Lock] = {}  # by language; held for as long as it takes
+
+    # ---- where things are
+
+    def root_of(self, name: str) -> str:
+        """The directory of another system that this toolchain lives in; empty: this one."""
+        return self._roots.get(name, "")
+
+    def roots(self) -> set[str]:
+        """Every root that a toolchain lives in, this system's included."""
+        return {self.root_of(name) for name in load_all() if name != "python"}
+
+    def host_path(self, toolchain: Toolchain, path: str) -> str:
+        """Where on the host lies what the jail sees as `path`."""
+        if path.startswith(f"{TOOLCHAINS_DIR}/"):
+            return str(self.toolchains_dir) + path.removeprefix(TOOLCHAINS_DIR)
+        return self.root_of(toolchain.name) + path
+
+    def bound_places(self, root: str) -> dict[str, str]:
+        """What the jail of the toolchains in `root` shows beside the system's own directories."""
+        places = {}
+        if self.toolchains_dir.is_dir():
+            places[TOOLCHAINS_DIR] = str(self.toolchains_dir)
+        for toolchain in load_all().values():
+            if toolchain.name != "python" and self.root_of(toolchain.name) == root:
+                for pattern in toolchain.reads:
+                    for path in glob.glob(root + pattern):
+                        if os.path.isdir(path) and not os.path.islink(path):
+                            places[path.removeprefix(root)] = path
+        return places
+
+    # ---- what is there
+
+    def is_available(self, name: str) -> bool:
+        """Whether everything the toolchain needs is there; what was missing is looked for again each time."""
+        if name in PYTHON_NAMES or name in self._available:
+            return True
+        if self.find_missing(name):
+            return False
+        self._available.add(name)
+        return True
+
+    def find_missing(self, name: str) -> list[str]:
+        """Of what the toolchain needs, what is not there."""
+        toolchain = load_one(name)
+        root = self.root_of(name)
+        if root and not os.path.isdir(root):
+            return [root]
+        needs = (*toolchain.needs, "python3") if root else toolchain.needs  # what becomes the program is a Python
+        return [need for need in needs if not self._locate(toolchain, need)]
+
+    def explain_missing(self, name: str) -> ToolchainMissing:
+        """What to answer who asks for a language that is not here."""
+        toolchain = load_one(name)
+        missing = ", ".join(self.find_missing(name)) or "something"
+        can_install = toolchain.install.debian or toolchain.install.npm or toolchain.install.pypi
+        way = f"the operator can get it with: belljar languages install {name}" if can_install else ""
+        return ToolchainMissing(
+            f"{toolchain.title} is not installed here ({missing} is missing); {way or toolchain.install.note}",
+            language=name,
+        )
+
+    def _locate(self, toolchain: Toolchain, need: str) -> list[str]:
+        """The files of the host that `need` means; none: it is missing."""
+        if need.startswith("/"):
+            return sorted(glob.glob(self.host_path(toolchain, need)))
+        root = self.root_of(toolchain.name)
+        for directory in COMMAND_DIRS:
+            path = f"{root}{directory}/{need}"
+            if root and os.path.lexists(path):
+                return [path]
+            if not root and os.access(path, os.X_OK) and f"{os.path.realpath(path)}".startswith(_VISIBLE):
+                return [path]
+        return []
+
+    def fingerprint(self, name: str) -> str:
+        """Changes when the toolchain does: a compiled program is used again only with the very same."""
+        known = self._fingerprints.get(name)
+        if known is not None:
+            return known
+        toolchain = load_one(name)
+        digest = hashlib.sha256(toolchain.text.encode())
+        for need in toolchain.needs:
+            for path in self._locate(toolchain, need):
+                digest.update(_describe_file(path))
+        return self._fingerprints.setdefault(name, digest.hexdigest())
+
+    def find_command(self, toolchain: Toolchain, command: str) -> str:
+        """The path in the jail of a command by its name; what is a path already, or not there, stays as it is."""
+        if "/" in command:
+            return command
+        found = self._locate(toolchain, command)
+        return found[0].removeprefix(self.root_of(toolchain.name)) if found else command
+
+    def forget(self, name: str) -> None:
+        """Look anew: the toolchain was just installed."""
+        self._fingerprints.pop(name, None)
+        self._versions.pop(name, None)
+        self._available.discard(name)
+        self._ready.discard(name)
+
+    # ---- versions
+
+    def version(self, name: str) -> str | None:
+        """What the toolchain says its version is; None if it is not there or does not say."""
+        if not self.is_available(name):
+            return None
+        if name not in self._versions:
+            self._versions[name] = self._ask_version(load_one(name))
+        return self._versions[name]
+
+    def versions(self, names: Iterable[str]) -> dict[str, str | None]:
+        """Of several, asked side by side."""
+        with ThreadPoolExecutor(max_workers=4) as pool:
+            wanted = list(names)
+            return dict(zip(wanted, pool.map(self.version, wanted), strict=True))
+
+    def _ask_version(self, toolchain: Toolchain) -> str | None:
+        if not toolchain.probe:
+            return None
+        command = [
+            self.host_path(toolchain, word) if word.startswith(f"{TOOLCHAINS_DIR}/") else word
+            for word in toolchain.probe
+        ]
+        root = self.root_of(toolchain.name)
+        if root:
+            command = ["chroot", root, *command]
+        try:
+            with tempfile.TemporaryDirectory(prefix="belljar-probe-") as scratch:
+                answer = subprocess.run(
+                    command,
+                    cwd=scratch,
+                    env=_clean_environ(scratch, toolchain.env),
+                    stdin=subprocess.DEVNULL,
+                    capture_output=True,
+                    timeout=_PROBE_SECONDS,
+                    check=False,
+                )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            _log.warning("%s does not tell its version: %s", toolchain.name, error)
+            return None
+        found = toolchain.version_pattern.search((answer.stdout + b"\n" + answer.stderr).decode("utf-8", "replace"))
+        return found[0] if found else None
+
+    # ---- getting ready
+
+    def make_ready(self, name: str) -> None:
+        """Before a toolchain's first run: prepare what makes it start faster, and have its files in memory.
+
+        Blocks for as long as that takes. What cannot be prepared is done without, if the toolchain can.
+        """
+        if name in self._ready:
+            return
+        with self._lock:
+            preparing = self._preparing.setdefault(name, threading.Lock())
+        with preparing:
+            if name in self._ready:
+                return
+            toolchain = load_one(name)
+            if toolchain.prepare is not None:
+                try:
+                    self.prepare(toolchain)
+                except (OSError, SandboxFault) as error:
+                    _log.warning("%s was not prepared and starts slower: %s", name, error)
+            self._read_ahead(toolchain)
+            self._ready.add(name)
+
+    def prepare(self, toolchain: Toolchain) -> None:
+        """Make what the toolchain's `[prepare]` asks for, unless it was made for this very toolchain already.
+
+        Raises:
+            SandboxFault: a command failed.
+            OSError: the state directory cannot be written to.
+        """
+        assert toolchain.prepare is not None
+        own = self.toolchains_dir / toolchain.name
+        wanted = self.fingerprint(toolchain.name)
+        if _read_stamp(own) == wanted:
+            return
+        own.mkdir(parents=True, exist_ok=True)
+        with _locked(own / ".lock"):
+            if _read_stamp(own) == wanted:
+                return
+            fresh = Path(tempfile.mkdtemp(prefix=".making-", dir=own))
+            try:
+                for path, content in toolchain.prepare.files.items():
+                    (fresh / path).parent.mkdir(parents=True, exist_ok=True)
+                    (fresh / path).write_text(content)
+                for command in toolchain.prepare.commands:
+                    self._run_preparation(toolchain, command, fresh)
+                (fresh / _STAMP).write_text(wanted)
+                make_readable(fresh)
+                shutil.rmtree(own / _PREPARED, ignore_errors=True)
+                fresh.rename(own / _PREPARED)
+            finally:
+                shutil.rmtree(fresh, ignore_errors=True)
+
+    def _run_preparation(self, toolchain: Toolchain, command: tuple[str, ...], directory: Path) -> None:
+        words = [word.replace("{toolchain}", str(self.toolchains_dir / toolchain.name)) for word in command]
+        with tempfile.TemporaryDirectory(prefix="belljar-prepare-") as scratch:
+            try:
+                made = subprocess.run(
+                    words,
+                    cwd=directory,
+                    env=_clean_environ(scratch, toolchain.env),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    timeout=_PREPARE_SECONDS,
+                    check=False,
+                )
+            except subprocess.TimeoutExpired:
+                raise SandboxFault(f"{words[0]} was not done after {_PREPARE_SECONDS:g} s") from None
+        if made.returncode != 0:
+            said = made.stdout.decode("utf-8", "replace").strip()[-500:]
+            raise SandboxFault(f"{' '.join(words)} ended with {made.returncode}: {said}")
+
+    def _read_ahead(self, toolchain: Toolchain) -> None:
+        """Have the toolchain's large files in memory, at our expense.
+
+        The kernel charges a page of a file to whoever reads it first. Were that a guest, its memory would be counted
+        against the program, and the cell would be thrown away for what it holds.
+        """
+        for need in (*toolchain.needs, *toolchain.warm):
+            for path in self._locate(toolchain, need):
+                with contextlib.suppress(OSError):
+                    _read_file_ahead(os.path.realpath(path))
+
+
+def _describe_file(path: str) -> bytes:
+    try:
+        facts = os.stat(path)
+    except OSError:
+        facts = os.lstat(path)
+    return json.dumps([os.path.realpath(path), facts.st_size, facts.st_mtime_ns, facts.st_ino]).encode()
+
+
+def _read_file_ahead(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
+    finally:
+        os.close(descriptor)
+
+
+def _clean_environ(home: str, env: Mapping[str, str]) -> dict[str, str]:
+    """Nothing of the server's own: neither keys nor a PATH that jails do not have."""
+    own = {name: value for name, value in env.items() if "{" not in value and not value.startswith("/tmp")}
+    path = ":".join(("/usr/local/sbin", "/usr/sbin", "/sbin", *COMMAND_DIRS))
+    return {"LANG": "C.UTF-8", **own, "PATH": path, "HOME": home, "TMPDIR": home, "GOCACHE": f"{home}/gocache"}
+
+
+def _read_stamp(own: Path) -> str | None:
+    try:
+        return (own / _PREPARED / _STAMP).read_text()
+    except OSError:
+        return None
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def make_readable(tree: Path) -> None:
+    """Guests are nobody in particular: all must be able to read."""
+    for directory, _, names in os.walk(tree):
+        os.chmod(directory, os.stat(directory).st_mode | 0o755)
+        for name in names:
+            path = f"{directory}/{name}"
+            if not os.path.islink(path):
+                mode = os.stat(path).st_mode
+                os.chmod(path, mode | 0o444 | (0o111 if mode & 0o100 else 0))

@@ -1,0 +1,210 @@
+"""What our own tools can do on the web: the one place where limits, fallbacks and the memory of answers meet."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from belljar.contract.errors import InvalidSettings, ToolFailed
+from belljar.settings import LlmSettings, WebSettings
+from belljar.tools.web.cache import Cache
+from belljar.tools.web.fetch import Fetcher, Forbidden, Page, new_client
+from belljar.tools.web.llm import Models
+from belljar.tools.web.reader import Reader
+from belljar.tools.web.search import PROVIDERS
+from belljar.tools.web.search.question import Question
+
+if TYPE_CHECKING:
+    import httpx
+
+_log = logging.getLogger("belljar.tools")
+_SCRAPE_SECONDS = 15.0
+_PAUSE_SECONDS = 0.2
+_ARXIV = re.compile(r"^https?://(?:www\.)?arxiv\.org/abs/([^?#]+)")
+_FENCE = re.compile(r"^\s*```(?:json)?\s*(.*?)\s*```\s*$", re.DOTALL)
+
+
+class Web:
+    """Searches, reads and asks. Belongs to the event loop that opens it."""
+
+    _client: httpx.AsyncClient
+
+    def __init__(self, web: WebSettings, llm: LlmSettings) -> None:
+        self._settings = web
+        self._llm_settings = llm
+        self._is_open = False
+        if web.search_provider not in PROVIDERS:
+            raise InvalidSettings(
+                f"web.search_provider: there is no {web.search_provider!r}; known are: {', '.join(PROVIDERS)}"
+            )
+
+    async def open(self) -> None:
+        """Raises InvalidSettings when a library is missing."""
+        if not self._is_open:
+            self._client = new_client()
+            self._is_open = True
+            self._cache = Cache(self._settings.cache_bytes, self._settings.cache_seconds)
+            self._fetcher = Fetcher(self._client, self._settings)
+            self._reader = Reader(self._settings)
+            self.models = Models(self._client, self._llm_settings)
+
+    async def close(self) -> None:
+        """Hang up everywhere."""
+        if self._is_open:
+            self._is_open = False
+            await self._cache.close()
+            await self._client.aclose()
+
+    async def search(
+        self, query: str, top_k: int = 10, *, region: str = "", lang: str = "", api_key: str = ""
+    ) -> dict[str, Any]:
+        """What the search engine finds.
+
+        Raises:
+            ToolFailed: it did not answer, however often it was asked.
+        """
+        settings = self._settings
+        asked = Question(
+            query=query,
+            top_k=top_k,
+            region=region or settings.search_region,
+            lang=lang or settings.search_lang,
+            api_key=api_key,
+        )
+        key = ("search", settings.search_provider, asked.query, asked.top_k, asked.region, asked.lang)
+        found: dict[str, Any] = await self._cache.get(key, lambda: self._search(asked))
+        return found
+
+    async def _search(self, asked: Question) -> Any:
+        import httpx
+
+        provider = PROVIDERS[self._settings.search_provider]
+        problem = ""
+        for attempt in range(self._settings.search_tries):
+            if attempt:
+                await asyncio.sleep(_PAUSE_SECONDS * attempt)
+            try:
+                async with asyncio.timeout(self._settings.fetch_seconds):
+                    return await provider(self._client, self._settings, asked)
+            except httpx.HTTPStatusError as error:
+                problem = f"it answered with status {error.response.status_code}"
+                if error.response.status_code in (400, 401, 403):
+                    break
+            except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, ValueError) as error:
+                problem = f"{type(error).__name__} {error}".strip()
+        _log.warning("the search engine failed: %s", problem)
+        raise ToolFailed(f"the search engine failed: {problem}")
+
+    async def fetch_web(self, url: str) -> str:
+        """The page at `url`, as HTML; one that we cannot get is asked for at the scraping service.
+
+        Raises:
+            ToolFailed: there is none, or none may be fetched.
+        """
+        text: str = await self._cache.get(("page", url), lambda: self._fetch_web(url))
+        return text
+
+    async def _fetch_web(self, url: str) -> str:
+        try:
+            return (await self._fetcher.get(url)).text()
+        except Forbidden:
+            raise
+        except ToolFailed as error:
+            if not self._settings.serper_api_key:
+                raise
+            _log.info("%s: %s; asking the scraping service", url, error)
+            return await self._scrape(url)
+
+    async def _scrape(self, url: str) -> str:
+        import httpx
+
+        try:
+            response = await self._client.post(
+                self._settings.scrape_url,
+                headers={"X-API-KEY": self._settings.serper_api_key},
+                json={"url": url},
+                timeout=_SCRAPE_SECONDS,
+            )
+            response.raise_for_status()
+            text = response.json()["text"]
+        except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+            raise ToolFailed(f"neither we nor the scraping service could get it: {type(error).__name__}") from error
+        return str(text)[: self._settings.fetch_bytes]
+
+    async def read_pdf(self, url: str) -> str:
+        """The text of the PDF at `url`.
+
+        Raises:
+            ToolFailed: there is none, or it cannot be read.
+        """
+        url = _ARXIV.sub(r"https://arxiv.org/pdf/\1", url)
+        text: str = await self._cache.get(("pdf", url), lambda: self._read_pdf(url))
+        return text
+
+    async def _read_pdf(self, url: str) -> str:
+        page = await self._fetcher.get(url)
+        if not page.is_pdf:
+            raise ToolFailed("that is no PDF")
+        return await self._reader.read("pdf", page.content)
+
+    async def web_parse(self, link: str, user_prompt: str, llm: str = "") -> dict[str, Any]:
+        """What a page or PDF says about a question, in a model's words. A failure is an answer too: its score is -1."""
+        try:
+            answer: dict[str, Any] = await self._cache.get(
+                ("parse", link, user_prompt, llm), lambda: self._parse(link, user_prompt, llm)
+            )
+        except ToolFailed as error:
+            return {"content": f"failed: {error.message}", "urls": [], "score": -1}
+        return answer
+
+    async def _parse(self, link: str, user_prompt: str, llm: str) -> dict[str, Any]:
+        settings = self._settings
+        link = _ARXIV.sub(r"https://arxiv.org/pdf/\1", link)
+        page = await self._page(link)
+        if page.is_pdf:
+            text = await self._reader.read("pdf", page.content)
+            prompt = _fill(settings.paper_prompt, user_query=user_prompt, pdf_info=text[: settings.prompt_bytes])
+        else:
+            text = await self._reader.read("html", page.text().encode())
+            prompt = _fill(settings.summary_prompt, user=user_prompt, info=text[: settings.prompt_bytes])
+        return _read_summary(await self.models.ask(prompt, llm))
+
+    async def _page(self, link: str) -> Page:
+        try:
+            return await self._fetcher.get(link)
+        except Forbidden:
+            raise
+        except ToolFailed:
+            if not self._settings.serper_api_key:
+                raise
+            return Page(url=link, content_type="text/html; charset=utf-8", content=(await self._scrape(link)).encode())
+
+
+def _fill(template: str, **values: str) -> str:
+    """Put values into a template that may have braces of its own; what a page says is never a template."""
+    return re.sub(
+        r"\{\{|\}\}|\{(" + "|".join(values) + r")\}",
+        lambda found: values[found[1]] if found[1] else found[0][0],
+        template,
+    )
+
+
+def _read_summary(said: str) -> dict[str, Any]:
+    """A model was asked for JSON, and may have given it."""
+    fenced = _FENCE.match(said)
+    try:
+        answer = msgspec.json.decode(fenced[1] if fenced else said)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        answer = None
+    if not isinstance(answer, dict) or "content" not in answer:
+        return {"content": said, "urls": [], "score": 1}
+    urls = answer.get("urls")
+    return {
+        "content": answer["content"],
+        "urls": urls if isinstance(urls, list) else [],
+        "score": answer.get("score", 1),
+    }

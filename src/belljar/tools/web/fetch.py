@@ -1,0 +1,200 @@
+"""Getting a page from the web without getting anything else.
+
+The address is ours to choose: the name is resolved here, every address it has must be public, and the connection goes
+to one of those addresses, so a name that resolves differently a moment later changes nothing. Redirects are followed
+here, each checked like the first. An operator may allow hosts by name; those may be anywhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from belljar.contract.errors import InvalidSettings, ToolFailed
+from belljar.settings import WebSettings
+
+if TYPE_CHECKING:
+    import httpx
+
+_REDIRECTS_MAX = 5
+_PORTS = {"http": 80, "https": 443}
+_HEADERS = {
+    "user-agent": "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/130 Safari/537.36",
+    "accept": "text/html,application/xhtml+xml,application/pdf,*/*;q=0.8",
+    "accept-language": "en",
+    "accept-encoding": "identity",  # what is compressed anyway is unpacked within bounds
+}
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """What is at a URL."""
+
+    url: str  # after all redirects
+    content_type: str
+    content: bytes
+
+    @property
+    def is_pdf(self) -> bool:
+        """Whatever it says it is."""
+        return self.content.startswith(b"%PDF-") or self.content_type.startswith("application/pdf")
+
+    def text(self) -> str:
+        """The page as text; what cannot be read is replaced."""
+        named = self.content_type.lower().partition("charset=")[2].strip("\"' ;")
+        if not named:
+            head = self.content[:2048].lower()
+            named = head.partition(b"charset=")[2][:40].lstrip(b"\"' ").decode("ascii", "replace")
+            named = "".join(
+                letter for letter in named.split('"')[0].split("'")[0] if letter.isalnum() or letter in "-_"
+            )
+        try:
+            return self.content.decode(named or "utf-8", "replace")
+        except LookupError:
+            return self.content.decode("utf-8", "replace")
+
+
+def new_client() -> httpx.AsyncClient:
+    """A client that does nothing by itself: no redirects, no proxies, no cookies of others.
+
+    Raises:
+        InvalidSettings: the library is not installed.
+    """
+    try:
+        import httpx
+    except ImportError as error:
+        raise InvalidSettings("tools.builtin needs more: pip install 'belljar[tools]'") from error
+    limits = httpx.Limits(max_connections=64, max_keepalive_connections=16)
+    return httpx.AsyncClient(follow_redirects=False, trust_env=False, limits=limits)
+
+
+class Fetcher:
+    """Gets pages, within bounds."""
+
+    def __init__(self, client: httpx.AsyncClient, settings: WebSettings) -> None:
+        self._client = client
+        self._settings = settings
+        self._allowed = {name.strip().lower() for name in settings.allowed_hosts}
+
+    async def get(self, url: str) -> Page:
+        """What is at `url`.
+
+        Raises:
+            ToolFailed: it may not be fetched, or cannot be.
+        """
+        import httpx
+
+        try:
+            async with asyncio.timeout(self._settings.fetch_seconds):
+                for _ in range(_REDIRECTS_MAX + 1):
+                    answer = await self._get_once(url)
+                    if isinstance(answer, Page):
+                        return answer
+                    url = answer
+        except TimeoutError:
+            raise ToolFailed(f"no answer within {self._settings.fetch_seconds:g} s") from None
+        except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, OSError, ValueError) as error:
+            raise ToolFailed(f"{type(error).__name__}: {error}") from error
+        raise ToolFailed(f"more than {_REDIRECTS_MAX} redirects")
+
+    async def _get_once(self, url: str) -> Page | str:
+        """The page, or where it has gone."""
+        import httpx
+
+        asked = httpx.URL(url)
+        if asked.scheme not in _PORTS or not asked.host:
+            raise Forbidden("only http and https URLs can be fetched")
+        address = await self._resolve(asked.host, asked.port or _PORTS[asked.scheme])
+        request = self._client.build_request(
+            "GET",
+            asked.copy_with(host=address, username=None, password=None, fragment=None),
+            headers={**_HEADERS, "host": asked.netloc.decode("ascii")},
+            extensions={"sni_hostname": asked.host, "timeout": httpx.Timeout(self._settings.fetch_seconds).as_dict()},
+        )
+        response = await self._client.send(request, stream=True)
+        self._client.cookies.clear()
+        try:
+            if response.status_code in (301, 302, 303, 307, 308) and "location" in response.headers:
+                return str(asked.join(response.headers["location"]))
+            if response.status_code >= 400:
+                raise ToolFailed(f"the server answered with status {response.status_code}")
+            content = await self._read(response)
+        finally:
+            await response.aclose()
+        return Page(url=str(asked), content_type=response.headers.get("content-type", ""), content=content)
+
+    async def _read(self, response: httpx.Response) -> bytes:
+        most = self._settings.fetch_bytes
+        taken = bytearray()
+        async for chunk in response.aiter_raw():
+            taken += chunk
+            if len(taken) > most:
+                raise ToolFailed(f"it is larger than the {most:,} bytes taken here")
+        encoding = response.headers.get("content-encoding", "identity").strip().lower()
+        if encoding in ("", "identity"):
+            return bytes(taken)
+        if encoding not in ("gzip", "x-gzip", "deflate"):
+            raise ToolFailed(f"it is packed as {encoding[:40]!r}, which nobody asked for")
+        return _unpack(bytes(taken), most)
+
+    async def _resolve(self, host: str, port: int) -> str:
+        """One address of a host that may be asked."""
+        is_allowed = host.lower() in self._allowed or f"{host.lower()}:{port}" in self._allowed
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError):
+            raise ToolFailed(f"there is no host {host[:200]!r}") from None
+        addresses = [str(each[4][0]) for each in found]
+        if not is_allowed:
+            check_public(host, addresses)
+        if not addresses:
+            raise ToolFailed(f"there is no host {host[:200]!r}")
+        return addresses[0]
+
+
+class Forbidden(ToolFailed):
+    """It must not be fetched, by whatever way."""
+
+    code = "forbidden"
+
+
+def check_public(host: str, addresses: Sequence[str]) -> None:
+    """Raises Forbidden unless every address is one that anybody on the internet can reach."""
+    for text in addresses:
+        for address in _meant(ipaddress.ip_address(text.partition("%")[0])):
+            if not address.is_global or address.is_multicast or address.is_reserved or address.is_unspecified:
+                raise Forbidden(
+                    f"{host[:200]!r} has an address that is not public; the operator allows hosts by name "
+                    "(web.allowed_hosts)"
+                )
+
+
+def _meant(address: Any) -> list[Any]:
+    """The address, and those inside it: several kinds of IPv6 addresses lead to an IPv4 one."""
+    found = [address]
+    if address.version == 6:
+        inner = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
+        if address in _NAT64:
+            inner.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
+        found = [each for each in inner if each is not None] or found
+    return found
+
+
+def _unpack(packed: bytes, most: int) -> bytes:
+    try:
+        unpacker = zlib.decompressobj(wbits=47)
+        content = unpacker.decompress(packed, most + 1)
+    except zlib.error:
+        try:
+            content = zlib.decompressobj(wbits=-15).decompress(packed, most + 1)
+        except zlib.error as error:
+            raise ToolFailed(f"it cannot be unpacked: {error}") from None
+    if len(content) > most:
+        raise ToolFailed(f"it is larger than the {most:,} bytes taken here")
+    return content

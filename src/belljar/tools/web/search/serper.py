@@ -1,0 +1,28 @@
+"""Google through serper.dev."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from belljar.settings import WebSettings
+
+if TYPE_CHECKING:
+    import httpx
+
+    from belljar.tools.web.search.question import Question
+
+_NOT_FOR_AGENTS = ("searchParameters", "credits")
+
+
+async def search(client: httpx.AsyncClient, settings: WebSettings, asked: Question) -> dict[str, Any]:
+    """Ask. Raises httpx.HTTPError, or ValueError when the answer is none."""
+    response = await client.post(
+        settings.serper_url,
+        headers={"X-API-KEY": asked.api_key or settings.serper_api_key},
+        json={"q": asked.query, "num": asked.top_k, "gl": asked.region, "hl": asked.lang},
+    )
+    response.raise_for_status()
+    found = response.json()
+    if not isinstance(found, dict):
+        raise ValueError("that is no answer of serper.dev")
+    return {name: value for name, value in found.items() if name not in _NOT_FOR_AGENTS}

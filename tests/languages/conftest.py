@@ -1,0 +1,49 @@
+"""Sandboxes for languages: with an environment that is quickly built, and a state directory of their own."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import belljar
+from belljar.settings import EnvironmentSettings, LanguageSettings, Settings
+
+OwnSettings = Callable[..., Settings]
+
+
+@pytest.fixture(scope="session")
+def bare_settings(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    """Nothing installed by npm or pip, nothing compiled yet, the standard library alone for Python."""
+    return dataclasses.replace(
+        settings,
+        state_dir=tmp_path_factory.mktemp("languages-state"),
+        environments={"default": EnvironmentSettings(packages=(), warm_imports=())},
+    )
+
+
+@pytest.fixture
+def own_settings(bare_settings: Settings) -> OwnSettings:
+    """Settings whose compile cache is empty; keywords are those of `[languages]`."""
+
+    def made(**languages: Any) -> Settings:
+        shutil.rmtree(compiled_dir(bare_settings), ignore_errors=True)
+        return dataclasses.replace(bare_settings, languages=LanguageSettings(**languages))
+
+    return made
+
+
+def compiled_dir(settings: Settings) -> Path:
+    """Where compiled programs are kept."""
+    return settings.state_dir / "compiled"
+
+
+@pytest.fixture(scope="module")
+def bare_box(bare_settings: Settings) -> Iterator[belljar.Sandbox]:
+    """An open sandbox with these settings."""
+    with belljar.Sandbox(settings=bare_settings) as opened:
+        yield opened

@@ -1,0 +1,252 @@
+"""Programs that are not Python: their steps, what is compiled once, and what a caller is told."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+import belljar
+from belljar.assembly import build_engine
+from belljar.contract.errors import ToolchainMissing
+from belljar.contract.execution import Finished, Outcome, Output, Started, Status
+from belljar.engine.admission import admit
+from belljar.engine.execute import Engine
+from belljar.settings import Settings
+
+OwnSettings = Callable[..., Settings]
+
+ECHO = '#include <stdio.h>\nint main(void) { int n; while (scanf("%d", &n) == 1) printf("%d\\n", n * 2); return 0; }'
+
+
+@asynccontextmanager
+async def opened(settings: Settings) -> AsyncIterator[Engine]:
+    engine = build_engine(settings)
+    await engine.open()
+    try:
+        yield engine
+    finally:
+        await engine.close(grace_seconds=0.0)
+
+
+def test_a_program_is_compiled_once(bare_box: belljar.Sandbox) -> None:
+    first = bare_box.run(ECHO, language="c", stdin="1 2")
+    second = bare_box.run(ECHO, language="gcc", stdin="21")
+    assert (first.stdout, second.stdout) == ("2\n4\n", "42\n")
+    assert first.compilation is not None
+    assert second.compilation is not None
+    assert (first.compilation.was_cached, second.compilation.was_cached) == (False, True)
+    assert first.as_json()["compile"]["status"] == "ok"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        pytest.param({"code": ECHO + "\n"}, id="other_source"),
+        pytest.param({"files": {"unused.h": "int x;"}}, id="other_files"),
+    ],
+)
+def test_another_program_is_compiled_anew(bare_box: belljar.Sandbox, changed: dict[str, Any]) -> None:
+    bare_box.run(ECHO, language="c")
+    outcome = bare_box.run(**{"code": ECHO, "language": "c", **changed})
+    assert outcome.compilation is not None
+    assert not outcome.compilation.was_cached
+
+
+def test_callers_do_not_share_what_is_compiled(own_settings: OwnSettings) -> None:
+    async def cached(shared: bool) -> list[bool]:
+        own = own_settings(compile_cache_shared=shared)
+        async with opened(own) as engine:
+            outcomes = [
+                await engine.run(admit(own, ECHO, language="c", caller=caller)) for caller in ("ann", "bob", "ann")
+            ]
+        return [outcome.compilation is not None and outcome.compilation.was_cached for outcome in outcomes]
+
+    assert asyncio.run(cached(False)) == [False, False, True]
+    assert asyncio.run(cached(True)) == [False, True, True]
+
+
+def test_equal_programs_at_once_share_one_compile_step(own_settings: OwnSettings) -> None:
+    own = own_settings()
+
+    async def run_all() -> list[Outcome]:
+        async with opened(own) as engine:
+            return await asyncio.gather(*(engine.run(admit(own, ECHO, language="c", stdin=str(n))) for n in range(8)))
+
+    outcomes = asyncio.run(run_all())
+    assert [outcome.stdout for outcome in outcomes] == [f"{n * 2}\n" for n in range(8)]
+    assert [outcome.compilation is not None and outcome.compilation.was_cached for outcome in outcomes].count(
+        False
+    ) == 1
+
+
+def test_a_shared_compile_step_outlives_the_caller_who_began_it(own_settings: OwnSettings) -> None:
+    own = own_settings()
+    functions = "".join(f"int f{n}(int x) {{ return x * {n} + x / (x + {n}); }}\n" for n in range(3000))
+    slow = f'#include <stdio.h>\n{functions}int main(void) {{ puts("done"); return 0; }}'
+
+    async def run_both() -> tuple[Outcome, Outcome]:
+        async with opened(own) as engine:
+            first = asyncio.create_task(engine.run(admit(own, slow, language="c"), id="first"))
+            second = asyncio.create_task(engine.run(admit(own, slow, language="c")))
+            deadline = time.monotonic() + 30
+            while engine.facts()["running"] < 2 and time.monotonic() < deadline:
+                await asyncio.sleep(0.01)
+            engine.cancel("first")
+            return await first, await second
+
+    first, second = asyncio.run(run_both())
+    assert first.status is Status.CANCELLED
+    assert (second.status, second.stdout) == (Status.OK, "done\n")
+
+
+def test_cancelling_the_only_caller_ends_the_compile_step(own_settings: OwnSettings) -> None:
+    own = own_settings()
+    endless = "".join(f"#define M{n} M{n + 1} M{n + 1} M{n + 1}\n" for n in range(40)) + "int main(void) { M0 }"
+
+    async def run_one() -> tuple[Outcome, float, int]:
+        async with opened(own) as engine:
+            task = asyncio.create_task(engine.run(admit(own, endless, language="c"), id="only"))
+            deadline = time.monotonic() + 30
+            while engine.facts()["sandbox"].get("guests", 0) == 0 and time.monotonic() < deadline:
+                await asyncio.sleep(0.01)
+            began = time.monotonic()
+            engine.cancel("only")
+            outcome = await task
+            return outcome, time.monotonic() - began, engine.facts()["running"]
+
+    outcome, seconds, running = asyncio.run(run_one())
+    assert (outcome.status, running) == (Status.CANCELLED, 0)
+    assert seconds < 10
+
+
+def test_a_compile_error_is_told_with_the_compilers_text(bare_box: belljar.Sandbox) -> None:
+    for was_cached in (False, True):
+        outcome = bare_box.run("int main(void) { return x; }", language="c")
+        assert outcome.status is Status.COMPILE_FAILED
+        assert outcome.exit_code is None
+        assert (outcome.stdout, outcome.stderr) == ("", "")
+        assert outcome.compilation is not None
+        assert outcome.compilation.status is Status.FAILED
+        assert outcome.compilation.exit_code == 1
+        assert "main.c:1" in outcome.compilation.stderr
+        assert outcome.compilation.was_cached is was_cached
+
+
+def test_a_compiler_that_never_ends_is_stopped(own_settings: OwnSettings) -> None:
+    own = own_settings()
+    own = dataclasses.replace(
+        own,
+        default_limits=dataclasses.replace(own.default_limits, wall_seconds=1.0, cpu_seconds=1.0),
+        ceiling_limits=dataclasses.replace(own.ceiling_limits, wall_seconds=2.0, cpu_seconds=2.0),
+    )
+    bomb = "\n".join(
+        [f"#define M{n} M{n + 1} M{n + 1} M{n + 1} M{n + 1}" for n in range(40)]
+        + ["#define M40 ;", "int main() { M0 }"]
+    )
+    with belljar.Sandbox(settings=own) as own_box:
+        outcome = own_box.run(bomb, language="c")
+    assert outcome.status is Status.COMPILE_FAILED
+    assert outcome.compilation is not None
+    assert outcome.compilation.status in (Status.TIMED_OUT, Status.OUT_OF_MEMORY)
+
+
+def test_a_warning_is_told_with_success(bare_box: belljar.Sandbox) -> None:
+    outcome = bare_box.run("#warning careful\nint main(void) { return 3; }", language="c")
+    assert (outcome.status, outcome.exit_code) == (Status.FAILED, 3)
+    assert outcome.compilation is not None
+    assert outcome.compilation.status is Status.OK
+    assert "careful" in outcome.compilation.stderr
+
+
+def test_streams_of_a_compiled_program(own_settings: OwnSettings) -> None:
+    own = own_settings()
+
+    async def events(code: str) -> list[Any]:
+        async with opened(own) as engine:
+            return [event async for event in engine.stream(admit(own, code, language="c", stdin="4"))]
+
+    good = asyncio.run(events(ECHO))
+    assert isinstance(good[0], Started)
+    assert Output(stream="stdout", text="8\n") in good
+    bad = asyncio.run(events("int main(void) {"))
+    assert [type(event) for event in bad] == [Started, Finished]
+    assert bad[-1].outcome.status is Status.COMPILE_FAILED
+
+
+def test_the_compiled_program_is_no_artifact_of_the_run(bare_box: belljar.Sandbox) -> None:
+    writes = '#include <stdio.h>\nint main(void) { fputs("made", fopen("made.txt", "w")); return 0; }'
+    outcome = bare_box.run(writes, language="c", artifacts=["**"], files={"given.txt": "given"})
+    names = {file.path for file in outcome.artifacts}
+    assert "made.txt" in names
+    assert "program" not in names
+
+
+def test_a_file_of_the_callers_cannot_stand_for_the_compiled_program(bare_box: belljar.Sandbox) -> None:
+    planted = "#!/bin/sh\necho planted\n"
+    outcome = bare_box.run(ECHO, language="c", stdin="3", files={"program": planted})
+    assert (outcome.status, outcome.stdout) == (Status.OK, "6\n")
+
+
+def test_a_damaged_entry_is_compiled_anew(own_settings: OwnSettings) -> None:
+    own = own_settings()
+    with belljar.Sandbox(settings=own) as own_box:
+        own_box.run(ECHO, language="c")
+        (entry,) = (own.state_dir / "compiled").iterdir()
+        entry.write_bytes(entry.read_bytes()[:-100])
+        outcome = own_box.run(ECHO, language="c", stdin="5")
+    assert outcome.stdout == "10\n"
+    assert outcome.compilation is not None
+    assert not outcome.compilation.was_cached
+
+
+def test_the_cache_is_bounded(own_settings: OwnSettings) -> None:
+    own = own_settings(compile_cache_bytes=50_000)
+    with belljar.Sandbox(settings=own) as own_box:
+        for n in range(5):
+            assert own_box.run(f"int main(void) {{ return {n}; }}", language="c").exit_code == n
+        entries = list((own.state_dir / "compiled").iterdir())
+    assert 1 <= len(entries) < 5
+    assert sum(entry.stat().st_size for entry in entries) <= 50_000
+
+
+def test_without_a_cache_everything_still_runs(own_settings: OwnSettings) -> None:
+    own = own_settings(compile_cache_bytes=0)
+    with belljar.Sandbox(settings=own) as own_box:
+        for _ in range(2):
+            outcome = own_box.run(ECHO, language="c", stdin="6")
+            assert outcome.stdout == "12\n"
+            assert outcome.compilation is not None
+            assert not outcome.compilation.was_cached
+    assert not (own.state_dir / "compiled").exists()
+
+
+def test_a_language_that_is_missing_says_how_to_get_it(bare_box: belljar.Sandbox) -> None:
+    with pytest.raises(ToolchainMissing) as refused:
+        bare_box.run(
+            "console.log(1)", language="luau"
+        )  # its package lies in the state directory, and this one is empty
+    assert "belljar languages install luau" in refused.value.message
+    assert refused.value.code == "toolchain_missing"
+
+
+def test_signals_are_as_a_login_has_them(bare_box: belljar.Sandbox) -> None:
+    outcome = bare_box.run(
+        "yes | head -n 1; echo ${PIPESTATUS[0]}; grep -E 'Sig(Ign|Blk)' /proc/self/status", language="sh"
+    )
+    assert outcome.stdout.splitlines() == ["y", "141", "SigBlk:\t0000000000000000", "SigIgn:\t0000000000000000"]
+
+
+def test_nothing_of_ours_is_open_or_set(bare_box: belljar.Sandbox) -> None:
+    outcome = bare_box.run("ls /proc/self/fd; env | sort", language="sh", env={"LEVEL": "3"})
+    lines = outcome.stdout.split()
+    assert lines[:4] == ["0", "1", "2", "3"]  # the last is that of ls itself
+    names = {line.partition("=")[0] for line in lines[4:] if "=" in line}
+    assert names >= {"HOME", "LEVEL", "PATH", "TMPDIR"}
+    assert not {name for name in names if "BELLJAR" in name}
+    assert "HOME=/work" in lines

@@ -1,0 +1,290 @@
+"""MCP servers as processes of their own, spoken to over real pipes and sockets, without any client library."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import itertools
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from belljar.settings import Settings
+
+_DEADLINE_SECONDS = 60.0
+NEWEST = "2026-07-28"
+ENVELOPE = {
+    "io.modelcontextprotocol/protocolVersion": NEWEST,
+    "io.modelcontextprotocol/clientInfo": {"name": "test", "version": "1"},
+    "io.modelcontextprotocol/clientCapabilities": {},
+}
+
+
+class Wire:
+    """A client at the other end of a server's standard input and output: one JSON object per line, nothing else."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.process = process
+        self.is_modern = False
+        self.notes: list[dict[str, Any]] = []
+        self.noise: list[bytes] = []  # whatever came on standard output and is no message
+        self.log: list[str] = []
+        self._ids = itertools.count(1)
+        self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self._early: dict[Any, dict[str, Any]] = {}
+        self._readers = [
+            threading.Thread(target=self._read, daemon=True),
+            threading.Thread(target=self._read_log, daemon=True),
+        ]
+        for each in self._readers:
+            each.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            try:
+                message = json.loads(line)
+                assert message["jsonrpc"] == "2.0"
+            except (ValueError, KeyError, TypeError, AssertionError):
+                self.noise.append(line)
+                continue
+            if "id" in message:
+                self._answers.put(message)
+            else:
+                self.notes.append(message)
+        self._answers.put(None)
+
+    def _read_log(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log.append(line.decode(errors="replace"))
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Write one line."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def begin(self, method: str, params: dict[str, Any] | None = None, meta: dict[str, Any] | None = None) -> int:
+        """Send a request; `finish` takes its answer."""
+        number = next(self._ids)
+        whole = dict(params or {})
+        envelope = {**(ENVELOPE if self.is_modern else {}), **(meta or {})}
+        if envelope:
+            whole["_meta"] = envelope
+        self.send({"id": number, "method": method, "params": whole})
+        return number
+
+    def finish(self, number: int, seconds: float = _DEADLINE_SECONDS) -> dict[str, Any]:
+        """The answer to a request, whichever others come first."""
+        while number not in self._early:
+            answer = self._answers.get(timeout=seconds)
+            assert answer is not None, f"the server ended: {self.log}"
+            self._early[answer["id"]] = answer
+        return self._early.pop(number)
+
+    def ask(self, method: str, params: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Send a request and take its result."""
+        answer = self.finish(self.begin(method, params))
+        assert "result" in answer, answer
+        result: dict[str, Any] = answer["result"]
+        return result
+
+    def call(self, tool: str, **arguments: Any) -> dict[str, Any]:
+        """tools/call."""
+        return self.ask("tools/call", {"name": tool, "arguments": arguments})
+
+    def greet(self, revision: str = "2025-11-25") -> dict[str, Any]:
+        """The first words of a client of that revision."""
+        if revision >= NEWEST:
+            self.is_modern = True
+            return self.ask("server/discover")
+        greeting = {"protocolVersion": revision, "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+        answer = self.ask("initialize", greeting)
+        self.send({"method": "notifications/initialized"})
+        return answer
+
+    def leave(self) -> int:
+        """Close the server's input, as the protocol asks for, and wait for its end."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        code = self.process.wait(_DEADLINE_SECONDS)
+        for each in self._readers:
+            each.join(_DEADLINE_SECONDS)
+        return code
+
+
+Plug = Callable[..., AbstractContextManager[Wire]]
+
+
+@pytest.fixture(scope="session")
+def environ(settings: Settings, sources: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The settings of this test session, as variables."""
+    return {
+        **{name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ},
+        "PYTHONPATH": str(sources),
+        "BELLJAR_STATE_DIR": str(settings.state_dir),
+        "BELLJAR_RUNTIME_DIR": str(settings.runtime_dir),
+        "BELLJAR_JAIL_UID_BASE": str(settings.jail.uid_base),
+        "BELLJAR_JAIL_CGROUP_PARENT": settings.jail.cgroup_parent,
+        "BELLJAR_SERVER_PORT": "0",
+        "BELLJAR_SERVER_KEYS_FILE": str(tmp_path_factory.mktemp("keys") / "keys.json"),
+        "BELLJAR_SERVER_LOG_FORMAT": "json",
+    }
+
+
+@pytest.fixture(scope="session")
+def command() -> list[str]:
+    """How to start `belljar mcp` of the working tree."""
+    return [sys.executable, "-m", "belljar", "mcp"]
+
+
+@pytest.fixture(scope="session")
+def plug(command: list[str], environ: dict[str, str]) -> Plug:
+    """Start a server with these options; leaving closes its input and expects a clean end."""
+
+    @contextlib.contextmanager
+    def plugged(*options: str, start: list[str] | None = None, **variables: str) -> Iterator[Wire]:
+        process = subprocess.Popen(
+            [*(start or command), *options],
+            env={**environ, **variables},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        wire = Wire(process)
+        try:
+            yield wire
+            if process.poll() is None:
+                assert wire.leave() == 0, wire.log
+            assert wire.noise == []
+        finally:
+            process.kill()
+            process.wait()
+            for stream in (process.stdin, process.stdout, process.stderr):
+                with contextlib.suppress(BrokenPipeError):
+                    stream.close()
+
+    return plugged
+
+
+@pytest.fixture(scope="module")
+def wire(plug: Plug) -> Iterator[Wire]:
+    """One server for all tests of a file that leave it as it was."""
+    with plug() as opened:
+        opened.greet()
+        yield opened
+
+
+class Site:
+    """A running HTTP server."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.process = process
+        self._lines: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        threading.Thread(target=self._read_log, daemon=True).start()
+        while (line := self._lines.get(timeout=_DEADLINE_SECONDS)) is None or line["event"] != "listening":
+            assert line is not None, "the server did not start"
+        self.port = int(line["url"].rpartition(":")[2])
+        self.url = f"http://127.0.0.1:{self.port}/mcp"
+
+    def _read_log(self) -> None:
+        assert self.process.stderr is not None
+        with self.process.stderr as log:
+            for line in log:
+                with contextlib.suppress(ValueError):
+                    self._lines.put(json.loads(line))
+        self._lines.put(None)
+
+    def wait_for_line(self, **fields: Any) -> dict[str, Any]:
+        """The next log line with these fields."""
+        while True:
+            line = self._lines.get(timeout=_DEADLINE_SECONDS)
+            assert line is not None, "the server ended"
+            if all(line.get(name) == value for name, value in fields.items()):
+                return line
+
+    def post(
+        self, method: str, params: dict[str, Any] | None = None, path: str = "/mcp", **headers: str
+    ) -> tuple[int, Any]:
+        """One request of the newest revision, and its answer; `name__other` is the header name-other."""
+        connection = self.open(method, params, path, **headers)
+        with contextlib.closing(connection):
+            response = connection.getresponse()
+            content = response.read()
+            kind = response.headers.get("content-type", "")
+            if kind.startswith("text/event-stream"):
+                content = content.rpartition(b"data: ")[2]
+            return response.status, json.loads(content) if content.strip() else None
+
+    def open(
+        self, method: str, params: dict[str, Any] | None = None, path: str = "/mcp", **headers: str
+    ) -> http.client.HTTPConnection:
+        """Send one request of the newest revision; the caller reads the answer."""
+        whole = {**(params or {}), "_meta": {**ENVELOPE, **(params or {}).get("_meta", {})}}
+        sent = {
+            "Content-Type": "application/json",
+            "Accept": "application/json, text/event-stream",
+            "MCP-Protocol-Version": NEWEST,
+            "Mcp-Method": method,
+            **({"Mcp-Name": whole["name"]} if "name" in whole else {}),
+            **{name.replace("__", "-"): value for name, value in headers.items()},
+        }
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=_DEADLINE_SECONDS)
+        body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": whole})
+        connection.request("POST", path, body, sent)
+        return connection
+
+    def call(self, tool: str, arguments: dict[str, Any], **headers: str) -> dict[str, Any]:
+        """tools/call, and its result."""
+        status, answer = self.post("tools/call", {"name": tool, "arguments": arguments}, **headers)
+        assert status == 200, answer
+        assert "result" in answer, answer
+        result: dict[str, Any] = answer["result"]
+        return result
+
+
+Open = Callable[..., AbstractContextManager[Site]]
+
+
+@pytest.fixture(scope="session")
+def open_site(environ: dict[str, str]) -> Open:
+    """Start an HTTP server; keywords are settings, with two underscores for the dot."""
+
+    @contextlib.contextmanager
+    def opened(**changed: Any) -> Iterator[Site]:
+        variables = {f"BELLJAR_{name.upper().replace('__', '_')}": str(value) for name, value in changed.items()}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "belljar", "serve"],
+            env={**environ, **variables},
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        try:
+            yield Site(process)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(_DEADLINE_SECONDS) == 0
+        finally:
+            process.kill()
+            process.wait()
+
+    return opened
+
+
+@pytest.fixture(scope="session")
+def site(open_site: Open) -> Iterator[Site]:
+    """One server for all tests that leave it as it was."""
+    with open_site(server__grace_seconds=2) as running:
+        yield running

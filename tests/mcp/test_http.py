@@ -1,0 +1,155 @@
+"""/mcp behind the checks of the HTTP server: keys, hosts, origins, quotas; and who hangs up ends his program."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from belljar.frontends.api.keys import Key, KeyFile
+
+if TYPE_CHECKING:
+    from tests.conftest import Host
+    from tests.mcp.conftest import Open, Site
+
+WAITS = "import subprocess; subprocess.run(['sleep', '98.765'])"  # a command that the host can tell from others
+
+
+def test_a_request_stands_alone(site: Site) -> None:
+    assert site.call("run_code", {"code": "print(6 * 7)"})["content"][0]["text"] == "42"
+
+
+def test_the_path_that_kernel_clients_know_is_served(site: Site) -> None:
+    status, answer = site.post("tools/list", path="/ai/sandbox/v1/mcp/")
+    assert status == 200
+    assert answer["result"]["tools"][0]["name"] == "run_code"
+
+
+def test_there_is_nothing_below_the_path(site: Site) -> None:
+    status, answer = site.post("tools/list", path="/mcp/more")
+    assert (status, answer["error"]["code"]) == (404, "not_found")
+
+
+@pytest.mark.parametrize(
+    ("headers", "code"),
+    [
+        pytest.param({"Host": "evil.example"}, "host_not_allowed", id="name_that_was_made_to_point_here"),
+        pytest.param({"Origin": "https://evil.example"}, "origin_not_allowed", id="page_of_another_origin"),
+    ],
+)
+def test_host_and_origin_are_checked(site: Site, headers: dict[str, str], code: str) -> None:
+    status, answer = site.post("tools/list", **headers)
+    assert (status, answer["error"]["code"]) == (403, code)
+
+
+def test_a_body_must_be_json(site: Site) -> None:
+    status, answer = site.post("tools/list", Content__Type="text/plain")
+    assert (status, answer["error"]["code"]) == (400, "not_json")
+
+
+def test_a_key_is_needed_where_keys_are_in_force(open_site: Open) -> None:
+    with open_site(server__api_key="secret") as site:
+        status, answer = site.post("tools/list")
+        assert (status, answer["error"]["code"]) == (401, "unauthorized")
+        status, _ = site.post("tools/list", Authorization="Bearer wrong")
+        assert status == 401
+        status, answer = site.post("tools/list", Authorization="Bearer secret")
+        assert status == 200
+        assert answer["result"]["tools"]
+
+
+def test_too_large_a_body_is_refused(open_site: Open) -> None:
+    with open_site(server__body_bytes=100_000, server__bodies_bytes=200_000) as site:
+        status, answer = site.post("tools/call", {"name": "run_code", "arguments": {"code": "#" * 200_000}})
+        assert (status, answer["error"]["code"]) == (413, "too_large")
+        assert site.call("run_code", {"code": "print(1)"})["content"][0]["text"] == "1"
+
+
+def test_limits_of_the_server_hold(open_site: Open) -> None:
+    with open_site(ceiling_limits__wall_seconds=5, default_limits__wall_seconds=1) as site:
+        result = site.call("run_code", {"code": "print(1)", "timeout": 60})
+        assert result["isError"] is True
+        assert "at most 5 seconds" in result["content"][0]["text"]
+        result = site.call("run_code", {"code": "while True: pass"})
+        assert result["structuredContent"]["status"] == "timed_out"
+
+
+@pytest.mark.parametrize("revision", ["2025-06-18", "2026-07-28"])
+def test_who_hangs_up_ends_his_program(site: Site, host: Host, revision: str) -> None:
+    arguments = {"name": "run_code", "arguments": {"code": WAITS, "timeout": 120}}
+    if revision == "2026-07-28":
+        connection = site.open("tools/call", arguments)
+    else:
+        connection = _Session(site, revision).open("tools/call", arguments)
+    host.wait_until(lambda: _runs(host), "the program runs")
+    connection.close()
+    host.wait_until(lambda: not _runs(host), "the program is gone", 10)
+    assert site.call("run_code", {"code": "print(1)"})["isError"] is False
+
+
+def test_an_older_client_can_cancel_its_call(site: Site, host: Host) -> None:
+    session = _Session(site, "2025-11-25")
+    connection = session.open("tools/call", {"name": "run_code", "arguments": {"code": WAITS, "timeout": 120}}, 9)
+    host.wait_until(lambda: _runs(host), "the program runs")
+    assert session.ask("notifications/cancelled", {"requestId": 9}, None)[0] == 202
+    host.wait_until(lambda: not _runs(host), "the program is gone", 10)
+    connection.close()
+
+
+def test_an_older_session_is_only_for_the_key_that_opened_it(open_site: Open) -> None:
+    with open_site(server__api_key="operator-key") as site:
+        keys = KeyFile(_keys_path(site))
+        other = keys.create(Key(name="other"))
+        try:
+            session = _Session(site, "2025-11-25", Authorization="Bearer operator-key")
+            assert session.ask("tools/list")[0] == 200
+            session.headers["Authorization"] = f"Bearer {other}"
+            assert session.ask("tools/list")[0] == 404
+        finally:
+            keys.revoke("other")
+
+
+class _Session:
+    """An older client, which shakes hands first."""
+
+    def __init__(self, site: Site, revision: str, **headers: str) -> None:
+        self.site = site
+        self.headers = {
+            "Content-Type": "application/json",
+            "Accept": "application/json, text/event-stream",
+            **headers,
+        }
+        greeting = {"protocolVersion": revision, "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
+        status, told = self.ask("initialize", greeting)
+        assert status == 200
+        self.headers["Mcp-Session-Id"] = told["mcp-session-id"]
+        self.headers["MCP-Protocol-Version"] = revision
+        assert self.ask("notifications/initialized", {}, None)[0] == 202
+
+    def ask(self, method: str, params: Any = None, number: int | None = 1) -> tuple[int, http.client.HTTPMessage]:
+        with contextlib.closing(self.open(method, params, number)) as connection:
+            response = connection.getresponse()
+            response.read()
+            return response.status, response.headers
+
+    def open(self, method: str, params: Any = None, number: int | None = 1) -> http.client.HTTPConnection:
+        connection = http.client.HTTPConnection("127.0.0.1", self.site.port, timeout=60)
+        message = {"jsonrpc": "2.0", "method": method, "params": params or {}}
+        if number is not None:
+            message["id"] = number
+        connection.request("POST", "/mcp", json.dumps(message), self.headers)
+        return connection
+
+
+def _keys_path(site: Site) -> Any:
+    environ = Path(f"/proc/{site.process.pid}/environ").read_bytes().split(b"\0")
+    found = next(each for each in environ if each.startswith(b"BELLJAR_SERVER_KEYS_FILE="))
+    return Path(found.partition(b"=")[2].decode())
+
+
+def _runs(host: Host) -> list[Any]:
+    return [process for process in host.guest_processes() if process.command == "sleep 98.765"]

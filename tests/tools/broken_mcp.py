@@ -1,0 +1,31 @@
+"""An MCP server over stdio that says hello properly and then writes what is no protocol at all."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+
+def answer(request: dict, result: object) -> None:
+    print(json.dumps({"jsonrpc": "2.0", "id": request["id"], "result": result}), flush=True)
+
+
+for line in sys.stdin:
+    asked = json.loads(line)
+    if asked["method"] == "initialize":
+        answer(
+            asked,
+            {
+                "protocolVersion": asked["params"]["protocolVersion"],
+                "capabilities": {"tools": {}},
+                "serverInfo": {"name": "broken", "version": "1"},
+            },
+        )
+    elif asked["method"] == "tools/list":
+        answer(asked, {"tools": [{"name": "babble", "inputSchema": {"type": "object", "properties": {}}}]})
+    elif asked["method"] == "tools/call":
+        print("\x00\x01 this is not JSON {]\n[1,2]\n" + "z" * 100_000, flush=True)
+        answer(asked, {"content": [{"type": "text", "text": "{not json"}, {"type": "image"}], "isError": "maybe"})
+    elif "id" in asked:
+        reply = {"jsonrpc": "2.0", "id": asked["id"], "error": {"code": -32601, "message": "no such method"}}
+        print(json.dumps(reply), flush=True)

@@ -1,0 +1,180 @@
+"""Programs that call the tools of real MCP servers, over stdio and over HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import belljar
+from belljar.settings import Settings, ToolServerSettings, ToolSettings
+
+HERE = Path(__file__).parent
+TRY = "import tools\ntry:\n    tools.{call}\nexcept tools.ToolError as error:\n    print(error)\nprint(tools.add(1))"
+STDIO = (sys.executable, str(HERE / "mcp_tools.py"), "stdio")
+
+
+@contextlib.contextmanager
+def serving(kind: str) -> Iterator[int]:
+    """The same tools behind a port."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    process = subprocess.Popen(
+        [sys.executable, str(HERE / "mcp_tools.py"), kind, str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                break
+            except OSError:
+                assert time.monotonic() < deadline
+                assert process.poll() is None
+                time.sleep(0.05)
+        yield port
+    finally:
+        process.kill()
+        process.wait()
+
+
+def open_box(settings: Settings, call_seconds: float = 20.0, **servers: ToolServerSettings) -> belljar.Sandbox:
+    tools = ToolSettings(servers=servers, call_seconds=call_seconds)
+    pool = dataclasses.replace(settings.pool, ready_guests=1)
+    return belljar.Sandbox(settings=dataclasses.replace(settings, tools=tools, pool=pool))
+
+
+@pytest.fixture(scope="module")
+def stdio_box(settings: Settings) -> Iterator[belljar.Sandbox]:
+    given = ToolServerSettings(command=STDIO, env=("BELLJAR_GIVEN=yes",))
+    with open_box(settings, given=given) as box:
+        yield box
+
+
+def run(box: belljar.Sandbox, code: str, **asked: Any) -> str:
+    outcome = box.run(code, **{"tools": True, **asked})
+    assert outcome.status == "ok", outcome.stderr
+    return outcome.stdout
+
+
+@pytest.mark.parametrize("kind", ["stdio", "http", "sse"])
+def test_every_tool_of_a_server_is_a_function(settings: Settings, kind: str) -> None:
+    with contextlib.ExitStack() as stack:
+        if kind == "stdio":
+            server = ToolServerSettings(command=STDIO)
+        else:
+            path = "mcp" if kind == "http" else "sse"
+            server = ToolServerSettings(url=f"http://127.0.0.1:{stack.enter_context(serving(kind))}/{path}")
+        box = stack.enter_context(open_box(settings, tests=server))
+        code = (
+            "from tools import *\nfrom concurrent.futures import ThreadPoolExecutor\n"
+            "print(add(1), add(1, 5), find_page('bell', top_k=2))\n"
+            "with ThreadPoolExecutor(20) as pool:\n    print(sum(pool.map(add, range(100))))\n"
+            "try:\n    fail()\nexcept ToolError as error:\n    print(error)\n"
+        )
+        assert run(box, code).splitlines() == [
+            "3 6 {'organic': ['bell 0', 'bell 1']}",
+            str(sum(range(100)) + 200),
+            "fail: Error executing tool fail: no luck today",
+        ]
+
+
+def test_help_tells_what_the_server_says(stdio_box: belljar.Sandbox) -> None:
+    said = run(stdio_box, "import tools\nhelp(tools.find_page)")
+    assert "find_page(query: 'str', top_k: 'int' = 3)" in said
+    assert "Find pages about something." in said
+
+
+def test_a_server_gets_the_variables_that_are_named_and_no_others(
+    stdio_box: belljar.Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(stdio_box, "import tools\nprint(tools.whoami())") == "{'BELLJAR_GIVEN': 'yes'}\n"
+
+
+def test_only_what_was_asked_for_is_there(stdio_box: belljar.Sandbox) -> None:
+    code = "import tools\nprint(hasattr(tools, 'add'), hasattr(tools, 'pid'))"
+    assert run(stdio_box, code, tools=["add"]) == "True False\n"
+
+
+def test_a_server_that_dies_in_a_call_is_started_again(stdio_box: belljar.Sandbox) -> None:
+    code = (
+        "import tools\nbefore = tools.pid()\n"
+        "try:\n    tools.die()\nexcept tools.ToolError as error:\n    print(error)\n"
+        "print(tools.pid() != before, tools.add(1))"
+    )
+    said = run(stdio_box, code, timeout=60).splitlines()
+    assert said[0].startswith("die: tool server 'given': ")
+    assert said[1] == "True 3"
+
+
+def test_a_server_that_dies_while_idle_is_started_again(stdio_box: belljar.Sandbox) -> None:
+    before = int(run(stdio_box, "import tools\nprint(tools.pid())"))
+    os.kill(before, signal.SIGKILL)
+    assert int(run(stdio_box, "import tools\nprint(tools.pid())", timeout=60)) != before
+
+
+def test_a_server_that_hangs_costs_only_the_call(settings: Settings) -> None:
+    with open_box(settings, call_seconds=1.0, tests=ToolServerSettings(command=STDIO)) as box:
+        assert run(box, TRY.format(call="hang()")) == "hang: no answer within 1 s\n3\n"
+
+
+def test_a_server_that_floods_costs_only_the_call(stdio_box: belljar.Sandbox) -> None:
+    code = (
+        "import tools\ntry:\n    tools.flood()\nexcept tools.ToolError as error:\n    print(error)\nprint(tools.add(1))"
+    )
+    said = run(stdio_box, code, timeout=60).splitlines()
+    assert "over the 4,194,304 allowed" in said[0]
+    assert said[1] == "3"
+
+
+def test_a_server_that_babbles_costs_only_the_call(settings: Settings) -> None:
+    broken = ToolServerSettings(command=(sys.executable, str(HERE / "broken_mcp.py")))
+    with open_box(settings, call_seconds=5.0, broken=broken) as box:
+        code = "import tools\ntry:\n    print(tools.babble())\nexcept tools.ToolError as error:\n    print('E', error)"
+        assert run(box, code).startswith("E babble: ")
+        assert box.run("print(1)").stdout == "1\n"
+
+
+def test_a_name_that_two_servers_have_is_an_error_that_names_both(settings: Settings) -> None:
+    both = ToolServerSettings(command=STDIO)
+    with pytest.raises(belljar.CallerError, match=r"two tools are called 'add'.*'first'.*'second'"):
+        open_box(settings, first=both, second=both).open()
+
+
+def test_a_prefix_keeps_them_apart(settings: Settings) -> None:
+    first, second = ToolServerSettings(command=STDIO), ToolServerSettings(command=STDIO, prefix="other-")
+    with open_box(settings, first=first, second=second) as box:
+        assert run(box, "import tools\nprint(tools.pid() != tools.other_pid())") == "True\n"
+
+
+@pytest.mark.parametrize(
+    "server",
+    [
+        pytest.param(ToolServerSettings(command=("/nowhere/at-all",)), id="no_such_command"),
+        pytest.param(ToolServerSettings(command=(sys.executable, "-c", "raise SystemExit(3)")), id="ends_at_once"),
+        pytest.param(ToolServerSettings(url="http://127.0.0.1:9/mcp"), id="nobody_there"),
+    ],
+)
+def test_a_server_that_does_not_start_is_named(settings: Settings, server: ToolServerSettings) -> None:
+    with pytest.raises(belljar.SandboxFault, match="tool server 'lost' does not start"):
+        open_box(settings, lost=server).open()
+
+
+def test_nothing_is_left_of_a_server(settings: Settings, host: Any) -> None:
+    before = host.leftovers().processes
+    with open_box(settings, tests=ToolServerSettings(command=STDIO)) as box:
+        pid = int(run(box, "import tools\nprint(tools.pid())"))
+    assert not Path(f"/proc/{pid}").exists()
+    host.wait_until(lambda: host.leftovers().processes <= before, "the server is gone")

@@ -1,0 +1,85 @@
+"""Tools in sessions: the functions stay, and what is counted is each cell's own."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+import belljar
+from belljar.contract.execution import ToolAnswered, ToolCalled
+
+
+def add(a: int, b: int = 2) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+def said(outcome: belljar.Outcome) -> str:
+    assert outcome.status == "ok", (outcome.error, outcome.stderr)
+    return outcome.stdout
+
+
+def test_functions_stay_from_cell_to_cell(tool_box: belljar.Sandbox) -> None:
+    with tool_box.session(tools=[add]) as session:
+        assert said(session.run("from tools import add\nx = add(1)\nprint(x)")) == "3\n"
+        outcome = session.run("print(add(x), add(x, 10))")
+        assert said(outcome) == "5 13\n"
+        assert [(call.tool, call.ok) for call in outcome.tool_calls] == [("add", True)] * 2
+        assert session.run("1").tool_calls == ()
+
+
+def test_threads_of_a_cell_call_side_by_side(tool_box: belljar.Sandbox) -> None:
+    with tool_box.session(tools=[add]) as session:
+        code = (
+            "import tools\nfrom concurrent.futures import ThreadPoolExecutor\n"
+            "with ThreadPoolExecutor(20) as pool:\n    print(sum(pool.map(tools.add, range(200))))"
+        )
+        assert said(session.run(code)) == f"{sum(range(200)) + 400}\n"
+
+
+def test_calls_of_a_cell_are_streamed(tool_box: belljar.Sandbox) -> None:
+    with tool_box.session(tools=[add]) as session:
+        events = list(session.stream("import tools; tools.add(4)"))
+        assert [type(each) for each in events if isinstance(each, ToolCalled | ToolAnswered)] == [
+            ToolCalled,
+            ToolAnswered,
+        ]
+
+
+def test_a_thread_left_behind_cannot_call_between_cells(tool_box: belljar.Sandbox) -> None:
+    called = threading.Event()
+
+    def note(value: Any) -> None:
+        called.set()
+
+    with tool_box.session(tools=[note]) as session:
+        session.run(
+            "import threading, time, tools\nheard = []\n"
+            "def later():\n"
+            "    time.sleep(0.5)\n"
+            "    try:\n        tools.note(1)\n    except tools.ToolError as error:\n        heard.append(str(error))\n"
+            "thread = threading.Thread(target=later, daemon=True); thread.start()"
+        )
+        assert not called.wait(1.5)
+        assert "nothing is being executed now" in said(session.run("thread.join(); print(heard)"))
+
+
+def test_an_interrupted_call_leaves_the_line_in_order(tool_box: belljar.Sandbox) -> None:
+    gate = threading.Event()
+
+    def wait() -> str:
+        gate.wait(20)
+        return "late"
+
+    with tool_box.session(tools=[wait, add]) as session:
+        outcome = session.run("import tools\ntools.wait()", timeout=1.0)
+        gate.set()
+        assert outcome.status == "timed_out"
+        assert said(session.run("print(tools.add(1))")) == "3\n"
+
+
+def test_unknown_tools_are_refused(tool_box: belljar.Sandbox) -> None:
+    with pytest.raises(belljar.CallerError, match="there is no tool 'nothing' here"):
+        tool_box.session(tools=["nothing"]).open()
