@@ -38,7 +38,11 @@ from belljar.engine.restriction import read_restriction
 from belljar.settings import Settings, check_environment_name
 
 _PYTHON_NAMES = ("python", "py", "python3")
-_SESSION_LANGUAGES = dict.fromkeys(("python", "py", "python3"), "python")
+_SESSION_LANGUAGES = {
+    **dict.fromkeys(("python", "py", "python3"), "python"),
+    **dict.fromkeys(("javascript", "js", "node", "nodejs"), "javascript"),
+    **dict.fromkeys(("sh", "bash", "shell"), "sh"),
+}
 _SESSION_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~-]{0,127}")
 _TOOL_NAME_CHARACTERS_MAX = 200
 _IMAGE = re.compile(r"image:[A-Za-z0-9][A-Za-z0-9._:@/-]{0,254}")  # which of them is decided where they are kept

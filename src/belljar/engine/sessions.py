@@ -219,7 +219,8 @@ class Sessions:
                 outcome = await self._engine.run(cell, id=execution_id, watcher=watcher, place=run_cell)
             finally:
                 self._touch(session)
-        return dataclasses.replace(outcome, cell=numbered[0] if numbered else session.cells + 1)
+        number = numbered[0] if numbered else session.cells + 1
+        return dataclasses.replace(outcome, cell=number, language=session.order.language)
 
     def stream(
         self, caller: str, id: str, cell: Execution, *, waits: bool = True, execution_id: str | None = None

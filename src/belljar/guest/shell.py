@@ -22,7 +22,7 @@ from os import close, dup2, getpid
 from typing import Any
 
 from belljar import channel
-from belljar.guest import branching, displays, interpreter, script
+from belljar.guest import branching, displays, foreign, interpreter, script
 
 _KEPT_FROM = 1000  # where we keep the guest's own pipes, out of the way of the program's descriptors
 _DIRS = ("/work", "/tmp", "/dev/shm")
@@ -60,10 +60,19 @@ def serve(peer: socket.socket) -> bool:
     _settle(message["env"])
     for name, argument, count in message["extras"]:
         script.load(name).prepare(argument, [descriptors.pop(0) for _ in range(count)])
+    child = None
+    if message.get("foreign"):
+        try:
+            child = foreign.start(message["foreign"])
+        except OSError as error:
+            channel.send(peer, {"failed": "language", "reason": str(error)})
+            return False
     own = [*(os.open(path, os.O_PATH | os.O_DIRECTORY) for path in _DIRS), os.pidfd_open(getpid())]
     channel.send(peer, {}, b"started", own)  # the last thing the host believes
     for descriptor in own:
         close(descriptor)
+    if child is not None:
+        foreign.serve(peer, child, _background)
     while True:
         message, blob, descriptors = _next(peer)
         if message:

@@ -21,7 +21,7 @@ from belljar.backends.local.toolline import SessionTools, ToolLine
 from belljar.backends.local.world import BARE, HEAVY, SHELL, Guest, World
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import JailSetupFailed, NotOffered, SandboxFault, WallMissing, ZygoteDied
-from belljar.contract.execution import Evidence, Execution
+from belljar.contract.execution import MIB, Evidence, Execution
 from belljar.contract.sessions import LiveSession, SessionOrder
 from belljar.contract.tools import ToolHost
 from belljar.environments import Environments
@@ -207,8 +207,6 @@ class LocalSandbox:
 
     async def open_session(self, order: SessionOrder) -> LiveSession:
         """Start an interpreter that stays. A guest that is lost before it begins is replaced, a few times."""
-        if order.language != "python":
-            raise NotOffered(f"sessions speak python, not {order.language}", field="language")
         if order.network:
             raise NotOffered("sessions here have no network", field="network")
         for attempt in range(_ATTEMPTS):
@@ -224,6 +222,9 @@ class LocalSandbox:
         return await self._open_session_in(await self._world(order.environment), order)
 
     async def _open_session_in(self, world: World, order: SessionOrder) -> LiveSession:
+        foreign = None
+        if order.language != "python":
+            order, foreign = await asyncio.to_thread(self._translate, order)
         if not any(name.lower() == "ipython" for name, _ in world.environment.packages):
             raise NotOffered(
                 f"environment {order.environment!r} has no IPython, which sessions need; use another",
@@ -233,6 +234,7 @@ class LocalSandbox:
         guest = await world.lease(SHELL, dataclasses.replace(order.limits, cpu_seconds=_UNLIMITED_SECONDS))
         owner = self._instance.uid_base + guest.cell.berth.uid if self._instance and os.geteuid() == 0 else None
         session = LocalSession(FirstBody(world, guest), order.limits, self._settings.request, owner)
+        session.foreign = foreign
         if order.tools:
             session.tools = SessionTools(self._tools, order.tools, self._settings.tools)
         await session.start(order, () if session.tools is None else (session.tools.extra,))
@@ -241,6 +243,24 @@ class LocalSandbox:
         world.succeeded()
         asyncio.get_running_loop().call_soon(world.refill, SHELL)
         return session
+
+    def _translate(self, order: SessionOrder) -> tuple[SessionOrder, Mapping[str, Any]]:
+        """For another language: with room for its interpreter, and what to start."""
+        from belljar.languages import load_one, machine_of
+        from belljar.languages.sessions import LANGUAGES, order_of
+
+        if order.language not in LANGUAGES:
+            offered = ", ".join(("python", *LANGUAGES))
+            raise NotOffered(f"there are no sessions in {order.language}; choose one of: {offered}", field="language")
+        if order.tools:
+            raise NotOffered("tools can be called from Python sessions only; leave them out", field="tools")
+        toolchain = load_one(order.language)
+        limits = dataclasses.replace(
+            order.limits,
+            memory_bytes=order.limits.memory_bytes + toolchain.runtime_mb * MIB,
+            processes=order.limits.processes + toolchain.runtime_threads,
+        )
+        return dataclasses.replace(order, limits=limits), order_of(order.language, machine_of(self._settings))
 
     async def _world(self, name: str) -> World:
         """The warm world of an environment, opened once however many ask."""

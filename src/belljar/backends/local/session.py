@@ -69,6 +69,7 @@ class LocalSession:
         self._background = Background(limits.output_bytes)
         self._idle_check: asyncio.TimerHandle | None = None
         self.tools: SessionTools | None = None
+        self.foreign: Mapping[str, Any] | None = None  # what is started for a language that is not Python
         body.ended = self._on_process_ended
         body.memory_event = self._on_memory_event
 
@@ -110,6 +111,7 @@ class LocalSession:
             "files": [(file.path, len(file.content)) for file in order.files],
             "env": dict(order.env),
             "extras": [(extra.name, extra.argument, len(extra.descriptors)) for extra in extras],
+            "foreign": self.foreign,
         }
         packet = channel.build(message, b"".join(file.content for file in order.files))
         lent = [descriptor for extra in extras for descriptor in extra.descriptors]
@@ -230,6 +232,8 @@ class LocalSession:
             CannotBranch: it cannot be copied now; the message says why.
         """
         self._check_alive()
+        if self.foreign is not None:
+            raise CannotBranch("only Python sessions can be branched: another interpreter cannot fork itself")
         if self._turn is not None or self._copying is not None:
             raise CannotBranch("a cell is running; branch when it has ended")
         check_quiet(self.cgroup)

@@ -1,0 +1,39 @@
+"""Languages whose interpreters can stay: what is started, and how a cell is handed to it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from belljar.languages.machine import Machine
+from belljar.languages.toolchain import load_one
+
+#: A shell that takes itself to be interactive goes back to its next line at SIGINT, whatever it was doing.
+_SHELL_GREETING = "PS1= PS2=; set +H; unset HISTFILE; printf 'ready\\0' >&4\n"
+_SHELL_LINES = (
+    "IFS= read -r -d '' -u 3 __belljar_cell; eval \"$__belljar_cell\" </dev/null 3<&- 4>&-\nprintf '%s\\0' \"$?\" >&4\n"
+)
+
+LANGUAGES = ("javascript", "sh")
+
+
+def order_of(language: str, machine: Machine) -> dict[str, Any]:
+    """What `guest/foreign.py` starts.
+
+    Raises:
+        ToolchainMissing: it is not on this machine.
+    """
+    toolchain = load_one(language)
+    if not machine.is_available(language):
+        raise machine.explain_missing(language)
+    if language == "javascript":
+        driver = Path(__file__).with_name("session.js").read_text("utf-8")
+        node = machine.find_command(toolchain, "node")
+        return {"argv": [node, "-e", driver], "environ": {}, "greeting": "", "lines": ""}
+    bash = machine.find_command(toolchain, "bash")
+    return {
+        "argv": [bash, "--norc", "--noprofile", "--noediting", "-i"],
+        "environ": {"PS1": "", "HISTFILE": "/dev/null"},
+        "greeting": _SHELL_GREETING,
+        "lines": _SHELL_LINES,
+    }
