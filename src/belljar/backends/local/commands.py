@@ -20,6 +20,7 @@ from belljar.contract.backend import Watcher
 from belljar.contract.errors import InvalidExecution, TooLarge
 from belljar.contract.execution import MIB, Compilation, Evidence, Execution, Limits, Status, classify
 from belljar.languages import Toolchain, load_one, machine_of
+from belljar.languages.machine import Machine
 from belljar.languages.toolchain import Plan
 from belljar.settings import Settings
 
@@ -52,10 +53,10 @@ class _Flight:
 class Commands:
     """Runs programs of every language but Python. Bound to one event loop."""
 
-    def __init__(self, settings: Settings, run_step: RunStep) -> None:
+    def __init__(self, settings: Settings, run_step: RunStep, machine: Machine | None = None) -> None:
         self._settings = settings
         self._run_step = run_step
-        self._machine = machine_of(settings)
+        self._machine = machine or machine_of(settings)
         self._cache = CompileCache(settings.state_dir.resolve() / "compiled", settings.languages.compile_cache_bytes)
         self._flights: dict[str, _Flight] = {}
         self._ready: dict[str, asyncio.Task[None]] = {}
