@@ -196,6 +196,31 @@ def test_a_file_of_the_callers_cannot_stand_for_the_compiled_program(bare_box: b
     assert (outcome.status, outcome.stdout) == (Status.OK, "6\n")
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        pytest.param('#include "/etc/shadow"', id="include"),
+        pytest.param('__asm__(".incbin \\"/root/.profile\\"");', id="assembler"),
+    ],
+)
+def test_the_compiler_sees_nothing_of_the_host(bare_box: belljar.Sandbox, source: str) -> None:
+    outcome = bare_box.run(f"{source}\nint main(void) {{ return 0; }}", language="c")
+    assert outcome.status is Status.COMPILE_FAILED
+    assert outcome.compilation is not None
+    assert "No such file" in outcome.compilation.stderr or "file not found" in outcome.compilation.stderr
+
+
+def test_a_state_directory_that_cannot_be_written_to_only_costs_time(own_settings: OwnSettings) -> None:
+    own = own_settings()
+    (own.state_dir / "compiled").write_text("in the way")
+    try:
+        with belljar.Sandbox(settings=own) as own_box:
+            outcomes = [own_box.run(ECHO, language="c", stdin="4") for _ in range(2)]
+    finally:
+        (own.state_dir / "compiled").unlink()
+    assert [outcome.stdout for outcome in outcomes] == ["8\n", "8\n"]
+
+
 def test_a_damaged_entry_is_compiled_anew(own_settings: OwnSettings) -> None:
     own = own_settings()
     with belljar.Sandbox(settings=own) as own_box:

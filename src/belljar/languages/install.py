@@ -20,7 +20,7 @@ from pathlib import Path
 
 from belljar.contract.errors import CallerError, SandboxFault, UnknownLanguage
 from belljar.languages.machine import Machine, make_readable
-from belljar.languages.toolchain import Toolchain, find_name, load_all
+from belljar.languages.toolchain import TOOLCHAINS_DIR, Toolchain, find_name, load_all
 
 CORE, ALL = "core", "all"
 _LINES_KEPT = 20
@@ -80,7 +80,10 @@ def plan(machine: Machine, toolchains: Sequence[Toolchain]) -> InstallPlan:
     present = tuple(each for each in toolchains if machine.is_available(each.name))
     missing = [each for each in toolchains if each not in present]
     wanted = [each for each in missing if each.install.debian or each.install.npm or each.install.pypi]
-    debian = list(dict.fromkeys(package for each in wanted for package in each.install.debian))
+    lacks_of_system = [
+        each for each in wanted if any(not need.startswith(TOOLCHAINS_DIR) for need in machine.find_missing(each.name))
+    ]
+    debian = list(dict.fromkeys(package for each in lacks_of_system for package in each.install.debian))
     if shutil.which("npm") is None and any(each.install.npm for each in wanted):
         debian.append("npm")
     steps = _system_steps(debian) if debian else []
@@ -120,8 +123,8 @@ def _system_steps(packages: Sequence[str]) -> list[Step]:
     ]
 
 
-def carry_out(machine: Machine, planned: InstallPlan, tell: Tell) -> None:
-    """Run every step, then prepare what can be made ahead.
+def carry_out(machine: Machine, planned: InstallPlan, tell: Tell, tell_lines: Tell | None = None) -> None:
+    """Run every step, then prepare what can be made ahead. `tell_lines` hears each line that the commands write.
 
     Raises:
         SandboxFault: a command failed; the message has its last lines.
@@ -130,7 +133,7 @@ def carry_out(machine: Machine, planned: InstallPlan, tell: Tell) -> None:
         tell(str(step))
         if step.directory is not None:
             step.directory.mkdir(parents=True, exist_ok=True)
-        code, lines = _run(step.argv, tell)
+        code, lines = _run(step.argv, tell_lines or _say_nothing)
         if code != 0 and step.argv[-1] != "update":  # one unreachable source must not stop us when others have it all
             raise SandboxFault("\n".join((f"this ended with {code}: {step}", *lines)))
         if step.directory is not None and step.toolchain is not None:
@@ -141,6 +144,10 @@ def carry_out(machine: Machine, planned: InstallPlan, tell: Tell) -> None:
             tell(f"preparing {toolchain.title}, so that it starts faster")
             machine.forget(toolchain.name)
             machine.prepare(toolchain)
+
+
+def _say_nothing(_line: str) -> None:
+    pass
 
 
 def _run(argv: Sequence[str], tell: Tell) -> tuple[int, list[str]]:

@@ -67,10 +67,6 @@ class Machine:
         """The directory of another system that this toolchain lives in; empty: this one."""
         return self._roots.get(name, "")
 
-    def roots(self) -> set[str]:
-        """Every root that a toolchain lives in, this system's included."""
-        return {self.root_of(name) for name in load_all() if name != "python"}
-
     def host_path(self, toolchain: Toolchain, path: str) -> str:
         """Where on the host lies what the jail sees as `path`."""
         if path.startswith(f"{TOOLCHAINS_DIR}/"):

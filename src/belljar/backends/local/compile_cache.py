@@ -76,7 +76,7 @@ class CompileCache:
         self._bytes_max = bytes_max
         self._lock = threading.Lock()
         self._sizes: OrderedDict[str, int] | None = None  # by key, the longest unused first; None: not looked at yet
-        self._can_write = bytes_max > 0
+        self._has_complained = False
         self.hits = self.misses = 0
 
     def find(self, key: str) -> Compiled | None:
@@ -104,13 +104,14 @@ class CompileCache:
     def keep(self, key: str, compilation: Compilation, files: Sequence[File]) -> Compiled:
         """Write an entry and open it; where nothing can be kept, it lives in memory for as long as it is held."""
         content = _build_entry(compilation, files)
-        if self._can_write and len(content) <= self._bytes_max:
+        if 0 < len(content) <= self._bytes_max:
             try:
                 self._write(key, content)
                 return _open_entry(os.open(self._directory / key, os.O_RDONLY | os.O_CLOEXEC))
             except OSError as error:
-                self._can_write = False
-                _log.warning("compiled programs cannot be kept in %s: %s", self._directory, error)
+                if not self._has_complained:  # once: a full disk would fill the log as well
+                    _log.warning("compiled programs cannot be kept in %s: %s", self._directory, error)
+                self._has_complained = True
         descriptor = os.memfd_create("belljar-compiled", os.MFD_CLOEXEC)
         _write_all(descriptor, content)
         return _open_entry(descriptor)

@@ -170,7 +170,7 @@ def _install(settings: Settings, options: argparse.Namespace) -> int:
         if input("Go on? [y/N] ").strip().lower() not in ("y", "yes"):
             return 1
     with terminal.progress() as tell:
-        carry_out(machine, planned, tell)
+        carry_out(machine, planned, tell, tell if sys.stderr.isatty() else None)  # a log needs no thousand lines of apt
     for each in planned.elsewhere:
         terminal.say(f"{each.title}: {each.install.note}")
     still_missing = [
