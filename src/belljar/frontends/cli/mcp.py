@@ -121,11 +121,11 @@ def _load(options: argparse.Namespace) -> Settings:
 
 
 def _container_flags(images: Mapping[str, str]) -> dict[str, Any]:
-    """Whoever names an image wants it to be used. The first is warm from the start and serves everything else, too."""
+    """Whoever names an image wants it to be used. One is warm from the start and serves everything else, too."""
     engine = os.environ.get("BACKEND", "")
     return {
         "backend": "container",
-        "container.image": next(iter(images.values())),
+        "container.image": images.get("python") or next(iter(images.values())),
         "container.allowed_images": tuple(images.values()),
         **({"container.engine": engine} if engine else {}),
     }
