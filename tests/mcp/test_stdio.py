@@ -164,7 +164,7 @@ def test_a_line_without_end_ends_the_conversation(plug: Plug) -> None:
         assert wire.process.wait(30) == 0
 
 
-def test_a_file_of_requests_is_answered(command: list[str], environ: dict[str, str], tmp_path: Any) -> None:
+def test_a_file_of_requests_is_answered_into_a_file(command: list[str], environ: dict[str, str], tmp_path: Any) -> None:
     greeting = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
     lines = [
         {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": greeting},
@@ -172,9 +172,10 @@ def test_a_file_of_requests_is_answered(command: list[str], environ: dict[str, s
     ]
     file = tmp_path / "requests"
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with file.open("rb") as source:
-        done = subprocess.run(command, stdin=source, env=environ, capture_output=True, timeout=60, check=True)
-    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    told = tmp_path / "answers"
+    with file.open("rb") as source, told.open("wb") as sink:
+        subprocess.run(command, stdin=source, stdout=sink, stderr=subprocess.PIPE, env=environ, timeout=60, check=True)
+    answers = [json.loads(line) for line in told.read_bytes().splitlines()]
     assert [answer["id"] for answer in answers] == [1]
 
 

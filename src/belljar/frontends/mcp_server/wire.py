@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import io
 import logging
 import os
 from collections.abc import AsyncIterator, Iterator
@@ -43,17 +44,23 @@ class Lines:
 class Outlet:
     """Outgoing messages. What a client that left would have read is dropped."""
 
-    def __init__(self, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, writer: asyncio.StreamWriter | io.FileIO) -> None:
         self._writer = writer
 
     async def write(self, text: str) -> None:
-        """Hand it to the loop."""
+        """Hand it to the loop, or put it into the file: that never blocks for long."""
         self._writer.write(text.encode("utf-8", "replace"))
 
     async def flush(self) -> None:
         """Wait while the client is too far behind."""
-        with contextlib.suppress(ConnectionError):
-            await self._writer.drain()
+        if isinstance(self._writer, asyncio.StreamWriter):
+            with contextlib.suppress(ConnectionError):
+                await self._writer.drain()
+
+    def close(self) -> None:
+        """The descriptor stays open: it is not ours."""
+        if isinstance(self._writer, asyncio.StreamWriter):
+            self._writer.transport.close()
 
 
 @contextlib.asynccontextmanager
@@ -63,14 +70,11 @@ async def standard_streams(line_bytes: int) -> AsyncIterator[tuple[Lines, Outlet
     with _moved(0, os.O_RDONLY) as source, _moved(1, None) as sink:
         reader = asyncio.StreamReader(line_bytes)
         incoming = await _feed(loop, reader, source)
-        outgoing, protocol = await loop.connect_write_pipe(
-            asyncio.streams.FlowControlMixin, os.fdopen(sink, "wb", 0, closefd=False)
-        )
-        writer = asyncio.StreamWriter(outgoing, protocol, None, loop)
+        outlet = await _drain_into(loop, sink)
         try:
-            yield Lines(reader), Outlet(writer)
+            yield Lines(reader), outlet
         finally:
-            outgoing.close()
+            outlet.close()
             if incoming is not None:
                 incoming.close()
             await asyncio.sleep(0)  # let both transports tell that they are closed
@@ -87,6 +91,15 @@ async def _feed(
         reader.feed_eof()
         return None
     return transport
+
+
+async def _drain_into(loop: asyncio.AbstractEventLoop, sink: int) -> Outlet:
+    file = io.FileIO(sink, "wb", closefd=False)
+    try:
+        transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, file)
+    except ValueError:  # a regular file, as in `belljar mcp > answers`
+        return Outlet(file)
+    return Outlet(asyncio.StreamWriter(transport, protocol, None, loop))
 
 
 @contextlib.contextmanager
