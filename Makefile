@@ -20,7 +20,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup languages run hello test check format bench soak http load clean
+.PHONY: help setup languages run hello test check format bench soak http load mcpb clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,6 +66,9 @@ bench: setup ## measure beside peers; prints a table and draws a plot
 
 soak: setup ## tens of thousands of mixed runs; fails when anything is left behind
 	$(BIN)/python bench/soak.py $(SOAK_ARGS)
+
+mcpb: $(INSTALLED) ## build the MCP bundle for desktop assistants, in dist/
+	$(BIN)/python deploy/mcpb/build.py
 
 http: setup ## what HTTP costs, beside other servers; needs wrk
 	$(BIN)/python bench/http_server.py $(HTTP_ARGS)
