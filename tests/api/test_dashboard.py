@@ -25,6 +25,9 @@ def exposed(server: Server) -> str:
     server.execute("print(1)")
     server.execute("1/0")
     server.ask("GET", "/nope")
+    session = server.ask("POST", "/v1/sessions", {}).body["id"]
+    server.ask("POST", f"/v1/sessions/{session}/execute", {"code": "1 + 1"})
+    server.ask("DELETE", f"/v1/sessions/{session}")
     return server.ask("GET", "/metrics").content.decode()
 
 
