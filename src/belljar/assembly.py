@@ -56,9 +56,14 @@ def probe_machine(settings: Settings) -> dict[str, Any]:
     from belljar.jail import probe  # only the doctor asks; every other start should not wait for it
 
     try:
-        return probe.ask(settings.jail.uid_base, settings.jail.cgroup_parent)
+        found = probe.ask(settings.jail.uid_base, settings.jail.cgroup_parent)
     except probe.ProbeFailed as error:
         raise SandboxFault(f"the walls of this machine could not be probed: {error}") from error
+    if settings.backend == "container":
+        from belljar.backends.container import walls
+
+        found["walls"] = walls.in_containers(found["walls"], settings)
+    return found
 
 
 def build_environments(settings: Settings) -> Environments:

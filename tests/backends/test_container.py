@@ -20,6 +20,7 @@ from container_engines import Engine, container_settings, docker_engine, podman_
 
 import belljar
 from belljar.backends.container import flags, owners
+from belljar.backends.local.cells import CELLS_MAX
 from belljar.contract.errors import (
     EngineUnavailable,
     InvalidSettings,
@@ -27,6 +28,7 @@ from belljar.contract.errors import (
     SandboxFault,
     UnknownEnvironment,
 )
+from belljar.jail import policy
 from belljar.settings import Settings, load
 
 Host = Any
@@ -154,6 +156,14 @@ def test_a_request_may_name_an_image_that_is_allowed(plain_box: belljar.Sandbox,
     assert (outcome.status, outcome.stdout) == ("ok", "/usr\n")
 
 
+def test_programs_of_two_containers_never_share_a_uid(plain_box: belljar.Sandbox, plain_image: str) -> None:
+    look = "import os, pwd; print(os.getuid(), pwd.getpwuid(os.getuid()).pw_name)"
+    outcomes = [plain_box.run(look, environment=name) for name in ("default", f"image:{plain_image}")]
+    uids = [int(outcome.stdout.split()[0]) for outcome in outcomes]
+    assert {outcome.stdout.split()[1] for outcome in outcomes} == {"sandbox"}
+    assert len({(uid - policy.GUEST_UID_FIRST) // CELLS_MAX for uid in uids}) == 2
+
+
 def test_images_that_are_not_allowed_or_not_there_are_refused(plain_box: belljar.Sandbox) -> None:
     with pytest.raises(NotAllowed):
         plain_box.run("1", environment="image:somebody/else:latest")
@@ -186,6 +196,28 @@ def test_fresh_containers_for_each_run(settings: Settings, docker: Engine, plain
         assert [box.run("print(1)").stdout for _ in range(2)] == ["1\n", "1\n"]
         assert box.facts()["sandbox"]["containers_started"] == before + 2
         assert len([each for each in ours(docker) if each["Image"] == plain_image]) >= 1
+
+
+@pytest.mark.parametrize("fresh", ["never", "session"])
+def test_sessions_live_in_containers(settings: Settings, docker: Engine, guest_image: str, fresh: str) -> None:
+    chosen = container_settings(settings, docker, guest_image, fresh=fresh)
+    with belljar.Sandbox(settings=chosen) as box, box.session() as session:
+        assert session.run("x = 20").ok
+        assert session.run("print(x + 1)").stdout == "21\n"
+        assert box.facts()["sandbox"]["containers"] == (2 if fresh == "session" else 1)
+    assert not [each for each in ours(docker) if each["Image"] == guest_image and each["State"] != "running"]
+
+
+def test_other_languages_run_inside_the_image(plain_box: belljar.Sandbox) -> None:
+    outcome = plain_box.run("echo $((6 * 7)); cat /etc/hostname", language="sh")
+    assert (outcome.status, outcome.stdout) == ("ok", "42\nbelljar\n")
+
+
+def test_a_toolchain_that_the_image_lacks_is_named(plain_box: belljar.Sandbox) -> None:
+    outcome = plain_box.run("int main(void) { return 0; }", language="c")
+    assert outcome.status == "compile_failed"
+    assert outcome.compilation is not None
+    assert "cannot start gcc" in outcome.compilation.stderr
 
 
 # ------------------------------------------------------------------------------------------- deaths, ours and theirs

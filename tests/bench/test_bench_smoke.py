@@ -136,3 +136,10 @@ def test_languages_are_measured(repository: Path, sources: Path, tmp_path: Path)
     assert [row["language"] for row in rows] == ["sh", "c"]
     assert all(row[name] > 0 for row in rows for name in ("by_hand", "first", "again"))
     assert "| c |" in (tmp_path / "languages-table.md").read_text()
+
+
+@pytest.mark.timeout(300)
+def test_quick_mcp_benchmark_compares_every_way(repository: Path, sources: Path) -> None:
+    told = _run(repository, sources, "bench/mcp_calls.py", "--quick")
+    assert [line.split()[0] for line in told.splitlines()[1:4]] == ["/v1/execute", "/mcp,", "/mcp,"]
+    assert "target" in told

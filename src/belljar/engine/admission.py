@@ -241,6 +241,8 @@ def _resolve_language(settings: Settings, language: object) -> str:
             "languages list` tell their other names)",
             languages=list(languages.load_all()),
         )
+    if settings.backend == "container":
+        return known  # an image has toolchains of its own
     machine = languages.machine_of(settings)
     if not machine.is_available(known):
         raise machine.explain_missing(known)

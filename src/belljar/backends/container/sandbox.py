@@ -29,10 +29,11 @@ from belljar.jail.cgroups import Cgroups, CgroupsUnavailable, find_hierarchies
 from belljar.settings import EnvironmentSettings, Settings
 
 if TYPE_CHECKING:
-    from belljar.backends.local.commands import Command
+    from belljar.backends.local.commands import Command, Commands
 
 _log = logging.getLogger("belljar.container")
 _IMAGE_PREFIX = "image:"
+_BLOCKS = 60  # of uids; what one instance has set aside is enough for as many containers
 
 
 class ContainerSandbox(LocalSandbox):
@@ -54,6 +55,11 @@ class ContainerSandbox(LocalSandbox):
         self._daemon = Daemon(settings.container)
         self._doors = settings.runtime_dir / "containers"
         self._started = self._replaced = 0
+        self._image_ids: dict[str, str] = {}
+        self._all: list[VesselWorld] = []
+        self._used_at: dict[str, float] = {}
+        self._session_worlds: list[World] = []
+        self._closing: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
         """Reach the engine, clear up after dead owners, and warm the default image.
@@ -83,6 +89,12 @@ class ContainerSandbox(LocalSandbox):
                 _log.warning("removing container %s, whose owner has died", container[:12])
                 await self._daemon.remove(container)
 
+    def _make_commands(self) -> Commands:
+        from belljar.backends.container.toolchains import ImageMachine  # when first needed
+        from belljar.backends.local.commands import Commands
+
+        return Commands(self._settings, self._run_patiently, ImageMachine(self._settings, self._image_ids))
+
     async def _run(self, execution: Execution, watcher: Watcher | None, command: Command | None) -> Evidence:
         if self._container.fresh == "run":
             world = await self._launch(execution.environment, fresh=True)
@@ -90,6 +102,7 @@ class ContainerSandbox(LocalSandbox):
                 return await self._run_in(world, execution, watcher, command)
             finally:
                 await asyncio.shield(world.close())
+        self._used_at[execution.environment] = asyncio.get_running_loop().time()
         return await self._run_in(await self._world(execution.environment), execution, watcher, command)
 
     async def _run_in(
@@ -105,10 +118,40 @@ class ContainerSandbox(LocalSandbox):
         return await super()._run_in(world, execution, watcher, command)
 
     async def _open_session(self, order: SessionOrder) -> LiveSession:
-        world: object = await self._world(order.environment)
-        if isinstance(world, RemoteWorld):
+        if flags.has_own_kernel(self._container.runtime):
             raise NotOffered(f"there are no sessions under {self._container.runtime}", field="environment")
-        return await super()._open_session(order)
+        if self._container.fresh == "never":
+            return await super()._open_session(order)
+        world = await self._launch(order.environment, fresh=True)
+        try:
+            session = await self._open_session_in(world, order)
+        except BaseException:
+            await asyncio.shield(world.close())
+            raise
+        self._session_worlds.append(world)
+        return session
+
+    def _maintain(self) -> None:
+        """A container that was started for one session, and its branches, goes soon after the last of them."""
+        super()._maintain()
+        self._let_go_of_unused_images()
+        for world in [world for world in self._session_worlds if world.is_idle or world.is_lost]:
+            self._session_worlds.remove(world)
+            self._close_in_background(world)
+
+    def _let_go_of_unused_images(self) -> None:
+        """Images that requests have named are not kept warm for ever."""
+        now = asyncio.get_running_loop().time()
+        for name, world in list(self._worlds.items()):
+            is_old = now - self._used_at.get(name, now) > self._settings.pool.idle_seconds
+            if name not in self._images and world.is_idle and is_old:
+                del self._worlds[name]
+                self._close_in_background(world)
+
+    def _close_in_background(self, world: World) -> None:
+        task = asyncio.get_running_loop().create_task(world.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
     async def _open_world(self, name: str) -> World:
         try:
@@ -128,7 +171,7 @@ class ContainerSandbox(LocalSandbox):
         image = self._image_of(name)
         if not fresh:
             await self._make_room()
-        await self._daemon.image(image)
+        self._image_ids[image] = str((await self._daemon.image(image)).get("Id", ""))
         assert self._instance is not None
         self._started += 1
         marks = owners.labels(self._instance.name)
@@ -167,7 +210,14 @@ class ContainerSandbox(LocalSandbox):
         }
         environment = describe(name, vessel)
         settings = self._settings
-        return VesselWorld(vessel, environment, settings.pool, settings.default_limits, walls, cgroups)
+        self._all = [each for each in self._all if not each.is_closed]
+        taken = {each.block for each in self._all}
+        block = next((number for number in range(_BLOCKS) if number not in taken), None)
+        if block is None:
+            raise Overloaded(f"{_BLOCKS} containers are open, and no more have uids of their own; try again later")
+        world = VesselWorld(vessel, environment, settings.pool, settings.default_limits, walls, cgroups, block)
+        self._all.append(world)
+        return world
 
     def _cgroups_in(self, vessel: Vessel) -> Cgroups | None:
         if "cgroup" in self._settings.jail.without_walls:
@@ -210,12 +260,14 @@ class ContainerSandbox(LocalSandbox):
 
     async def close(self) -> None:
         """End every container and let go of the engine."""
+        await asyncio.gather(*(world.close() for world in self._session_worlds), *self._closing)
+        self._session_worlds.clear()
         await super().close()
         self._daemon.close()
 
     def facts(self) -> Mapping[str, Any]:
         """Numbers for monitoring."""
-        containers = sum(not world.is_lost for world in self._worlds.values())
+        containers = sum(not world.is_lost for world in (*self._worlds.values(), *self._session_worlds))
         return {
             **super().facts(),
             "containers": containers,

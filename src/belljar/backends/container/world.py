@@ -8,7 +8,7 @@ from typing import Any
 
 from belljar import channel
 from belljar.backends.container.vessel import Vessel
-from belljar.backends.local.cells import Berths
+from belljar.backends.local.cells import CELLS_MAX, Berths
 from belljar.backends.local.world import World, guest_environ
 from belljar.contract.execution import Limits
 from belljar.environments import Environment
@@ -60,12 +60,23 @@ class VesselWorld(World):
         default_limits: Limits,
         walls: Mapping[str, Any],
         cgroups: Cgroups | None,
+        block: int,
     ) -> None:
+        """`block` sets its guests' uids apart from those of other containers."""
         self.vessel = vessel
+        self.block = block
+        self.is_closed = False
         self._own_cgroups = cgroups
-        self._own_berths = Berths(cgroups, changes_uid=walls["changes_uid"], kept=max(1, pool.ready_guests))
+        first_uid = policy.GUEST_UID_FIRST + block * CELLS_MAX
+        kept = max(1, pool.ready_guests)
+        self._own_berths = Berths(cgroups, changes_uid=walls["changes_uid"], kept=kept, first_uid=first_uid)
         super().__init__(
-            environment, self._own_berths, pool, default_limits, walls, None, lambda lost: VesselWarden(vessel, lost)
+            environment,
+            self._own_berths,
+            pool,
+            default_limits,
+            walls,
+            make_warden=lambda lost: VesselWarden(vessel, lost),
         )
 
     def _places(self) -> tuple[dict[str, str], list[str]]:
@@ -96,6 +107,7 @@ class VesselWorld(World):
                 self._own_cgroups.close()
         finally:
             await self.vessel.close()
+            self.is_closed = True
 
 
 def describe(name: str, vessel: Vessel) -> Environment:

@@ -121,11 +121,14 @@ class LocalSandbox:
         """Run one program."""
         if execution.language == "python":
             return await self._run_patiently(execution, watcher)
-        if self._commands is None:  # imported when first needed: most sandboxes run Python alone
-            from belljar.backends.local.commands import Commands
-
-            self._commands = Commands(self._settings, self._run_patiently)
+        if self._commands is None:
+            self._commands = self._make_commands()
         return await self._commands.run(execution, watcher)
+
+    def _make_commands(self) -> Commands:
+        from belljar.backends.local.commands import Commands  # when first needed: most sandboxes run Python alone
+
+        return Commands(self._settings, self._run_patiently)
 
     async def _run_patiently(
         self, execution: Execution, watcher: Watcher | None, command: Command | None = None
@@ -218,7 +221,9 @@ class LocalSandbox:
         raise AssertionError("unreachable")
 
     async def _open_session(self, order: SessionOrder) -> LiveSession:
-        world = await self._world(order.environment)
+        return await self._open_session_in(await self._world(order.environment), order)
+
+    async def _open_session_in(self, world: World, order: SessionOrder) -> LiveSession:
         if not any(name.lower() == "ipython" for name, _ in world.environment.packages):
             raise NotOffered(
                 f"environment {order.environment!r} has no IPython, which sessions need; use another",

@@ -84,8 +84,8 @@ class World(ZygoteListener):
         default_limits: Limits,
         walls: Mapping[str, Any],
         shown: Mapping[str, str] | None = None,
-        make_warden: Callable[[Callable[[], None]], WardenHandle] = WardenHandle,
         system: str = "",
+        make_warden: Callable[[Callable[[], None]], WardenHandle] = WardenHandle,
     ) -> None:
         """`shown` adds places of the host to what guests see, read-only.
 
@@ -133,7 +133,7 @@ class World(ZygoteListener):
         orders = {
             "as_root": self._walls["as_root"],
             "uid_base": self._walls["uid_base"],
-            "guest_uids": [policy.GUEST_UID_FIRST + n for n in range(CELLS_MAX if self._walls["changes_uid"] else 1)],
+            "guest_uids": [self._berths.first_uid + n for n in range(CELLS_MAX if self._walls["changes_uid"] else 1)],
             "bound": bound,
             "hidden": hidden,
             "system": self._system,
@@ -310,7 +310,9 @@ class World(ZygoteListener):
         allowance = self.allowance(limits)
         ready = self._ready[weight]
         if ready and allowance == self._default_allowance:
-            return ready.popleft()
+            guest = ready.popleft()
+            guest.ended = None  # whoever leases it releases it, be it before a program was sent
+            return guest
         while True:
             cell = self._idle_cells.pop() if self._idle_cells else await self._make_cell()
             try:

@@ -72,7 +72,10 @@ def _examine(settings: Settings, tell: Callable[[str], None], tries_languages: b
         jail=dataclasses.replace(settings.jail, without_walls=tuple({*settings.jail.without_walls, *lacking})),
     )
     environments = []
-    for described in describe_all(settings):
+    if settings.backend == "container":
+        tell("trying the container engine and its images")
+        environments = list(_image_rows(rest))
+    for described in describe_all(settings) if settings.backend == "local" else ():
         tell(f"trying environment {described['name']!r}")
         environments.append(_environment_row(rest, described))
     tell("running a program")
@@ -187,6 +190,22 @@ def _environment_row(settings: Settings, described: dict[str, Any]) -> Row:
     return Row(name=name, state=OK, seen=facts + warm, meaning=meaning)
 
 
+def _image_rows(settings: Settings) -> Iterator[Row]:
+    """Each image of the container back end, by a program that runs in it."""
+    images = dict(each.split("=", 1) for each in settings.container.images)
+    for name, image in {"default": settings.container.image, **images}.items():
+        row = Row(name=name, state=OK, seen="", meaning="an image in which programs run, warm")
+        try:
+            with Sandbox(settings=settings, progress=_say_nothing) as box:
+                outcome = box.run("import sys; print(sys.version.split()[0])", environment=name)
+        except BelljarError as error:
+            fix = "start the engine, name its socket (container.socket), or build the image: docs/containers.md"
+            yield dataclasses.replace(row, state=MISSING, seen=error.message, fix=fix)
+        else:
+            seen = f"image {image}, Python {outcome.stdout.strip()}"
+            yield dataclasses.replace(row, state=OK if outcome.ok else MISSING, seen=seen)
+
+
 def _run(settings: Settings, environment: str, code: str) -> Outcome:
     """One program in one environment, and no other environment opened for it."""
     narrowed = dataclasses.replace(
@@ -277,10 +296,14 @@ def _program_row(settings: Settings, usable: list[str], lacking: set[str]) -> Ro
         return dataclasses.replace(broken, seen=seen, fix=fix)
     name = "default" if "default" in usable else usable[0]
     try:
-        environment = Environments(settings.state_dir, settings.environments).require(name)
         outcome = _run(settings, name, _LOOK_AROUND)
         sight = json.loads(outcome.stdout)
-        breaches = list(_breaches(sight, {path.parts[1] for path in environment.bound_paths}))
+        if settings.backend == "local":
+            environment = Environments(settings.state_dir, settings.environments).require(name)
+            tops = {path.parts[1] for path in environment.bound_paths}
+        else:
+            tops = {*sight["top"]}  # an image is there to be seen
+        breaches = list(_breaches(sight, tops))
     except BelljarError as error:
         return dataclasses.replace(broken, seen=f"it cannot be run: {error.message}", fix="first what is missing above")
     except (ValueError, TypeError, KeyError):
@@ -310,7 +333,7 @@ def _breaches(seen: dict[str, Any], tops_of_environment: set[str]) -> Iterator[s
     if seen["core_limit"] != [0, 0]:
         yield f"it may leave core dumps ({seen['core_limit']})"
     for path, answer in seen["writing"].items():
-        if answer not in ("EROFS", "EACCES"):
+        if answer not in ("EROFS", "EACCES", "ENOENT"):
             yield f"writing to {path}: {answer}"
     if seen["network"] != "ENETUNREACH":
         yield f"reaching a network: {seen['network']}"
