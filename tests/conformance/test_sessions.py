@@ -21,6 +21,14 @@ from belljar.contract.errors import (
     UnsafePath,
 )
 from belljar.contract.execution import Display, Finished, Outcome, Output, Started
+from belljar.settings import Settings
+
+
+@pytest.fixture(scope="module")
+def box(settings: Settings) -> Iterator[belljar.Sandbox]:
+    """The local back end only: another has the same sessions, or none."""
+    with belljar.Sandbox(settings=settings) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="module")

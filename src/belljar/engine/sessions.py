@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import (
+    InvalidExecution,
     SessionBusy,
     SessionEnded,
     SessionExists,
@@ -247,6 +248,7 @@ class Sessions:
             CannotBranch: the state cannot be copied now; the message says why.
             SessionNotFound, SessionEnded, SessionBusy, TooManySessions.
         """
+        _check_count(count)
         session = self._find(caller, id)
         if session.is_busy:
             raise SessionBusy(f"session {_show(id)} runs a cell; branch it when that has ended", id=_show(id))
@@ -377,6 +379,11 @@ _WHY = {
 def new_session_id() -> str:
     """An id nobody can guess."""
     return "s_" + os.urandom(16).hex()
+
+
+def _check_count(count: object) -> None:
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise InvalidExecution(f"count is {_show(count)} but must be a whole number from 1 on", field="count")
 
 
 def _show(id: object) -> str:

@@ -176,8 +176,10 @@ def _branch(peer: socket.socket, order: bytes, descriptors: list[int]) -> None:
             _become_copy(peer, order, descriptors, files, state)
             return
         answer = b"branched"
-    except (branching.Refused, OSError) as error:
-        answer = b"cannot " + str(error)[:500].encode("utf-8", "replace")
+    except Exception as error:  # noqa: BLE001  (a program may have put anything in the way)
+        answer = b"cannot " + (str(error) or type(error).__name__)[:500].encode("utf-8", "replace")
+    if getpid() != _pid:
+        os._exit(71)  # a copy that has failed before it could say so
     for descriptor in descriptors:
         close(descriptor)
     channel.send(peer, {}, answer)
@@ -186,8 +188,8 @@ def _branch(peer: socket.socket, order: bytes, descriptors: list[int]) -> None:
 def _become_copy(peer: socket.socket, order: bytes, descriptors: list[int], files: list[Any], state: Any) -> None:
     global _pid, _is_unseeded
     own_channel, stdout, stderr = descriptors
-    dup2(own_channel, 3, False)
     try:
+        dup2(own_channel, 3, False)
         channel.send(peer, {}, b"copy")
         _, _, (family, *places) = channel.receive(peer, 4)
         branching.join(family if b"first" in order else None, places)  # who is a copy lives in the family's already
@@ -204,8 +206,10 @@ def _become_copy(peer: socket.socket, order: bytes, descriptors: list[int], file
     except channel.ChannelClosed:
         os._exit(0)  # nobody wants this copy
     except BaseException as error:  # noqa: BLE001  (the end of this process: say why)
-        channel.send(peer, {}, f"{type(error).__name__}: {error}"[:500].encode("utf-8", "replace"))
-        os._exit(71)
+        try:
+            channel.send(peer, {}, f"{type(error).__name__}: {error}"[:500].encode("utf-8", "replace"))
+        finally:
+            os._exit(71)
 
 
 def _redirect(stdout: int, stderr: int) -> None:

@@ -214,7 +214,7 @@ async def _meet(peer: socket.socket, berth: Berth) -> int:
         elif level == socket.SOL_SOCKET and kind == _SCM_PIDFD:
             (pidfd,) = struct.unpack("=i", content[:4])
     try:
-        _, said = channel.parse(packet)
+        said = channel.parse(packet)[1] if packet else b""
         if pid <= 1 or pidfd < 0 or said != b"copy" or berth.cgroup is None:
             raise CannotBranch("the session's process did not copy itself as it should")
         berth.cgroup.admit(pid)

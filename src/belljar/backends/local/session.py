@@ -404,6 +404,8 @@ class LocalSession:
     def _judge(self, status: int | None) -> str:
         if self.cgroup is not None and self.cgroup.oom_kills() > 0:
             return "memory"
+        if self._body.family.world.is_lost:
+            return "lost"
         if status is None:
             return "lost" if isinstance(self._body, FirstBody) else "exit"  # an older kernel tells nothing of a branch
         return "exit" if os.WIFEXITED(status) else "crash"
