@@ -119,9 +119,18 @@ def test_a_server_that_dies_in_a_call_is_started_again(stdio_box: belljar.Sandbo
     assert said[1] == "True 3"
 
 
-def test_a_server_that_dies_while_idle_is_started_again(stdio_box: belljar.Sandbox) -> None:
+def is_dead(pid: int) -> bool:
+    """Whether all that is left of it is what its parent has not fetched yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("Z")
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def test_a_server_that_dies_while_idle_is_started_again(stdio_box: belljar.Sandbox, host: Any) -> None:
     before = int(run(stdio_box, "import tools\nprint(tools.pid())"))
     os.kill(before, signal.SIGKILL)
+    host.wait_until(lambda: is_dead(before), "the server is dead")  # one that is about to die may still take a call
     assert int(run(stdio_box, "import tools\nprint(tools.pid())", timeout=60)) != before
 
 
