@@ -207,6 +207,7 @@ def test_ctrl_c_interrupts_the_cell_and_nothing_else(at_terminal: Callable[..., 
     shell.expect(r"In \[3\]: ")
     shell.cell("x", r"Out\[3\]: 5")
     shell.type("def half(")
+    shell.expect(r"def half\(")
     shell.type("\x03")  # at the prompt it only drops the line
     shell.expect(r"In \[4\]: ")
     shell.cell("x + 1", r"Out\[4\]: 6")
