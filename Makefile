@@ -5,6 +5,8 @@ PYTHON ?= python3
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 SOAK_ARGS ?=
+HTTP_ARGS ?=
+LOAD_ARGS ?=
 SERVE_ARGS ?=
 
 VENV := .venv
@@ -18,7 +20,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup languages run hello test check format bench soak clean
+.PHONY: help setup languages run hello test check format bench soak http load mcpb clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -64,6 +66,15 @@ bench: setup ## measure beside peers; prints a table and draws a plot
 
 soak: setup ## tens of thousands of mixed runs; fails when anything is left behind
 	$(BIN)/python bench/soak.py $(SOAK_ARGS)
+
+mcpb: $(INSTALLED) ## build the MCP bundle for desktop assistants, in dist/
+	$(BIN)/python deploy/mcpb/build.py
+
+http: setup ## what HTTP costs, beside other servers; needs wrk
+	$(BIN)/python bench/http_server.py $(HTTP_ARGS)
+
+load: setup ## 200,000 requests or an hour; fails when an answer is wrong or anything grows
+	$(BIN)/python bench/http_load.py $(LOAD_ARGS)
 
 clean: ## remove all that was built here, guest environments included
 	rm -rf $(VENV) .state .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist

@@ -310,6 +310,10 @@ class _FactsCollector(Collector):
             yield CounterMetricFamily(name, meaning, sessions.get(key, 0))
         ended = {(reason,): count for reason, count in sessions.get("ended", {}).items()}
         yield _counted("belljar_sessions_ended", "Sessions that are gone, by why.", ["reason"], ended)
+        calls = CounterMetricFamily("belljar_tool_calls", "Calls of tools by programs.", labels=["tool", "result"])
+        for labels, count in facts.get("tools", {}).get("calls", {}).items():
+            calls.add_metric(labels, count)
+        yield calls
         yield CounterMetricFamily("belljar_log_lines_dropped", "Log lines nobody took.", self._log.dropped)
 
 

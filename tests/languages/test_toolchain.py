@@ -63,7 +63,7 @@ def test_all_of_them_are_there() -> None:
         *[("d", "dlang"), ("ml", "ocaml"), ("m", "matlab"), ("coq", "v")],
         # SandboxFusion's
         *[("nodejs", "javascript"), ("csharp", "cs"), ("bash", "sh"), ("typescript", "ts"), ("R", "r"), ("perl", "pl")],
-        *[("D_ut", "dlang"), ("lean", "lean"), ("swift", "swift")],
+        *[("D_ut", "dunit"), ("go_test", "gotest"), ("lean", "lean"), ("swift", "swift")],
         # Piston's
         *[("c++", "cpp"), ("node", "javascript"), ("golang", "go"), ("haskell", "hs"), ("clojure", "clj")],
         *[("fsharp", "fs"), ("octave", "matlab"), ("sqlite3", "sql"), ("kt", "kotlin"), ("python3", "python")],

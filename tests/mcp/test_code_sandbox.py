@@ -56,7 +56,7 @@ def test_it_passes_named_variables_through(plug: Plug) -> None:
     ("options", "variables", "words"),
     [
         pytest.param(
-            ["--python-image", "lab/python:1"], {"BACKEND": "nothing"}, "docker, podman", id="image_without_an_engine"
+            ["--python-image", "lab/python:1"], {"BACKEND": "nothing"}, "container.engine", id="unknown_engine"
         ),
         pytest.param(
             [], {"CONTAINER_IMAGE": "lab/x", "CONTAINER_LANGUAGE": "cobol"}, "CONTAINER_LANGUAGE", id="language"

@@ -75,6 +75,7 @@ class Execution:
     files: tuple[File, ...] = ()
     artifacts: tuple[str, ...] = ()  # globs over the work directory
     limits: Limits = field(default_factory=Limits)
+    compile_limits: Limits | None = None  # of a compile step; None: as the language's file says
     environment: str = "default"
     network: bool = False
     tools: tuple[str, ...] = ()  # names of host functions the program may call

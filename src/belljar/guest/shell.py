@@ -125,6 +125,8 @@ def _run_cell(peer: socket.socket, message: dict[str, Any], code: str, descripto
     interpreter.flush()  # what is left from before belongs to nobody's cell
     _redirect(descriptors[0], descriptors[1])
     displays.open_pipe(descriptors[2])
+    for (name, argument), descriptor in zip(message.get("extras", ()), descriptors[3:]):
+        script.load(name).prepare(argument, [descriptor])
     error = None
     try:
         signal.signal(signal.SIGINT, _on_interrupt)

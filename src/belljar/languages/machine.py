@@ -21,7 +21,6 @@ import os
 import shutil
 import subprocess
 import tempfile
-import threading
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -61,8 +60,6 @@ class Machine:
         self._fingerprints: dict[str, str] = {}
         self._versions: dict[str, str | None] = {}
         self._ready: set[str] = set()
-        self._lock = threading.Lock()  # held for moments only: the event loop may want it
-        self._preparing: dict[str, threading.Lock] = {}  # by language; held for as long as it takes
 
     # ---- where things are
 
@@ -83,6 +80,8 @@ class Machine:
     def bound_places(self, root: str) -> dict[str, str]:
         """What the jail of the toolchains in `root` shows beside the system's own directories."""
         places = {}
+        with contextlib.suppress(OSError):
+            self.toolchains_dir.mkdir(parents=True, exist_ok=True)  # what is prepared later must be seen, too
         if self.toolchains_dir.is_dir():
             places[TOOLCHAINS_DIR] = str(self.toolchains_dir)
         for toolchain in load_all().values():
@@ -143,7 +142,7 @@ class Machine:
         if known is not None:
             return known
         toolchain = load_one(name)
-        digest = hashlib.sha256(toolchain.text.encode())
+        digest = hashlib.sha256(f"{self.root_of(name)}\0{toolchain.text}".encode())
         for need in toolchain.needs:
             for path in self._locate(toolchain, need):
                 digest.update(_describe_file(path))
@@ -209,25 +208,21 @@ class Machine:
     # ---- getting ready
 
     def make_ready(self, name: str) -> None:
-        """Before a toolchain's first run: prepare what makes it start faster, and have its files in memory.
-
-        Blocks for as long as that takes. What cannot be prepared is done without, if the toolchain can.
-        """
-        if name in self._ready:
-            return
-        with self._lock:
-            preparing = self._preparing.setdefault(name, threading.Lock())
-        with preparing:
-            if name in self._ready:
-                return
+        """Before a toolchain's first run: make what it cannot do without, and have its files in memory. May block."""
+        if name not in self._ready:
             toolchain = load_one(name)
-            if toolchain.prepare is not None:
-                try:
-                    self.prepare(toolchain)
-                except (OSError, SandboxFault) as error:
-                    _log.warning("%s was not prepared and starts slower: %s", name, error)
+            if toolchain.prepare is not None and not toolchain.prepare.optional:
+                self.prepare_quietly(name)
             self._read_ahead(toolchain)
             self._ready.add(name)
+
+    def prepare_quietly(self, name: str) -> None:
+        """As `prepare`; what cannot be made is told to the operator, and done without."""
+        toolchain = load_one(name)
+        try:
+            self.prepare(toolchain)
+        except (OSError, SandboxFault) as error:
+            _log.warning("%s was not prepared: %s", name, error)
 
     def prepare(self, toolchain: Toolchain) -> None:
         """Make what the toolchain's `[prepare]` asks for, unless it was made for this very toolchain already.
@@ -260,7 +255,7 @@ class Machine:
                 shutil.rmtree(fresh, ignore_errors=True)
 
     def _run_preparation(self, toolchain: Toolchain, command: tuple[str, ...], directory: Path) -> None:
-        words = [word.replace("{toolchain}", str(self.toolchains_dir / toolchain.name)) for word in command]
+        words = [word.replace("{root}", self.root_of(toolchain.name)) for word in command]
         with tempfile.TemporaryDirectory(prefix="belljar-prepare-") as scratch:
             try:
                 made = subprocess.run(

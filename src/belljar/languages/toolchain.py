@@ -91,6 +91,7 @@ class Prepare:
 
     commands: tuple[tuple[str, ...], ...]
     files: Mapping[str, str]  # written first
+    optional: bool = False  # the toolchain works without, only slower: its first programs do not wait
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -378,7 +379,11 @@ def _read_prepare(table: _Table | None) -> Prepare | None:
     commands = table.take("commands", list, [])
     if not all(isinstance(each, list) and all(isinstance(word, str) for word in each) for each in commands):
         raise InvalidSettings(f"{table.where}: commands must be a list of lists of strings")
-    prepare = Prepare(commands=tuple(map(tuple, commands)), files=table.strings("files"))
+    prepare = Prepare(
+        commands=tuple(map(tuple, commands)),
+        files=table.strings("files"),
+        optional=table.take("optional", bool, False),
+    )
     table.end()
     return prepare
 

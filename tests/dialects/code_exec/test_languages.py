@@ -70,6 +70,10 @@ RUBY = (
 )
 BASH = 'add() { echo $(($1 + $2)); }\n[[ "$(add 1 2)" = "%d" ]]\n'
 COQ = "Definition add (a b : nat) := a + b.\nExample t : add 1 2 = %d.\nProof. reflexivity. Qed.\n"
+DAFNY = (
+    "method Add(a: int, b: int) returns (r: int)\n  ensures r == a + b\n{ r := a + b; }\n"
+    "method Main() { var r := Add(1, 2); assert r == %d; }\n"
+)
 FS = 'let add a b = a + b\nif add 1 2 <> %d then failwith "wrong"\n'
 JULIA = 'add(a, b) = a + b\nif add(1, 2) != %d\n    error("wrong")\nend\n'
 SWIFT = "func add(_ a: Int, _ b: Int) -> Int { return a + b }\nassert(add(1, 2) == %d)\n"
@@ -84,6 +88,7 @@ PROGRAMS = {
     "clj": same(CLJ, "(defn add [a b", breakage="Exception"),
     "cpp": same(CPP, "int main( {"),
     "cs": same(CS, "class {"),
+    "dfy": same(DAFNY, "method {", "VerificationError"),
     "dlang": same(D, "void main( {"),
     "elixir": same(EX, "x = 1 +* 2", "AssertionError"),
     "fs": same(FS, "let let", breakage="Exception"),

@@ -181,10 +181,13 @@ class LocalSession:
         self._cells += 1
         self._turn = Turn(self, self._cells, cell, watcher, self._bounds)
         if self.tools is not None:
+            self._turn.extra = self.tools.unsent
             self.tools.begin(watcher)
         try:
             try:
                 self._turn.start()
+                if self.tools is not None:
+                    self.tools.sent()
             except ZygoteDied:
                 self.end("crash")
                 await self._wait_until_buried()
@@ -232,6 +235,7 @@ class LocalSession:
         check_quiet(self.cgroup)
         grown = await grow(self._body.family, self._directories, self._limits, self._order_copy(reseed))
         twin = LocalSession(grown.body, self._limits, self._bounds, self._owner)
+        twin.tools = None if self.tools is None else self.tools.branch()
         twin._begin_as_copy(grown, self._cells)
         return twin
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib.util
 import os
 import sys
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from typing import Any
 from belljar.contract.errors import InvalidSettings
 from belljar.frontends.cli.options import define_walls
 from belljar.frontends.mcp_server.choices import familiar_image, images_of
-from belljar.settings import Settings, load, names
+from belljar.settings import Settings, load
 
 
 def define(parser: argparse.ArgumentParser) -> None:
@@ -62,6 +63,8 @@ def execute(options: argparse.Namespace) -> int:
     from belljar.frontends.mcp_server.stdio import serve
     from belljar.frontends.mcp_server.tools import ALL
 
+    if importlib.util.find_spec("mcp") is None:
+        raise InvalidSettings("the MCP SDK is not installed; add it with: pip install 'belljar[mcp]'")
     settings = _load(options)
     offer = offer_of(settings, os.environ, **(CODE_SANDBOX if options.like else {}))
     select(ALL, offer.tools)  # a tool that does not exist is told before the SDK is imported
@@ -109,7 +112,7 @@ def _load(options: argparse.Namespace) -> Settings:
     path = Path(options.config) if "config" in options else None
     settings = load(path, flags=flags)
     if images := {**images_of(settings), **familiar_image(os.environ)}:
-        flags.update(_container_flags(images))
+        flags = {**_container_flags(images), **flags}
         settings = load(path, flags=flags)
     if options.without_wall:
         flags["jail.without_walls"] = tuple(dict.fromkeys((*settings.jail.without_walls, *options.without_wall)))
@@ -118,13 +121,11 @@ def _load(options: argparse.Namespace) -> Settings:
 
 
 def _container_flags(images: Mapping[str, str]) -> dict[str, Any]:
-    """Whoever names an image wants it to be used: by the container back end, where this installation has one."""
-    wanted: dict[str, Any] = {
+    """Whoever names an image wants it to be used. One is warm from the start and serves everything else, too."""
+    engine = os.environ.get("BACKEND", "")
+    return {
         "backend": "container",
-        "container.allowed_images": tuple(images.values()),
         "container.image": images.get("python") or next(iter(images.values())),
+        "container.allowed_images": tuple(images.values()),
+        **({"container.engine": engine} if engine else {}),
     }
-    if engine := os.environ.get("BACKEND", ""):
-        wanted["container.engine"] = engine
-    known = set(names())
-    return {name: value for name, value in wanted.items() if name in known}

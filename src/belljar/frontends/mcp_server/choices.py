@@ -27,16 +27,18 @@ def offer_of(settings: Settings, environ: Mapping[str, str], **named: Any) -> Of
         )
     familiar = familiar_image(environ)
     images = {**images_of(settings), **familiar}
-    if images and getattr(settings, "backend", "local") != "container":
+    if images and settings.backend != "container":
         raise InvalidSettings(
-            f"the image {next(iter(images.values()))!r} needs the container back end, which is not in use here; "
-            "leave --python-image, --js-image and CONTAINER_IMAGE out, and programs run in the local sandbox"
+            f"the image {next(iter(images.values()))!r} needs the container back end: set backend=container; or leave "
+            "mcp.python_image, mcp.javascript_image and CONTAINER_IMAGE out, and programs run in the local sandbox"
         )
     offer = Offer(
         tools=chosen.tools,
         is_structured=chosen.output == "structured",
         env=_passed_through(chosen.pass_through_env, environ),
-        environments={language: f"image:{image}" for language, image in images.items()},
+        environments={
+            language: f"image:{image}" for language, image in images.items() if image != settings.container.image
+        },
         language=next(iter(familiar), ""),
     )
     return dataclasses.replace(offer, **named)

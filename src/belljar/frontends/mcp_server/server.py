@@ -72,7 +72,7 @@ class _Desk:
                 "resources/templates/list": fresh,
                 "resources/read": CacheHint(),
             },
-            get_tool_input_schema=self._input_schema,
+            get_tool_input_schema=lambda name: None,  # none of our arguments travels in a header
         )
         self.server.middleware.clear()  # spans for OpenTelemetry: nobody here collects them, and each call pays
         add = self._add
@@ -89,10 +89,6 @@ class _Desk:
             return {"resultType": "complete", **await answer(context, given)}  # required since 2026-07-28
 
         self.server.add_request_handler(method, params, answer_whole)
-
-    def _input_schema(self, name: str) -> Mapping[str, Any] | None:
-        tool = self._tools.get(name)
-        return tool.input_schema if tool else None
 
     async def _list_tools(self, context: Context, params: types.PaginatedRequestParams) -> Json:
         return {"tools": self._listed}

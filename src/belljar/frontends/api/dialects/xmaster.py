@@ -381,7 +381,7 @@ class XMaster:
 
 def _owner(caller: Caller) -> str:
     """Sessions of this dialect are their caller's, and apart from those of our own API."""
-    return f"xmaster {caller.name}"
+    return f"xmaster {caller.owner}"
 
 
 def _session_key(session_id: str) -> str:
