@@ -61,7 +61,7 @@ class Engine:
         self.socket = str(directory / "engine.sock")
         self._command = command
         self._environ = {**environ, "PATH": _path(), "HOME": str(directory)}
-        self.start()
+        self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Start the daemon and wait until it answers."""
@@ -110,6 +110,7 @@ class Engine:
 
     def kill(self) -> None:
         """End the daemon as a crash would; its containers go on."""
+        assert self.process is not None
         self.client.close()
         self.process.kill()
         self.process.wait()
@@ -121,11 +122,12 @@ class Engine:
 
     def stop(self) -> None:
         """End every container, then the daemon."""
-        if self.process.poll() is None:
+        if self.process is not None and self.process.poll() is None:
             with contextlib.suppress(Exception):
                 for each in self.containers():
                     self.client.api.remove_container(each["Id"], force=True)
-            self.client.close()
+            with contextlib.suppress(AttributeError):  # it never answered
+                self.client.close()
             self.process.send_signal(signal.SIGTERM)
             try:
                 self.process.wait(_SECONDS)
@@ -167,6 +169,7 @@ def docker_engine() -> Iterator[Engine]:
     ]
     engine = Engine("docker", directory, command, {})
     try:
+        engine.start()
         yield engine
     finally:
         engine.stop()
@@ -187,6 +190,7 @@ def podman_engine() -> Iterator[Engine]:
     ]
     engine = Engine("podman", directory, command, {"CONTAINERS_CONF": str(directory / "containers.conf")})
     try:
+        engine.start()
         yield engine
     finally:
         engine.stop()

@@ -11,6 +11,7 @@ read with pread: a run costs no path lookup.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import time
@@ -266,7 +267,12 @@ class CellCgroup:
 
     def tasks(self) -> int:
         """How many processes and threads are in it."""
-        return int(os.pread(self._pids_current, 16, 0))
+        try:
+            return int(os.pread(self._pids_current, 16, 0))
+        except OSError as error:
+            if error.errno != errno.ENODEV:
+                raise
+            return 0  # a container that has ended takes the cgroups below its own along
 
     def processes(self) -> list[int]:
         """Who is in it, by the pids of whoever asks."""
@@ -301,7 +307,10 @@ class CellCgroup:
 
     def is_as_new(self) -> bool:
         """Whether nobody is in it and an earlier guest's memory has been freed, for which the kernel takes its time."""
-        return self.is_empty() and self.memory_bytes() < RESIDUE_BYTES_MAX
+        try:
+            return self.is_empty() and self.memory_bytes() < RESIDUE_BYTES_MAX
+        except OSError:
+            return False  # it is gone
 
     def reclaim(self) -> None:
         """Ask the kernel to free what nobody uses any more, as it would in its own good time."""

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import secrets
 import socket
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,6 +24,7 @@ _log = logging.getLogger("belljar.container")
 _T = TypeVar("_T")
 _THREADS = 4
 _LOG_BYTES = 4096
+_AGAIN_SECONDS = 0.2
 _SOCKETS = {
     "docker": ("/run/docker.sock", "/var/run/docker.sock"),
     "podman": ("/run/podman/podman.sock",),
@@ -147,15 +149,23 @@ class Daemon:
         await self._call("remove a container", lambda: self._remove(container))
 
     def _remove(self, container: str) -> None:
+        """Once more where the engine has not yet noticed that the container ended, and fails to end it."""
         import docker.errors
 
-        try:
-            self._client.api.remove_container(container, force=True, v=True)
-        except docker.errors.NotFound:
-            pass
-        except docker.errors.APIError as error:
-            if error.status_code != 409:  # somebody is removing it already
-                raise
+        deadline = time.monotonic() + self._settings.call_seconds / 2
+        while True:
+            try:
+                self._client.api.remove_container(container, force=True, v=True)
+            except docker.errors.NotFound:
+                return
+            except docker.errors.APIError as error:
+                if error.status_code == 409:  # somebody is removing it already
+                    return
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_AGAIN_SECONDS)
+            else:
+                return
 
     async def _call(self, what: str, work: Callable[[], _T], seconds: float | None = None) -> _T:
         def knock_and_work() -> _T:

@@ -7,6 +7,7 @@ pidfds and cgroups reach through the container's walls, and a run in a warm cont
 from __future__ import annotations
 
 import asyncio
+import errno
 import fnmatch
 import logging
 from collections.abc import Callable, Mapping
@@ -20,7 +21,14 @@ from belljar.backends.container.world import VesselWorld, describe
 from belljar.backends.local import LocalSandbox
 from belljar.backends.local.world import World
 from belljar.contract.backend import Watcher
-from belljar.contract.errors import NotAllowed, NotOffered, Overloaded, UnknownEnvironment, WallMissing
+from belljar.contract.errors import (
+    NotAllowed,
+    NotOffered,
+    Overloaded,
+    UnknownEnvironment,
+    WallMissing,
+    ZygoteDied,
+)
 from belljar.contract.execution import Evidence, Execution
 from belljar.contract.sessions import LiveSession, SessionOrder
 from belljar.contract.tools import ToolHost
@@ -115,7 +123,12 @@ class ContainerSandbox(LocalSandbox):
                     f"{execution.language} is not offered under {self._container.runtime}", field="language"
                 )
             return await chosen.run(execution, watcher)
-        return await super()._run_in(world, execution, watcher, command)
+        try:
+            return await super()._run_in(world, execution, watcher, command)
+        except OSError as error:
+            if error.errno != errno.ENODEV:
+                raise
+            raise ZygoteDied("the container ended, and its cgroups with it") from error
 
     async def _open_session(self, order: SessionOrder) -> LiveSession:
         if flags.has_own_kernel(self._container.runtime):

@@ -123,7 +123,8 @@ class Cell:
         if not self.is_gone:
             cgroup = self.berth.cgroup
             if cgroup is not None and cgroup.kill_file is not None:
-                os.write(cgroup.kill_file, b"1")
+                with contextlib.suppress(OSError):  # it went with its container
+                    os.write(cgroup.kill_file, b"1")
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.sleeper, signal.SIGKILL)
 
