@@ -13,6 +13,7 @@ and returns; they are all built-in functions, and a built-in function walks them
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # `signal` converts to enums, and each conversion touches pages
+import _thread
 import atexit
 import collections
 import ctypes
@@ -166,9 +167,8 @@ def leave() -> None:
         return  # the program runs its exit functions by hand
     code = _exit_code()
     displays.show_open_figures()
-    if code is None or not _flush():
+    if code is None or _thread._count() or not _flush():  # only the interpreter can make daemon threads stand still
         return
-    sys.setswitchinterval(1e6)  # from here on daemon threads stand still, as they do when the interpreter ends
     imported = _modules_of_program()
     is_young = _is_young()
     if is_young and not imported and not hasattr(sys, "last_value") and _HARMLESS.issuperset(_kinds_of_objects()):
