@@ -5,6 +5,8 @@ PYTHON ?= python3
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 SOAK_ARGS ?=
+HTTP_ARGS ?=
+LOAD_ARGS ?=
 SERVE_ARGS ?=
 
 VENV := .venv
@@ -18,7 +20,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run hello test check format bench soak clean
+.PHONY: help setup languages run hello test check format bench soak http load mcpb clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +38,9 @@ $(INSTALLED): pyproject.toml
 # No stamp for the guest environment: only Belljar knows whether it is there and whole, and asking is quick.
 setup: $(INSTALLED) ## install everything; run, test, bench and soak do it by themselves
 	@$(BELLJAR) env create default --if-missing
+
+languages: setup ## install every toolchain that Debian, npm and PyPI offer (about 4 GB)
+	@$(BELLJAR) languages install all --yes
 
 run: setup ## start the server on http://127.0.0.1:8000
 	@$(BELLJAR) serve $(SERVE_ARGS)
@@ -61,6 +66,15 @@ bench: setup ## measure beside peers; prints a table and draws a plot
 
 soak: setup ## tens of thousands of mixed runs; fails when anything is left behind
 	$(BIN)/python bench/soak.py $(SOAK_ARGS)
+
+mcpb: $(INSTALLED) ## build the MCP bundle for desktop assistants, in dist/
+	$(BIN)/python deploy/mcpb/build.py
+
+http: setup ## what HTTP costs, beside other servers; needs wrk
+	$(BIN)/python bench/http_server.py $(HTTP_ARGS)
+
+load: setup ## 200,000 requests or an hour; fails when an answer is wrong or anything grows
+	$(BIN)/python bench/http_load.py $(LOAD_ARGS)
 
 clean: ## remove all that was built here, guest environments included
 	rm -rf $(VENV) .state .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 from meters import descendants, members, memory_of
 from report import replace_between_markers
-from soak import count_cgroups, entries, judge_growth, lines_of
+from soak import count_cgroups, entries, judge_growth
 
 _DOCS = Path(__file__).resolve().parent.parent / "docs"
 _QUIET_SECONDS = 0.2
@@ -290,7 +290,6 @@ def main() -> int:
     """Load, report, and fail if anything was wrong, grew or stayed."""
     options = _read_options()
     parent = f"belljar-load-{os.getpid()}"
-    mounts = lines_of("/proc/self/mountinfo")
     with tempfile.TemporaryDirectory(prefix="belljar-load-") as directory:
         environ = {
             "BELLJAR_RUNTIME_DIR": f"{directory}/run",
@@ -305,14 +304,14 @@ def main() -> int:
         try:
             load = Load(options, server, _wait_for_port(server, log), parent)
             asyncio.run(load.run())
-            below = descendants(server.pid)
+            below = {pid: _started_at(pid) for pid in descendants(server.pid)}
         finally:
             server.send_signal(signal.SIGTERM)
             exit_code = server.wait(60)
         left = {
-            "processes": sum(Path(f"/proc/{pid}").exists() for pid in below),
+            "processes": sum(_started_at(pid) == started != "" for pid, started in below.items()),
             "cgroup directories": count_cgroups(parent),
-            "mounts": max(0, lines_of("/proc/self/mountinfo") - mounts),
+            "mounts": _count_own_mounts(directory),
         }
     report = _report(load, exit_code, {name: count for name, count in left.items() if count})
     print(_markdown(report))
@@ -322,6 +321,23 @@ def main() -> int:
     for path in _publish(report, output_dir):
         print(f"wrote {path}", file=sys.stderr)
     return 0 if report["passed"] else 1
+
+
+def _started_at(pid: int) -> str:
+    """When a process began: another may have its number by now. Empty for a process that is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return ""
+
+
+def _count_own_mounts(directory: str) -> int:
+    """Mounts of ours that anybody can see; others may mount what they like meanwhile."""
+    count = 0
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        place, source = line.split()[4], line.partition(" - ")[2].split()[1]
+        count += place.startswith((directory, "/work")) or source in ("belljar", "scratch")
+    return count
 
 
 def _read_options() -> argparse.Namespace:

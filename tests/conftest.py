@@ -23,6 +23,8 @@ from belljar.jail import policy
 from belljar.jail.cgroups import find_hierarchies
 from belljar.settings import Settings, load
 
+pytest_plugins = ["container_engines"]
+
 _UID_RANGES = 64  # one for each sandbox that a test session may have open
 _DEADLINE_SECONDS = 30.0
 _PLAIN_UID = 12345  # nobody's: it has no entry anywhere

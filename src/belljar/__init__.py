@@ -9,6 +9,8 @@ __version__ = "0.1.0"
 _HOMES = {
     "Sandbox": "belljar.frontends.embedded",
     "AsyncSandbox": "belljar.frontends.embedded",
+    "Session": "belljar.frontends.embedded_sessions",
+    "AsyncSession": "belljar.frontends.embedded_sessions",
     "Settings": "belljar.settings",
     "Outcome": "belljar.contract.execution",
     "Status": "belljar.contract.execution",
@@ -27,6 +29,7 @@ _HOMES = {
 
 __all__ = [
     "AsyncSandbox",
+    "AsyncSession",
     "BelljarError",
     "CallerError",
     "Display",
@@ -39,6 +42,7 @@ __all__ = [
     "Restriction",
     "Sandbox",
     "SandboxFault",
+    "Session",
     "Settings",
     "Started",
     "Status",
@@ -52,6 +56,7 @@ if TYPE_CHECKING:
     from belljar.contract.files import File
     from belljar.contract.restriction import Restriction
     from belljar.frontends.embedded import AsyncSandbox, Sandbox
+    from belljar.frontends.embedded_sessions import AsyncSession, Session
     from belljar.settings import Settings
 
 

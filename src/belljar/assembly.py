@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from belljar.backends.local import LocalSandbox
+from belljar.contract.backend import Sandbox
 from belljar.contract.errors import SandboxFault
 from belljar.engine.execute import Engine
 from belljar.environments import Environments
@@ -23,7 +24,7 @@ def build_engine(settings: Settings, progress: Callable[[str], None] | None = No
     environments = Environments(settings.state_dir, settings.environments)
     tell = progress or logging.getLogger("belljar").info
     tools = build_tools(settings)
-    return Engine(LocalSandbox(settings, environments, tell, tools), settings, tools)
+    return Engine(_build_sandbox(settings, environments, tell, tools), settings, tools)
 
 
 def build_tools(settings: Settings) -> Broker:
@@ -36,6 +37,16 @@ def build_tools(settings: Settings) -> Broker:
     return Broker(tools, sources)
 
 
+def _build_sandbox(
+    settings: Settings, environments: Environments, tell: Callable[[str], None], tools: Broker
+) -> Sandbox:
+    if settings.backend == "container":
+        from belljar.backends.container import ContainerSandbox  # few servers need it
+
+        return ContainerSandbox(settings, environments, tell, tools)
+    return LocalSandbox(settings, environments, tell, tools)
+
+
 def probe_machine(settings: Settings) -> dict[str, Any]:
     """What `jail/probe.py` finds out about the walls and the kernel here; nothing of it stays up.
 
@@ -45,9 +56,14 @@ def probe_machine(settings: Settings) -> dict[str, Any]:
     from belljar.jail import probe  # only the doctor asks; every other start should not wait for it
 
     try:
-        return probe.ask(settings.jail.uid_base, settings.jail.cgroup_parent)
+        found = probe.ask(settings.jail.uid_base, settings.jail.cgroup_parent)
     except probe.ProbeFailed as error:
         raise SandboxFault(f"the walls of this machine could not be probed: {error}") from error
+    if settings.backend == "container":
+        from belljar.backends.container import walls
+
+        found["walls"] = walls.in_containers(found["walls"], settings)
+    return found
 
 
 def build_environments(settings: Settings) -> Environments:

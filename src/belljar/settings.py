@@ -240,8 +240,32 @@ class LanguageSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerSettings:
+    """The container back end."""
+
+    engine: str = ""  # docker or podman; empty: whichever socket is there
+    socket: str = ""  # of the engine, as a path or an address; empty: its usual place
+    runtime: str = ""  # runc, crun, runsc or another the engine knows; empty: its default
+    image: str = "belljar-python:latest"  # of the environment "default"
+    language: str = ""  # with `image`: what that image runs; empty: Python
+    images: tuple[str, ...] = ()  # further environments, each as NAME=IMAGE
+    allowed_images: tuple[str, ...] = ()  # patterns that a request's "image:NAME" must match, such as lab/*
+    fresh: str = "never"  # a container of its own for each "session" or "run", which costs a start each time
+    pulls: bool = False  # fetch images that the engine does not hold
+    memory_bytes: int = 0  # of one container with all its programs; 0: three quarters of the machine's
+    processes: int = 16_384  # in one container, threads included
+    cpus: float = 0.0  # cores of one container; 0: all
+    max_containers: int = 16  # warm at the same time
+    start_seconds: float = 60.0  # for a container to come up
+    call_seconds: float = 30.0  # for the engine to answer
+    pull_seconds: float = 600.0  # to fetch an image
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """The whole tree."""
+
+    backend: str = "local"  # where programs run: local jails, or container: jails in warm containers
 
     state_dir: Path = field(default_factory=_state_dir)  # guest environments live here
     runtime_dir: Path = field(default_factory=_runtime_dir)  # locks of running instances
@@ -250,6 +274,7 @@ class Settings:
     request: RequestSettings = field(default_factory=RequestSettings)
     server: ServerSettings = field(default_factory=ServerSettings)
     sessions: SessionSettings = field(default_factory=SessionSettings)
+    container: ContainerSettings = field(default_factory=ContainerSettings)
     mcp: McpSettings = field(default_factory=McpSettings)
     tools: ToolSettings = field(default_factory=ToolSettings)
     restriction: Restriction = field(default_factory=Restriction)  # of restricted programs whose caller names none
@@ -287,6 +312,9 @@ _FAMILIAR: Mapping[str, tuple[str, ...]] = {
         f"{kind}_limits.{unit}_seconds" for kind in ("default", "ceiling") for unit in ("wall", "cpu")
     ),
     "MAX_MEMORY_MB": ("default_limits.memory_bytes", "ceiling_limits.memory_bytes"),
+    "CONTAINER_IMAGE": ("container.image",),
+    "CONTAINER_LANGUAGE": ("container.language",),
+    "BACKEND": ("container.engine",),
 }
 
 
@@ -309,6 +337,8 @@ def load(
     settings = Settings()
     environ = os.environ if environ is None else environ
     familiar = familiar_names(environ) if takes_familiar_names else ()
+    if ("CONTAINER_IMAGE" in familiar) != ("CONTAINER_LANGUAGE" in familiar):
+        raise InvalidSettings("CONTAINER_IMAGE and CONTAINER_LANGUAGE must be set together")
     for source, values in (
         (f"file {path}", _read_file(path) if path else {}),
         *((f"environment, as {name}", _from_familiar(name, environ[name])) for name in familiar),
@@ -353,6 +383,8 @@ def familiar_names(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _from_familiar(name: str, value: str) -> dict[str, Any]:
+    if name == "BACKEND":
+        return _chosen_backend(value)
     if name == "ALLOWED_HOSTS" and value.startswith("["):  # a list in JSON, as that server wants it
         value = value.translate(str.maketrans("", "", "[]\"'"))
     if name == "MAX_MEMORY_MB":
@@ -361,6 +393,13 @@ def _from_familiar(name: str, value: str) -> dict[str, Any]:
         except ValueError:
             raise InvalidSettings(f"MAX_MEMORY_MB must be a whole number, not {value!r}") from None
     return dict.fromkeys(_FAMILIAR[name], value)
+
+
+def _chosen_backend(value: str) -> dict[str, Any]:
+    """BACKEND names a container engine."""
+    if value not in ("docker", "podman"):
+        raise InvalidSettings(f"BACKEND is {value!r} but must be docker or podman; for Kubernetes see docs/deploy.md")
+    return {"backend": "container", "container.engine": value}
 
 
 def names() -> list[str]:
@@ -464,6 +503,7 @@ def _check(settings: Settings) -> None:
     if settings.languages.compile_cache_bytes < 0:
         raise InvalidSettings("languages.compile_cache_bytes must be 0 or more")
     _check_server(settings.server)
+    _check_container(settings)
     if settings.mcp.output not in ("plain", "structured"):
         raise InvalidSettings(f"mcp.output is {settings.mcp.output!r} but must be plain or structured")
     _check_sessions(settings.sessions)
@@ -485,6 +525,25 @@ def _check_server(server: ServerSettings) -> None:
             raise InvalidSettings(f"server.{name} must be above 0")
     if server.body_bytes > server.bodies_bytes:
         raise InvalidSettings("server.bodies_bytes must be at least server.body_bytes")
+
+
+def _check_container(settings: Settings) -> None:
+    container = settings.container
+    for name, value, known in (
+        ("backend", settings.backend, ("local", "container")),
+        ("container.engine", container.engine, ("", "docker", "podman")),
+        ("container.fresh", container.fresh, ("never", "session", "run")),
+    ):
+        if value not in known:
+            raise InvalidSettings(f"{name} is {value!r} but must be one of: {', '.join(filter(None, known))}")
+    for name in ("start_seconds", "call_seconds", "pull_seconds", "max_containers", "processes"):
+        if not getattr(container, name) > 0:
+            raise InvalidSettings(f"container.{name} must be above 0")
+    for each in container.images:
+        name, equals, image = each.partition("=")
+        check_environment_name(name)
+        if not equals or not image:
+            raise InvalidSettings(f"container.images takes NAME=IMAGE, not {each!r}")
 
 
 def _check_sessions(sessions: SessionSettings) -> None:

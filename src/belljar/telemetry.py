@@ -270,10 +270,13 @@ class _FactsCollector(Collector):
         ("ready_guests", "belljar_ready_guests", "Jailed forks waiting for a program."),
         ("guests", "belljar_guests", "Jailed forks in all."),
         ("zygotes", "belljar_zygotes", "Warm processes."),
+        ("containers", "belljar_containers", "Warm containers."),
     )
     _SANDBOX_COUNTERS = (
         ("sandbox_faults", "belljar_sandbox_faults", "Programs that could not be run, through our own fault."),
         ("zygotes_replaced", "belljar_zygotes_replaced", "Warm processes that were replaced."),
+        ("containers_started", "belljar_containers_started", "Containers that were started."),
+        ("containers_replaced", "belljar_containers_replaced", "Containers that died and were replaced."),
     )
 
     _SESSION_GAUGES = (
@@ -307,6 +310,10 @@ class _FactsCollector(Collector):
             yield CounterMetricFamily(name, meaning, sessions.get(key, 0))
         ended = {(reason,): count for reason, count in sessions.get("ended", {}).items()}
         yield _counted("belljar_sessions_ended", "Sessions that are gone, by why.", ["reason"], ended)
+        calls = CounterMetricFamily("belljar_tool_calls", "Calls of tools by programs.", labels=["tool", "result"])
+        for labels, count in facts.get("tools", {}).get("calls", {}).items():
+            calls.add_metric(labels, count)
+        yield calls
         yield CounterMetricFamily("belljar_log_lines_dropped", "Log lines nobody took.", self._log.dropped)
 
 

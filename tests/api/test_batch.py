@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -116,3 +117,17 @@ def test_nothing_runs_when_something_is_wrong(server: Server, asked: Any, field:
     answer = server.ask("POST", "/v1/batch", asked)
     assert answer.status == 422
     assert answer.body["error"]["details"]["field"] == field
+
+
+def test_cases_of_one_program_are_compiled_once(server: Server) -> None:
+    program = (
+        '#include <stdio.h>\nint main(void) { int a, b; scanf("%d %d", &a, &b); printf("%d\\n", a + b); return 0; }'
+        f"/* {time.time_ns()} */"
+    )
+    cases = [{"stdin": f"{n} 1", "expected_stdout": f"{n + 1}\n"} for n in range(10)]
+    body = post(server, code=program, language="c", cases=cases)
+    assert body["passed"] == 10
+    assert [result["compile"]["cached"] for result in body["results"]].count(False) == 1
+    broken = post(server, code=program.replace("return 0", "return x"), language="c", cases=cases)
+    assert {result["verdict"] for result in broken["results"]} == {"compile_failed"}
+    assert [result["compile"]["cached"] for result in broken["results"]].count(False) == 1

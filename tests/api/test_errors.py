@@ -84,7 +84,7 @@ def test_code_over_its_own_limit_is_too_large(start: Start) -> None:
         assert (answer.status, answer.code) == (413, "too_large")
 
 
-@pytest.mark.parametrize("path", ["/nope", "/v1", "/v1/execute/", "/v1/%65xecute/..", "//", "/v1/sessions/x"])
+@pytest.mark.parametrize("path", ["/nope", "/v1", "/v1/execute/", "/v1/%65xecute/..", "//", "/v1/sessions/x/y"])
 def test_unknown_route_is_404(server: Server, path: str) -> None:
     answer = server.ask("GET", path)
     assert (answer.status, answer.code) == (404, "not_found")
@@ -159,3 +159,12 @@ def test_keep_alive_survives_errors(server: Server) -> None:
         response.read()
     assert response.status == 200
     connection.close()
+
+
+def test_a_language_that_is_not_here_is_told_with_how_to_get_it(server: Server) -> None:
+    unknown = server.execute("x", language="cobol")
+    assert (unknown.status, unknown.code) == (422, "unknown_language")
+    assert "/v1/languages" in unknown.body["error"]["message"]
+    missing = server.execute("fn main() {}", language="vlang")
+    assert (missing.status, missing.code) == (422, "toolchain_missing")
+    assert "vlang.io" in missing.body["error"]["message"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
@@ -12,7 +13,9 @@ import pytest
 
 import belljar
 from belljar import Outcome, Sandbox, Status
-from belljar.settings import load
+from belljar.backends.local import LocalSandbox
+from belljar.environments import Environments
+from belljar.settings import Settings, load
 
 
 @pytest.fixture
@@ -99,3 +102,27 @@ def test_a_zygote_is_rotated_without_losing_runs() -> None:
         assert [each.stdout for each in outcomes] == [f"{number}\n" for number in range(150)]
         seen = {box.run("print(hash('x'))").stdout for _ in range(60)}
     assert len(seen) > 1  # a new zygote has a new hash seed
+
+
+def test_a_guest_released_before_it_had_a_program_is_given_back_once(settings: Settings) -> None:
+    """Such as that of a run that is refused once it has one: what is closed twice may be somebody else's by then."""
+    trouble: list[object] = []
+
+    async def lease_and_release() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: trouble.append(context))
+        sandbox = LocalSandbox(settings, Environments(settings.state_dir, settings.environments), print)
+        await sandbox.open()
+        try:
+            world = await sandbox._world("default")
+            while not world.facts()["ready_guests"]:
+                await asyncio.sleep(0.01)
+            guest = await world.lease("bare", settings.default_limits)
+            world.release(guest)
+            await guest.cell.gone
+            while not guest.has_ended:
+                await asyncio.sleep(0.01)
+        finally:
+            await sandbox.close()
+
+    asyncio.run(lease_and_release())
+    assert not trouble

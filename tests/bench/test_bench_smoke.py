@@ -114,3 +114,32 @@ def test_growth_is_told_from_a_step_and_from_noise(repository: Path, monkeypatch
     assert not any(each["grew"] for each in soak.judge_growth(flat, 100).values())
     assert [name for name, each in soak.judge_growth(leaking, 100).items() if each["grew"]] == ["descriptors"]
     assert not any(each["grew"] for each in soak.judge_growth(early_step, 100).values())
+
+
+@pytest.mark.timeout(300)
+def test_quick_session_benchmark_writes_its_numbers_and_its_plot(
+    repository: Path, sources: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("ipykernel", reason="sessions are measured beside a kernel: pip install belljar[bench]")
+
+    output = _run(repository, sources, "bench/sessions.py", "--quick", "--output-dir", str(tmp_path))
+
+    assert "ten branches add" in output
+    assert (tmp_path / "sessions.png").read_bytes().startswith(_PNG)
+    numbers = json.loads((tmp_path / "sessions.json").read_text())
+    assert {"open_ms", "kernel_open_ms", "cell_ms", "idle_mb", "branch_200mb_ms", "left_after"} <= numbers.keys()
+
+
+def test_languages_are_measured(repository: Path, sources: Path, tmp_path: Path) -> None:
+    _run(repository, sources, "bench/languages.py", "--quick", "--output-dir", str(tmp_path), "sh", "c")
+    rows = json.loads((tmp_path / "languages.json").read_text())
+    assert [row["language"] for row in rows] == ["sh", "c"]
+    assert all(row[name] > 0 for row in rows for name in ("by_hand", "first", "again"))
+    assert "| c |" in (tmp_path / "languages-table.md").read_text()
+
+
+@pytest.mark.timeout(300)
+def test_quick_mcp_benchmark_compares_every_way(repository: Path, sources: Path) -> None:
+    told = _run(repository, sources, "bench/mcp_calls.py", "--quick")
+    assert [line.split()[0] for line in told.splitlines()[1:4]] == ["/v1/execute", "/mcp,", "/mcp,"]
+    assert "target" in told

@@ -134,10 +134,17 @@ class _Exchange(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self._answer()
 
+    def do_PUT(self) -> None:
+        self._answer()
+
+    def do_DELETE(self) -> None:
+        self._answer()
+
     def _answer(self) -> None:
         content = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        body = json.loads(content) if content else None
         headers = {name.lower(): value for name, value in self.headers.items()}
+        is_json = headers.get("content-type") == "application/json"
+        body = (json.loads(content) if is_json else content) if content else None
         with self.world.lock:
             self.world.seen.append(Seen(self.command, self.path, headers, body, time.monotonic()))
             answer = self.world.script.pop(0) if len(self.world.script) > 1 else self.world.script[0]

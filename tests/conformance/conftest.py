@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+import belljar
 from belljar.contract.execution import Outcome
 from belljar.zygote.warden import reset_signals
 
@@ -28,12 +29,27 @@ class Seen(NamedTuple):
     stderr: str
 
 
+@pytest.fixture(scope="session", params=["local", "container"])
+def box(request: pytest.FixtureRequest, box: belljar.Sandbox) -> belljar.Sandbox:
+    """Every back end that runs programs on this machine."""
+    if request.param == "local":
+        return box
+    contained: belljar.Sandbox = request.getfixturevalue("container_box")
+    return contained
+
+
+_ran_natively: dict[tuple[str, str, str], Seen] = {}
+
+
 @pytest.fixture
 def natively(tmp_path: Path) -> Callable[..., Seen]:
-    """Runs a program as `python main.py` in an empty directory, outside any jail."""
+    """Runs a program as `python main.py` in an empty directory, outside any jail; once for all back ends."""
 
     def run(code: str, root: Path, **given: Any) -> Seen:
-        return run_natively(code, root, tmp_path, **given)
+        key = code, str(root), repr(given)
+        if key not in _ran_natively:
+            _ran_natively[key] = run_natively(code, root, tmp_path, **given)
+        return _ran_natively[key]
 
     return run
 

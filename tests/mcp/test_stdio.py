@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -138,6 +140,30 @@ def test_a_signal_ends_it_and_everything_it_runs(plug: Plug, host: Host, number:
     host.wait_until(lambda: _cgroups(host) <= before, "its cgroups are gone")
 
 
+def test_a_client_that_does_not_read_holds_nobody_up_at_the_end(plug: Plug, host: Host) -> None:
+    with plug() as wire:
+        wire.greet()
+        wire.call("run_code", code="print(1)")
+        family = _family(host, wire.process.pid)
+        wire.is_deaf.set()
+        for _ in range(20):
+            asked = {"name": "run_code", "arguments": {"code": "print('x' * 900_000)"}}
+            wire.begin("tools/call", asked)
+        host.wait_until(lambda: _is_full(wire), "the pipe is full")
+        wire.process.send_signal(signal.SIGTERM)
+        wire.process.wait(30)
+    host.wait_until(lambda: not family & {process.pid for process in host.processes()}, "all processes are gone")
+
+
+def test_a_line_without_end_ends_the_conversation(plug: Plug) -> None:
+    with plug("--set", "server.body_bytes=100000") as wire:
+        wire.greet()
+        assert wire.process.stdin is not None
+        wire.process.stdin.write(b"x" * 300_000)
+        wire.process.stdin.flush()
+        assert wire.process.wait(30) == 0
+
+
 def test_a_file_of_requests_is_answered(command: list[str], environ: dict[str, str], tmp_path: Any) -> None:
     greeting = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
     lines = [
@@ -203,6 +229,13 @@ def _family(host: Host, pid: int) -> set[int]:
         found |= more
     assert len(found) > 3
     return found
+
+
+def _is_full(wire: Wire) -> bool:
+    """Whether as much waits to be read as a pipe holds."""
+    assert wire.process.stdout is not None
+    waiting = fcntl.ioctl(wire.process.stdout.fileno(), termios.FIONREAD, b"\0\0\0\0")
+    return int.from_bytes(waiting, sys.byteorder) >= 60_000
 
 
 def _cgroups(host: Host) -> set[str]:

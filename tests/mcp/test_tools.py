@@ -228,6 +228,18 @@ def test_run_python_code_says_error_whatever_ended_the_program(plug: Plug, limit
         assert "error" in told["stderr"].lower()
 
 
+JAVASCRIPT = ("run_js_code", "run_javascript_code")
+
+
+@pytest.mark.parametrize("tool", JAVASCRIPT)
+def test_javascript_is_run_under_both_names(wire: Wire, tool: str) -> None:
+    result = wire.call(tool, code="console.log([1, 2, 3].map(x => x * 2).join())")
+    assert result == {"content": [{"type": "text", "text": "2,4,6"}], "isError": False}
+    told = json.loads(wire.call(tool, code="let x = 1")["content"][0]["text"])
+    assert told == {"exit_code": 1, "stderr": "No output, forgot console.logs?", "stdout": ""}
+    assert "ReferenceError" in wire.call(tool, code="console.log(nope)")["content"][0]["text"]
+
+
 # ---- safe_execute
 
 
@@ -239,7 +251,14 @@ def test_python_code_execution_gives_what_was_printed(wire: Wire) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "last"), [pytest.param("1/0", "Error: ZeroDivisionError: division by zero", id="exception")]
+    ("code", "last"),
+    [
+        pytest.param("1/0", "Error: ZeroDivisionError: division by zero", id="exception"),
+        pytest.param("import os", "Error: InterpreterError:", id="import_that_is_not_allowed"),
+        pytest.param("print(open('/etc/passwd').read())", "Error: ", id="file"),
+        pytest.param("x = ' ' * (200 << 20)", "Error: MemoryError:", id="too_much_memory"),
+        pytest.param("  ", "Error: ", id="blank"),
+    ],
 )
 def test_python_code_execution_puts_what_went_wrong_into_its_block(wire: Wire, code: str, last: str) -> None:
     text = wire.call("python_code_execution", code=code)["content"][0]["text"]

@@ -83,3 +83,25 @@ def test_an_interrupted_call_leaves_the_line_in_order(tool_box: belljar.Sandbox)
 def test_unknown_tools_are_refused(tool_box: belljar.Sandbox) -> None:
     with pytest.raises(belljar.CallerError, match="there is no tool 'nothing' here"):
         tool_box.session(tools=["nothing"]).open()
+
+
+def test_a_branch_calls_over_a_line_of_its_own(tool_box: belljar.Sandbox) -> None:
+    with tool_box.session(tools=[add]) as session:
+        assert said(session.run("import tools\nfrom tools import add\nx = add(1)")) == ""
+        left, right = session.branch(2)
+        with left, right:
+            for number, each in enumerate((left, right, session)):
+                outcome = each.run(f"print(add(x, {number}), tools.add(x))")
+                assert said(outcome) == f"{3 + number} 5\n"
+                assert [call.tool for call in outcome.tool_calls] == ["add", "add"]
+            again = left.branch(1)[0]
+            with again:
+                assert said(again.run("print(add(10))")) == "12\n"
+
+
+def test_a_branch_outlives_the_session_whose_functions_it_calls(tool_box: belljar.Sandbox) -> None:
+    with tool_box.session(tools=[add]) as session:
+        session.run("import tools")
+        branch = session.branch(1)[0]
+    with branch:
+        assert said(branch.run("print(tools.add(2))")) == "4\n"

@@ -202,6 +202,12 @@ class JailSetupFailed(SandboxFault):
         self.step = step
 
 
+class EngineUnavailable(SandboxFault):
+    """The container engine is absent, too slow or gone."""
+
+    code = "container_engine_unavailable"
+
+
 class ZygoteDied(SandboxFault):
     """The warm process ended, and what it was asked for cannot be answered."""
 

@@ -75,6 +75,7 @@ class Execution:
     files: tuple[File, ...] = ()
     artifacts: tuple[str, ...] = ()  # globs over the work directory
     limits: Limits = field(default_factory=Limits)
+    compile_limits: Limits | None = None  # of a compile step; None: as the language's file says
     environment: str = "default"
     network: bool = False
     tools: tuple[str, ...] = ()  # names of host functions the program may call
@@ -269,6 +270,12 @@ class Outcome:
     def ok(self) -> bool:
         """Whether the program ran to its end and exited with 0."""
         return self.status is Status.OK
+
+    @property
+    def value(self) -> str | None:
+        """What the last expression of a cell came to, as text; None when it came to nothing."""
+        texts = (each.content for each in self.displays if each.is_result and each.mime == "text/plain")
+        return next((text.decode("utf-8", "replace") for text in texts), None)
 
     def as_json(self) -> dict[str, Any]:
         """The 200 body of POST /v1/execute."""

@@ -41,6 +41,7 @@ _PYTHON_NAMES = ("python", "py", "python3")
 _SESSION_LANGUAGES = dict.fromkeys(("python", "py", "python3"), "python")
 _SESSION_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~-]{0,127}")
 _TOOL_NAME_CHARACTERS_MAX = 200
+_IMAGE = re.compile(r"image:[A-Za-z0-9][A-Za-z0-9._:@/-]{0,254}")  # which of them is decided where they are kept
 _RESERVED_ENV_PREFIX = "BELLJAR_"  # how we may come to speak to our own code beside the program
 
 
@@ -240,6 +241,8 @@ def _resolve_language(settings: Settings, language: object) -> str:
             "languages list` tell their other names)",
             languages=list(languages.load_all()),
         )
+    if settings.backend == "container":
+        return known  # an image has toolchains of its own
     machine = languages.machine_of(settings)
     if not machine.is_available(known):
         raise machine.explain_missing(known)
@@ -259,6 +262,8 @@ def _check_environment(environment: str) -> None:
     if environment == "default":
         return
     try:
+        if _IMAGE.fullmatch(environment):
+            return
         check_environment_name(environment)
     except (InvalidSettings, TypeError):
         raise UnknownEnvironment(

@@ -22,7 +22,8 @@ def prepare(order: dict[str, Any], descriptors: list[int]) -> None:
             os.close(descriptors[0])
         for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and an exec would pass that on
             signal.signal(ignored, signal.SIG_DFL)
-        os.execvpe(argv[0], argv, os.environ)
+        start = os.execve if "/" in order["path"] else os.execvpe  # in an image, only its own PATH knows
+        start(order["path"], argv, os.environ)
     except OSError as error:
         os.write(2, f"belljar: cannot start {argv[0]}: {error.strerror}\n".encode())
     os._exit(127)

@@ -12,11 +12,13 @@ from __future__ import annotations
 import base64
 import contextlib
 import contextvars
+import ctypes
 import importlib
 import io
 import itertools
 import json
 import os
+import signal
 import sys
 import threading
 import warnings
@@ -31,10 +33,13 @@ _MESSAGE_CHARACTERS, _TRACE_CHARACTERS = 2000, 7000  # in JSON each may take twe
 
 _OUR_CODE = os.path.dirname(os.path.dirname(__file__))
 
+_fflush = ctypes.CDLL(None).fflush
+
 _now = 0  # number of the running cell, or of the last one
 _of_cell: contextvars.ContextVar[int] = contextvars.ContextVar("cell")  # which cell a task was made in
 _strangers: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # threads that earlier cells have left behind
 _bundles = itertools.count(1)
+_broken_loops: list[Any] = []  # kept: to collect one is to close it, and that fails
 
 
 class Stream(io.TextIOWrapper):
@@ -168,23 +173,46 @@ def _without_ours(trace: Any) -> Any:
 
 
 def _run_coroutine(coroutine: Any) -> Any:
-    """Run a cell that awaits. One that is interrupted is ended before the next can give it a turn again."""
+    """Run a cell that awaits. One that is interrupted is ended before the next can give it a turn again.
+
+    An interrupt raises in the cell's own code only. Anywhere else, inside the loop or in a task that an earlier cell
+    has left, it would break what later cells need; there it cancels the cell.
+    """
     asyncio = importlib.import_module("asyncio")
-    loop = importlib.import_module("IPython.core.async_helpers").get_asyncio_loop()
     shell = importlib.import_module("IPython.core.getipython").get_ipython()
+    loop = _usable_loop(asyncio)
     task = loop.create_task(coroutine)
-    while True:
-        try:
-            result = loop.run_until_complete(task)
-            break
-        except KeyboardInterrupt:
-            if task.done():
-                raise
-            shell.was_interrupted = True
-            task.cancel()
+
+    def on_interrupt(*_: Any) -> None:
+        if asyncio.current_task(loop) is task:
+            raise KeyboardInterrupt
+        shell.was_interrupted = True
+        task.cancel()
+        loop.call_soon_threadsafe(_nothing)  # it may be asleep
+
+    is_ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_ours:
+        signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        result = loop.run_until_complete(task)
+    finally:
+        if signal.getsignal(signal.SIGINT) is on_interrupt:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
     if shell.was_interrupted and isinstance(result.error_in_exec, asyncio.CancelledError):
         result.error_in_exec = KeyboardInterrupt()
     return result
+
+
+def _usable_loop(asyncio: Any) -> Any:
+    """The loop of this session, or a new one when something was thrown through the old one and it still "runs"."""
+    helpers: Any = importlib.import_module("IPython.core.async_helpers")
+    asyncio._set_running_loop(None)
+    loop = helpers.get_asyncio_loop()
+    if loop.is_running():
+        _broken_loops.append(loop)
+        helpers._asyncio_event_loop = None
+        loop = helpers.get_asyncio_loop()
+    return loop
 
 
 def run(shell: Any, code: str) -> dict[str, Any] | None:
@@ -252,7 +280,7 @@ def get_quiet(shell: Any) -> None:
 
 
 def _nothing() -> None:
-    """What an older IPython does to stop that thread."""
+    """What an older IPython does to stop that thread, and what wakes a loop."""
 
 
 def flush() -> None:
@@ -262,13 +290,7 @@ def flush() -> None:
             stream.flush()
         except Exception:  # noqa: BLE001
             pass
-    _libc_flush()
-
-
-def _libc_flush() -> None:
-    ctypes = sys.modules.get("ctypes")
-    if ctypes is not None:
-        ctypes.CDLL(None).fflush(None)
+    _fflush(None)
 
 
 def warm_up(shell: Any) -> None:
@@ -276,7 +298,15 @@ def warm_up(shell: Any) -> None:
     kept = sys.stdout, sys.stderr
     try:
         sys.stdout = sys.stderr = open(os.devnull, "w")
-        codes = ["1", "import sys\ndisplay(sys)", "def f():\n    return 1 / 0\nf()", "(", "%pwd", "!true"]
+        codes = [
+            "1",
+            "import sys\ndisplay(sys)",
+            "def f():\n    return 1 / 0\nf()",
+            "(",
+            "%pwd",
+            "!true",
+            "await __import__('asyncio').sleep(0)",
+        ]
         if "matplotlib.pyplot" in sys.modules:
             codes.append("import io, matplotlib.pyplot as p\np.plot([1])\np.savefig(io.BytesIO())\np.close()")
         for code in codes:
@@ -284,5 +314,8 @@ def warm_up(shell: Any) -> None:
     finally:
         sys.stdout.close()
         sys.stdout, sys.stderr = kept
+    helpers: Any = importlib.import_module("IPython.core.async_helpers")
+    helpers.get_asyncio_loop().close()  # what it polls with must not be shared by those who are forked from here
+    helpers._asyncio_event_loop = None
     shell.reset(new_session=True)
     shell.execution_count = 1

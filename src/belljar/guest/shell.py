@@ -13,6 +13,7 @@ import builtins
 import fcntl
 import gc
 import os
+import random
 import select
 import signal
 import socket
@@ -21,11 +22,14 @@ from os import close, dup2, getpid
 from typing import Any
 
 from belljar import channel
-from belljar.guest import displays, interpreter, script
+from belljar.guest import branching, displays, interpreter, script
 
 _KEPT_FROM = 1000  # where we keep the guest's own pipes, out of the way of the program's descriptors
+_DIRS = ("/work", "/tmp", "/dev/shm")
 _shell: Any = None
 _pid = 0
+_is_unseeded = False  # a copy: its generators would draw its parent's numbers
+_collects_again = False  # the collector stands still since a branch
 _background = (-1, -1)
 _on_interrupt: Any = signal.default_int_handler  # the program may choose another
 
@@ -56,12 +60,16 @@ def serve(peer: socket.socket) -> bool:
     _settle(message["env"])
     for name, argument, count in message["extras"]:
         script.load(name).prepare(argument, [descriptors.pop(0) for _ in range(count)])
-    own = [os.open(".", os.O_PATH | os.O_DIRECTORY), os.pidfd_open(getpid())]
+    own = [*(os.open(path, os.O_PATH | os.O_DIRECTORY) for path in _DIRS), os.pidfd_open(getpid())]
     channel.send(peer, {}, b"started", own)  # the last thing the host believes
     for descriptor in own:
         close(descriptor)
     while True:
-        _run_cell(peer, *_next_cell(peer))
+        message, blob, descriptors = _next(peer)
+        if message:
+            _run_cell(peer, message, blob.decode(), descriptors)
+        else:
+            _branch(peer, blob, descriptors)
 
 
 def _settle(env: dict[str, str]) -> None:
@@ -80,8 +88,11 @@ def _keep(descriptor: int) -> int:
     return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _KEPT_FROM)
 
 
-def _next_cell(peer: socket.socket) -> tuple[dict[str, Any], str, list[int]]:
-    """Wait for a cell. The program's own signal handlers may raise in here; that is no reason to end."""
+def _next(peer: socket.socket) -> tuple[dict[str, Any], bytes, list[int]]:
+    """Wait for a cell, or for the order to branch.
+
+    The program's own signal handlers may raise in here; that is no reason to end.
+    """
     waiting = select.poll()
     waiting.register(peer, select.POLLIN)
     while True:
@@ -98,16 +109,24 @@ def _next_cell(peer: socket.socket) -> tuple[dict[str, Any], str, list[int]]:
             blob = script._read_all(descriptors.pop(0))
     except channel.ChannelClosed:
         os._exit(0)
-    return message, blob.decode(), descriptors
+    return message, blob, descriptors
 
 
 def _run_cell(peer: socket.socket, message: dict[str, Any], code: str, descriptors: list[int]) -> None:
-    global _on_interrupt
+    global _on_interrupt, _is_unseeded, _collects_again
     number = message["cell"]
+    if _collects_again:
+        gc.enable()
+        _collects_again = False
+    if _is_unseeded:
+        script._reseed()
+        _is_unseeded = False
     interpreter.begin(number)
     interpreter.flush()  # what is left from before belongs to nobody's cell
     _redirect(descriptors[0], descriptors[1])
     displays.open_pipe(descriptors[2])
+    for (name, argument), descriptor in zip(message.get("extras", ()), descriptors[3:]):
+        script.load(name).prepare(argument, [descriptor])
     error = None
     try:
         signal.signal(signal.SIGINT, _on_interrupt)
@@ -131,6 +150,55 @@ def _run_cell(peer: socket.socket, message: dict[str, Any], code: str, descripto
     channel.send(peer, {"ended": number, "error": error})
 
 
+def _branch(peer: socket.socket, order: bytes, descriptors: list[int]) -> None:
+    """Become two: the copy says so over a channel of its own, which then stands where this one stood.
+
+    Every object that either touches from here on is a page that both must have. So little is done and said, without
+    JSON, and the collector stands still until the next cell.
+    """
+    global _collects_again
+    _collects_again = _collects_again or gc.isenabled()
+    gc.disable()
+    try:
+        files = branching.look_around()
+        interpreter.flush()
+        state = None if b"reseed" in order else random.getstate()
+        if branching.fork_orphan():
+            _become_copy(peer, order, descriptors, files, state)
+            return
+        answer = b"branched"
+    except (branching.Refused, OSError) as error:
+        answer = b"cannot " + str(error)[:500].encode("utf-8", "replace")
+    for descriptor in descriptors:
+        close(descriptor)
+    channel.send(peer, {}, answer)
+
+
+def _become_copy(peer: socket.socket, order: bytes, descriptors: list[int], files: list[Any], state: Any) -> None:
+    global _pid, _is_unseeded
+    own_channel, stdout, stderr = descriptors
+    dup2(own_channel, 3, False)
+    try:
+        channel.send(peer, {}, b"copy")
+        _, _, (family, *places) = channel.receive(peer, 4)
+        branching.join(family if b"first" in order else None, places)  # who is a copy lives in the family's already
+        for file in files:
+            file.reopen()
+        for source, target, kept in ((stdout, 1, _background[0]), (stderr, 2, _background[1])):
+            dup2(source, target)
+            dup2(source, kept, False)
+        for descriptor in (*descriptors, family, *places):
+            close(descriptor)
+        branching.part_from_original(state)
+        _pid, _is_unseeded = getpid(), state is None
+        channel.send(peer, {}, b"joined")
+    except channel.ChannelClosed:
+        os._exit(0)  # nobody wants this copy
+    except BaseException as error:  # noqa: BLE001  (the end of this process: say why)
+        channel.send(peer, {}, f"{type(error).__name__}: {error}"[:500].encode("utf-8", "replace"))
+        os._exit(71)
+
+
 def _redirect(stdout: int, stderr: int) -> None:
     for source, target in ((stdout, 1), (stderr, 2)):
         dup2(source, target)
@@ -148,9 +216,17 @@ def _put_back(kept: int, target: int) -> None:
 
 def _ignore_interrupts() -> Any:
     """Until the next cell; what the program had chosen is for that one."""
+    chosen: Any = signal.default_int_handler
     while True:
         try:
-            return signal.signal(signal.SIGINT, signal.SIG_IGN) or signal.default_int_handler
+            chosen = signal.getsignal(signal.SIGINT) or chosen
+            break
+        except KeyboardInterrupt:
+            pass
+    while True:
+        try:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            return chosen
         except KeyboardInterrupt:
             pass
 

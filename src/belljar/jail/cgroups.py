@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import time
 from collections.abc import Iterator
 
@@ -33,13 +34,13 @@ class Hierarchy:
         self.controllers = controllers
 
 
-def find_hierarchies() -> list[Hierarchy]:
-    """Where the controllers are, from the kernel's own tables.
+def find_hierarchies(process: str = "self") -> list[Hierarchy]:
+    """Where the controllers are, and in each the cgroup of `process`, from the kernel's own tables.
 
     Raises:
         CgroupsUnavailable: one of them is nowhere.
     """
-    own = dict(_own_paths())
+    own = dict(_paths_of(process))
     found: list[Hierarchy] = []
     missing = set(CONTROLLERS)
     for kind, root, mount_point, options in _cgroup_mounts():
@@ -60,8 +61,8 @@ def find_hierarchies() -> list[Hierarchy]:
     return found
 
 
-def _own_paths() -> Iterator[tuple[str, str]]:
-    with open("/proc/self/cgroup") as file:
+def _paths_of(process: str) -> Iterator[tuple[str, str]]:
+    with open(f"/proc/{process}/cgroup") as file:
         for line in file:
             _, controllers, path = line.rstrip("\n").split(":", 2)
             for controller in controllers.split(","):
@@ -261,7 +262,42 @@ class CellCgroup:
 
     def is_empty(self) -> bool:
         """Whether no process, not even a zombie's thread, is left."""
-        return int(os.pread(self._pids_current, 16, 0)) == 0
+        return self.tasks() == 0
+
+    def tasks(self) -> int:
+        """How many processes and threads are in it."""
+        return int(os.pread(self._pids_current, 16, 0))
+
+    def processes(self) -> list[int]:
+        """Who is in it, by the pids of whoever asks."""
+        with open(f"{self._paths[0]}/cgroup.procs") as file:
+            return [int(line) for line in file if line.strip() != "0"]
+
+    def admit(self, pid: int) -> None:
+        """Put a process in."""
+        for file in self.join_files:
+            os.write(file, str(pid).encode())
+
+    def kill_all(self) -> None:
+        """End everyone in it; again, until it is empty: who forks meanwhile may have been missed."""
+        os.pwrite(self._pids_max, b"0", 0)
+        self._limits = (self._limits[0], 0)
+        if self.kill_file is not None:
+            os.write(self.kill_file, b"1")
+            return
+        opened = {}
+        try:
+            for pid in self.processes():
+                with contextlib.suppress(OSError):
+                    opened[pid] = os.pidfd_open(pid)
+            still_here = set(self.processes())  # else the number may have gone to somebody else before it was opened
+            for pid, descriptor in opened.items():
+                if pid in still_here:
+                    with contextlib.suppress(ProcessLookupError):
+                        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        finally:
+            for descriptor in opened.values():
+                os.close(descriptor)
 
     def is_as_new(self) -> bool:
         """Whether nobody is in it and an earlier guest's memory has been freed, for which the kernel takes its time."""

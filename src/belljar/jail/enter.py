@@ -52,14 +52,20 @@ class StepFailed(Exception):
         self.reason = reason
 
 
-def prepare(landlock_version: int, changes_uid: bool) -> None:
-    """In the warm process, before the first fork: everything about the walls that can be known by then."""
+def prepare(landlock_version: int, changes_uid: bool, branches: bool = False) -> None:
+    """In the warm process, before the first fork: everything about the walls that can be known by then.
+
+    `branches`: guests are sessions. A branch has a work directory of its own that no rule made now can name, so their
+    rule for writing names the root, and what may be written to is decided by the mounts alone: all but three of them
+    are read-only.
+    """
     global _ruleset, _closing_program, _closing_filter, _changes_uid
-    _closing_program = syscalls.FilterProgram(seccomp.compile_closing(os.uname().machine))
+    _closing_program = syscalls.FilterProgram(seccomp.compile_closing(os.uname().machine, branches))
     _closing_filter = bytes(_closing_program)
     _changes_uid = changes_uid
     if landlock_version:
-        _ruleset = Ruleset(landlock_version, policy.WRITABLE_DIRS, "/dev", first_free=CHANNEL + 1)
+        writable = ("/",) if branches else policy.WRITABLE_DIRS
+        _ruleset = Ruleset(landlock_version, writable, "/dev", first_free=CHANNEL + 1)
 
 
 def choose_pid_namespace(sleeper: int) -> None:

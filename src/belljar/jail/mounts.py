@@ -23,20 +23,28 @@ _FRESH_DIRS = tuple(path.encode() for path in policy.WRITABLE_DIRS)
 _STAGE = "/tmp"  # any directory: in this mount namespace nobody else looks at it
 
 
-def build_root(bound: dict[str, str], hidden: Sequence[str], guest_uids: Sequence[int], code: dict[str, bytes]) -> None:
+def build_root(
+    bound: dict[str, str],
+    hidden: Sequence[str],
+    guest_uids: Sequence[int],
+    code: dict[str, bytes],
+    system: str = "",
+) -> None:
     """Build the guests' root and pivot into it; the caller is alone in its mount and pid namespaces.
 
     `bound` maps places in the jail to what of the host is seen there, read-only; directories in `hidden` are empty.
+    `system` is a directory that holds another system, whose /usr and the like are seen instead of this one's.
 
     Raises:
         OSError: a step failed; the message names the call and the path.
     """
     syscalls.mount(b"none", b"/", b"", syscalls.MS_REC | syscalls.MS_PRIVATE)
-    shown = {path: path for path in (*policy.SYSTEM_TREES, *policy.CONFIGURATION_TREES) if _is_real_dir(path)}
+    shown = {path: system + path for path in (*policy.SYSTEM_TREES, *policy.CONFIGURATION_TREES)}
+    shown = {place: path for place, path in shown.items() if _is_real_dir(path)}
     trees = [(place, syscalls.clone_tree(path)) for place, path in {**shown, **bound}.items()]
     devices = [(f"/dev/{name}", syscalls.clone_tree(f"/dev/{name}", recursive=False)) for name in policy.DEVICES]
-    files = {path: _read(path) for path in policy.CONFIGURATION_FILES if os.path.exists(path)}
-    links = {path: os.readlink(path) for path in policy.SYSTEM_TREES if os.path.islink(path)}
+    files = {path: _read(system + path) for path in policy.CONFIGURATION_FILES if os.path.isfile(system + path)}
+    links = {path: os.readlink(system + path) for path in policy.SYSTEM_TREES if os.path.islink(system + path)}
     files.update(_written_configuration(guest_uids))
     files.update({f"{policy.CODE_DIR}/{name}": content for name, content in code.items()})
 

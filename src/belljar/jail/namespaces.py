@@ -52,6 +52,20 @@ def limit_user_namespace() -> None:
             _write(path, str(most))
 
 
+def allow_user_namespaces(count: int) -> None:
+    """Let each uid in here own so many; seccomp keeps guests from making any themselves."""
+    _write("/proc/sys/user/max_user_namespaces", str(count))
+
+
+def own_user_namespace(own: int) -> None:
+    """Leave for a user namespace that only the caller's uid owns and has a place in; `own` is its /proc/self, open."""
+    uid, gid = os.geteuid(), os.getegid()
+    syscalls.unshare(syscalls.CLONE_NEWUSER)
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
+        with open(os.open(name, os.O_WRONLY, dir_fd=own), "w") as file:
+            file.write(text)
+
+
 def drop_bounding_set() -> None:
     """No exec from here on can gain a capability. What the caller holds now it keeps."""
     for capability in range(LAST_CAPABILITY + 1):

@@ -488,11 +488,26 @@ def compile_entrance(machine: str) -> bytes:
     return _assemble(machine, _by_number(machine, open_calls))
 
 
-def compile_closing(machine: str) -> bytes:
-    """What a guest adds last: it closes what `compile_entrance` left open, and decides nothing else."""
+# A session that is branched puts its copy into namespaces made for it, and behind a landlock layer of its own. It may
+# join, never make: whatever it could join belongs to a user namespace that holds nothing but its own branches.
+_BRANCHING = "setns landlock_create_ruleset landlock_add_rule landlock_restrict_self"
+_CLONE_NEWNS, _CLONE_NEWIPC, _CLONE_NEWUSER, _CLONE_NEWNET = 0x20000, 0x8000000, 0x10000000, 0x40000000
+
+
+def compile_closing(machine: str, branches: bool = False) -> bytes:
+    """What a guest adds last: it closes what `compile_entrance` left open, and decides nothing else.
+
+    With `branches`, what a session needs to be branched stays open.
+    """
     numbers = SYSCALLS[machine]
     policy = _cases(machine)
     closed: dict[int, int | Look] = {numbers[name]: policy[numbers[name]] for name in _ENTRANCE.split()}
+    if branches:
+        for name in _BRANCHING.split():
+            del closed[numbers[name]]
+        joined = _each(ALLOW, _CLONE_NEWNS, _CLONE_NEWIPC, _CLONE_NEWUSER, _CLONE_NEWNET)
+        closed[numbers["setns"]] = _argument(1, joined, EPERM)
+        closed[numbers["kill"]] = _argument(0, {_WORD: EPERM}, ALLOW)  # -1: everyone, and that would be one's branches
     closed[numbers["prctl"]] = _argument(0, _each(EPERM, *_ENTRANCE_PRCTLS), ALLOW)
     return _assemble(machine, Look(_OFFSET_OF_NUMBER, _WORD, _steps(closed, ALLOW)))
 

@@ -21,7 +21,6 @@ import os
 import shutil
 import subprocess
 import tempfile
-import threading
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -52,7 +51,7 @@ def _machine(state_dir: Path, roots: tuple[tuple[str, str], ...]) -> Machine:
 
 
 class Machine:
-    """What is found here. Safe to use from several threads."""
+    """What is found here. Safe to use from several threads: at worst something is looked up twice."""
 
     def __init__(self, state_dir: Path, roots: Mapping[str, str] | None = None) -> None:
         self.toolchains_dir = state_dir.resolve() / "toolchains"
@@ -61,7 +60,6 @@ class Machine:
         self._fingerprints: dict[str, str] = {}
         self._versions: dict[str, str | None] = {}
         self._ready: set[str] = set()
-        self._lock = threading.RLock()
 
     # ---- where things are
 
@@ -82,6 +80,8 @@ class Machine:
     def bound_places(self, root: str) -> dict[str, str]:
         """What the jail of the toolchains in `root` shows beside the system's own directories."""
         places = {}
+        with contextlib.suppress(OSError):
+            self.toolchains_dir.mkdir(parents=True, exist_ok=True)  # what is prepared later must be seen, too
         if self.toolchains_dir.is_dir():
             places[TOOLCHAINS_DIR] = str(self.toolchains_dir)
         for toolchain in load_all().values():
@@ -109,7 +109,8 @@ class Machine:
         root = self.root_of(name)
         if root and not os.path.isdir(root):
             return [root]
-        return [need for need in toolchain.needs if not self._locate(toolchain, need)]
+        needs = (*toolchain.needs, "python3") if root else toolchain.needs  # what becomes the program is a Python
+        return [need for need in needs if not self._locate(toolchain, need)]
 
     def explain_missing(self, name: str) -> ToolchainMissing:
         """What to answer who asks for a language that is not here."""
@@ -137,15 +138,29 @@ class Machine:
 
     def fingerprint(self, name: str) -> str:
         """Changes when the toolchain does: a compiled program is used again only with the very same."""
-        with self._lock:
-            if name not in self._fingerprints:
-                toolchain = load_one(name)
-                digest = hashlib.sha256(toolchain.text.encode())
-                for need in toolchain.needs:
-                    for path in self._locate(toolchain, need):
-                        digest.update(_describe_file(path))
-                self._fingerprints[name] = digest.hexdigest()
-            return self._fingerprints[name]
+        known = self._fingerprints.get(name)
+        if known is not None:
+            return known
+        toolchain = load_one(name)
+        digest = hashlib.sha256(f"{self.root_of(name)}\0{toolchain.text}".encode())
+        for need in toolchain.needs:
+            for path in self._locate(toolchain, need):
+                digest.update(_describe_file(path))
+        return self._fingerprints.setdefault(name, digest.hexdigest())
+
+    def find_command(self, toolchain: Toolchain, command: str) -> str:
+        """The path in the jail of a command by its name; what is a path already, or not there, stays as it is."""
+        if "/" in command:
+            return command
+        found = self._locate(toolchain, command)
+        return found[0].removeprefix(self.root_of(toolchain.name)) if found else command
+
+    def forget(self, name: str) -> None:
+        """Look anew: the toolchain was just installed."""
+        self._fingerprints.pop(name, None)
+        self._versions.pop(name, None)
+        self._available.discard(name)
+        self._ready.discard(name)
 
     # ---- versions
 
@@ -153,13 +168,9 @@ class Machine:
         """What the toolchain says its version is; None if it is not there or does not say."""
         if not self.is_available(name):
             return None
-        with self._lock:
-            if name in self._versions:
-                return self._versions[name]
-        found = self._ask_version(load_one(name))
-        with self._lock:
-            self._versions[name] = found
-        return found
+        if name not in self._versions:
+            self._versions[name] = self._ask_version(load_one(name))
+        return self._versions[name]
 
     def versions(self, names: Iterable[str]) -> dict[str, str | None]:
         """Of several, asked side by side."""
@@ -197,23 +208,21 @@ class Machine:
     # ---- getting ready
 
     def make_ready(self, name: str) -> None:
-        """Before a toolchain's first run: prepare what makes it start faster, and have its files in memory.
-
-        Blocks for as long as that takes. What cannot be prepared is done without, if the toolchain can.
-        """
-        if name in self._ready:
-            return
-        with self._lock:
-            if name in self._ready:
-                return
+        """Before a toolchain's first run: make what it cannot do without, and have its files in memory. May block."""
+        if name not in self._ready:
             toolchain = load_one(name)
-            if toolchain.prepare is not None:
-                try:
-                    self.prepare(toolchain)
-                except (OSError, SandboxFault) as error:
-                    _log.warning("%s was not prepared and starts slower: %s", name, error)
+            if toolchain.prepare is not None and not toolchain.prepare.optional:
+                self.prepare_quietly(name)
             self._read_ahead(toolchain)
             self._ready.add(name)
+
+    def prepare_quietly(self, name: str) -> None:
+        """As `prepare`; what cannot be made is told to the operator, and done without."""
+        toolchain = load_one(name)
+        try:
+            self.prepare(toolchain)
+        except (OSError, SandboxFault) as error:
+            _log.warning("%s was not prepared: %s", name, error)
 
     def prepare(self, toolchain: Toolchain) -> None:
         """Make what the toolchain's `[prepare]` asks for, unless it was made for this very toolchain already.
@@ -246,7 +255,7 @@ class Machine:
                 shutil.rmtree(fresh, ignore_errors=True)
 
     def _run_preparation(self, toolchain: Toolchain, command: tuple[str, ...], directory: Path) -> None:
-        words = [word.replace("{toolchain}", str(self.toolchains_dir / toolchain.name)) for word in command]
+        words = [word.replace("{root}", self.root_of(toolchain.name)) for word in command]
         with tempfile.TemporaryDirectory(prefix="belljar-prepare-") as scratch:
             try:
                 made = subprocess.run(

@@ -80,6 +80,7 @@ class Install:
     debian: tuple[str, ...] = ()
     npm: tuple[str, ...] = ()  # with their version
     pypi: tuple[str, ...] = ()  # with their version
+    integrity: Mapping[str, str] = field(default_factory=dict)  # of npm packages, as npm writes it
     core: bool = False  # part of `belljar languages install core`
     note: str = ""  # what no package manager can do, or what to know about the version
 
@@ -90,6 +91,7 @@ class Prepare:
 
     commands: tuple[tuple[str, ...], ...]
     files: Mapping[str, str]  # written first
+    optional: bool = False  # the toolchain works without, only slower: its first programs do not wait
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +133,8 @@ class Toolchain:
         values = {
             "toolchain": f"{TOOLCHAINS_DIR}/{self.name}",
             "toolchains": TOOLCHAINS_DIR,
-            "memory_mb": str(max(16, memory_bytes >> 20)),
+            # All that the cgroup gives: a heap that may not grow past it is ended by the kernel, as any other is.
+            "memory_mb": str(max(16, memory_bytes >> 20) + self.runtime_mb),
         }
         for name, part in self.names.items():
             values[name] = part.find(code) or _fill(part.default, values)
@@ -359,6 +362,7 @@ def _read_install(table: _Table | None) -> Install:
         debian=table.words("debian"),
         npm=table.words("npm"),
         pypi=table.words("pypi"),
+        integrity=table.strings("integrity"),
         core=table.take("core", bool, False),
         note=table.take("note", str, ""),
     )
@@ -375,7 +379,11 @@ def _read_prepare(table: _Table | None) -> Prepare | None:
     commands = table.take("commands", list, [])
     if not all(isinstance(each, list) and all(isinstance(word, str) for word in each) for each in commands):
         raise InvalidSettings(f"{table.where}: commands must be a list of lists of strings")
-    prepare = Prepare(commands=tuple(map(tuple, commands)), files=table.strings("files"))
+    prepare = Prepare(
+        commands=tuple(map(tuple, commands)),
+        files=table.strings("files"),
+        optional=table.take("optional", bool, False),
+    )
     table.end()
     return prepare
 

@@ -13,8 +13,9 @@ import asyncio
 import contextlib
 import logging
 import os
+import select
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, TextIO
+from typing import Any, Self
 
 import msgspec
 
@@ -41,9 +42,10 @@ class McpServer:
         self._life: asyncio.Task[None] | None = None
         self._client: Any = None
         self._tools: list[Tool] = []
-        self._changed = asyncio.Event()  # there is a connection, or there will never be one
+        self._changed = asyncio.Event()  # there is a connection
         self._lost = asyncio.Event()
         self._failure: BaseException | None = None
+        self._complaints: _Grumbling | None = None  # of a command
         self.restarts = 0
 
     async def open(self) -> Sequence[Tool]:
@@ -54,10 +56,10 @@ class McpServer:
         """
         _check_sdk()
         self._life = asyncio.create_task(self._live())
-        try:
-            async with asyncio.timeout(self._start_seconds):
-                await self._changed.wait()
-        except TimeoutError:
+        connected = asyncio.create_task(self._changed.wait())
+        await asyncio.wait([self._life, connected], timeout=self._start_seconds, return_when=asyncio.FIRST_COMPLETED)
+        connected.cancel()
+        if not self._life.done() and self._client is None:
             self._failure = TimeoutError(f"no answer within {self._start_seconds:g} s")
         if self._client is None:
             raise SandboxFault(f"tool server {self._name!r} does not start: {_words(self._failure)}") from self._failure
@@ -69,6 +71,7 @@ class McpServer:
             self._life.cancel()
             await asyncio.gather(self._life, return_exceptions=True)
             self._life = None
+            self._changed.set()  # those who wait hear that there is nothing to wait for
 
     async def _live(self) -> None:
         loop = asyncio.get_running_loop()
@@ -81,13 +84,11 @@ class McpServer:
                 raise
             except BaseException as error:  # noqa: BLE001  whatever the connection broke with; it is made anew
                 self._failure = error
-                if not self._tools:  # it has never worked: whoever opened us must hear why
-                    self._changed.set()
-                    return
+                if not self._tools:
+                    return  # it has never worked: whoever opened us hears why
                 _log.warning("tool server %s: %s", self._name, _words(error))
             finally:
-                self._client = None
-            self._changed.clear()
+                self._hang_up()
             attempt = 0 if loop.time() - began > _STEADY_SECONDS else min(attempt + 1, len(_PAUSES_SECONDS) - 1)
             self.restarts += 1
             _log.warning("tool server %s went away; starting it again", self._name)
@@ -103,7 +104,7 @@ class McpServer:
             self._client = client
             self._changed.set()
             await self._lost.wait()
-            self._client = None
+            self._hang_up()
 
     @contextlib.asynccontextmanager
     async def _transport(self) -> AsyncIterator[tuple[Any, Any]]:
@@ -138,8 +139,13 @@ class McpServer:
             command, *args = server.command
             parameters = StdioServerParameters(command=command, args=args, env=_environment(server.env))
             with _Grumbling(self._name) as complaints:
-                async with stdio_client(parameters, errlog=complaints) as streams:
-                    yield streams[0], streams[1]
+                async with stdio_client(parameters, errlog=complaints.file) as streams:
+                    complaints.file.close()  # the command has its own
+                    self._complaints = complaints
+                    try:
+                        yield streams[0], streams[1]
+                    finally:
+                        self._complaints = None
             return
         headers = dict(_header(each) for each in server.headers)
         if server.url.rstrip("/").endswith("/sse"):
@@ -180,13 +186,26 @@ class McpServer:
         )
         return Tool(spec=spec, run=run, origin=f"tool server {self._name!r} (there called {name!r})")
 
-    async def _call(self, name: str, arguments: Arguments) -> Any:
-        while self._client is None:
+    def _hang_up(self) -> None:
+        """There is no connection: both at once, or those who wait for one would not wait."""
+        self._client = None
+        self._changed.clear()
+        self._lost.set()
+
+    async def _connection(self) -> Any:
+        """A connection that is not known to be dead; the news of that may be on its way still."""
+        while True:
+            client = self._client
+            if client is not None and not (self._complaints is not None and self._complaints.is_over()):
+                return client
             if self._life is None or self._life.done():
                 raise ToolFailed(f"tool server {self._name!r} is closed")
+            if client is not None:
+                self._hang_up()
             await self._changed.wait()
-            await asyncio.sleep(0)
-        client = self._client
+
+    async def _call(self, name: str, arguments: Arguments) -> Any:
+        client = await self._connection()
         try:
             answer = await client.call_tool(name, dict(arguments))
         except Exception as error:
@@ -256,23 +275,29 @@ def _words(error: BaseException | None) -> str:
 
 
 class _Grumbling:
-    """A file that a command complains into; its lines go to our log."""
+    """A pipe that a command complains into; its lines go to our log. It ends with the command."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._unread = b""
 
-    def __enter__(self) -> TextIO:
+    def __enter__(self) -> Self:
         self._ours, theirs = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._ours, False)
         asyncio.get_running_loop().add_reader(self._ours, self._read)
-        self._theirs = os.fdopen(theirs, "w")
-        return self._theirs
+        self.file = os.fdopen(theirs, "w")
+        return self
 
     def __exit__(self, *_: object) -> None:
-        self._theirs.close()
+        self.file.close()
         asyncio.get_running_loop().remove_reader(self._ours)
         os.close(self._ours)
+
+    def is_over(self) -> bool:
+        """Whether nobody is left who could write: asked of the kernel, which knows before anybody is told."""
+        poll = select.poll()
+        poll.register(self._ours, 0)  # only whether the other end is closed
+        return bool(poll.poll(0))
 
     def _read(self) -> None:
         try:

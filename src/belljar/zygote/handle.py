@@ -29,7 +29,7 @@ _LOG_BYTES_KEPT = 8192
 _EARLY_SECONDS = 2.0  # how far two sockets may disagree about the order of things; pids come round much later
 
 #: How a zygote is started. Its programs do not see these: it sets its environment anew when it is warm.
-_WARMING = {
+WARMING = {
     "PYTHONPATH": policy.CODE_DIR,  # where it finds `sitecustomize`
     "LD_BIND_NOW": "1",  # symbols bound late are bound anew in every guest
     "OPENBLAS_NUM_THREADS": "1",  # a process with threads cannot be forked safely
@@ -107,6 +107,10 @@ class WardenHandle:
                 start_new_session=True,
                 cwd="/",
             )
+        await self._settle(orders)
+
+    async def _settle(self, orders: Mapping[str, Any]) -> None:
+        """Whoever is at the other end of the socket now builds a world to these orders."""
         self._socket.setblocking(False)
         self._loop.add_reader(self._socket, self._on_readable)
         channel.send(self._socket, dict(orders))
@@ -125,6 +129,11 @@ class WardenHandle:
     async def make_cell(self) -> tuple[int, int]:
         """A new empty cell: the pid, and a pidfd that the caller owns, of the process that holds it."""
         pid, pidfd = await self._ask({}, [])
+        return pid, pidfd
+
+    async def graft(self, order: Mapping[str, Any], descriptors: Sequence[int]) -> tuple[int, int]:
+        """Have the namespaces of a branch made, as `zygote/grafts.py` says: pid and pidfd of who makes them."""
+        pid, pidfd = await self._ask({"graft": dict(order)}, descriptors)
         return pid, pidfd
 
     def watch(self, pid: int, ended: Reaped) -> None:
@@ -264,7 +273,7 @@ class ZygoteHandle:
         self._socket, theirs = channel.pair()
         self._socket.setblocking(False)
         self._loop.add_reader(self._socket, self._on_readable)
-        environ = {**greeting["environ"], **_WARMING}
+        environ = {**greeting["environ"], **WARMING}
         try:
             with theirs:
                 self.pid, self._pidfd = await warden.start_zygote(python, environ, theirs.fileno())

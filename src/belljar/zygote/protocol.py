@@ -10,3 +10,6 @@ FORK = struct.Struct("=QIIQQQQ")
 #: zygote to host: one of the words below, the guest, its pid or wait status, CPU in microseconds
 NEWS = struct.Struct("=BQqQ")
 BORN, ENDED = 1, 2
+
+#: host and steward, both ways: bytes of JSON, bytes of payload
+FRAME = struct.Struct(">II")

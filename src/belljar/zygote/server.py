@@ -78,8 +78,8 @@ def _get_warm(always_loaded: frozenset[str]) -> None:
     limits.set_common()
     if greeting["stays"]:
         receive_program = _import_shell().serve  # a guest of ours stays in there
-    _warm_up(greeting["imports"], greeting["environ"], always_loaded)
-    jail.prepare(greeting["landlock_version"], greeting["changes_uid"])
+    warm_up(greeting["imports"], greeting["environ"], always_loaded)
+    jail.prepare(greeting["landlock_version"], greeting["changes_uid"], greeting["stays"])
     _woken, alarm = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     _signal.signal(_signal.SIGCHLD, operator.is_)  # anything that takes two arguments; the wake-up is the point
     _signal.set_wakeup_fd(alarm, warn_on_full_buffer=False)
@@ -183,7 +183,7 @@ def _reap() -> None:
         _send((_HEAD + _news(_ENDED, _guests.pop(pid), status, cpu),))
 
 
-def _warm_up(imports: list[str], environ: dict[str, str], always_loaded: frozenset[str]) -> None:
+def warm_up(imports: list[str], environ: dict[str, str], always_loaded: frozenset[str]) -> None:
     """Do the imports, then leave the interpreter as a program expects to find it."""
     displays.register_back_end()
     if imports:

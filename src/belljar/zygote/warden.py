@@ -23,6 +23,7 @@ from typing import Any
 
 from belljar import channel
 from belljar.jail import mounts, namespaces, policy, seccomp, syscalls
+from belljar.zygote import grafts
 
 _OWN_WORLD = (
     syscalls.CLONE_NEWNS
@@ -32,7 +33,7 @@ _OWN_WORLD = (
     | syscalls.CLONE_NEWCGROUP
 )
 _CELL = syscalls.CLONE_NEWPID | syscalls.CLONE_NEWNET | syscalls.CLONE_NEWNS
-_SLEEP = "/usr/bin/sleep"
+_SLEEP = ("/usr/bin/sleep", "/bin/sleep")
 
 
 def main(control_descriptor: int) -> None:
@@ -68,14 +69,14 @@ def _start(control: socket.socket, orders: dict[str, Any]) -> None:
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
     if orders["as_root"]:
         syscalls.unshare(syscalls.CLONE_NEWNS)
-        mounts.build_root(orders["bound"], orders["hidden"], orders["guest_uids"], _own_code())
+        mounts.build_root(orders["bound"], orders["hidden"], orders["guest_uids"], own_code(), orders["system"])
         _unshare_as_nobody(orders["uid_base"])
         channel.send(warden_end, {"map": True})
         channel.receive(warden_end)
         namespaces.become_mapped_root()
     else:
         syscalls.unshare(_OWN_WORLD)
-        mounts.build_root(orders["bound"], orders["hidden"], orders["guest_uids"], _own_code())
+        mounts.build_root(orders["bound"], orders["hidden"], orders["guest_uids"], own_code(), orders["system"])
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of uid forgets it
     namespaces.limit_user_namespace()
     channel.send(warden_end, {"settled": True})
@@ -116,7 +117,7 @@ def _keep(pid: int, warden: socket.socket, orders: dict[str, Any]) -> None:
     os._exit(0)
 
 
-def _own_code() -> dict[str, bytes]:
+def own_code() -> dict[str, bytes]:
     """The sources a zygote needs, read before the host's files are out of reach."""
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     names = ["__init__.py", "channel.py", "zygote/__init__.py", "zygote/protocol.py", "zygote/server.py"]
@@ -160,7 +161,7 @@ class Warden:
     def obey(self) -> None:
         """Answer one request with the new process and a pidfd of it."""
         try:
-            message, _, descriptors = channel.receive(self.control, descriptors_max=2)
+            message, _, descriptors = channel.receive(self.control, descriptors_max=channel.DESCRIPTORS_MAX)
         except channel.ChannelClosed:
             os._exit(0)
         if "orphans" in message:
@@ -168,7 +169,10 @@ class Warden:
             channel.send(self.control, {"ask": message["ask"], "missing": missing})
             return
         try:
-            pid = self.start_zygote(message, *descriptors) if "python" in message else self.make_cell()
+            if "graft" in message:
+                pid = grafts.begin(message["graft"], descriptors)
+            else:
+                pid = self.start_zygote(message, *descriptors) if "python" in message else self.make_cell()
             pidfd = os.pidfd_open(pid)
         except (OSError, RuntimeError) as error:
             channel.send(self.control, {"ask": message["ask"], "failed": str(error)})
@@ -190,7 +194,8 @@ class Warden:
                     os.dup2(source, target)
                 os.closerange(4, 1 << 20)
                 reset_signals()
-                os.execve(message["python"], ["python", f"{policy.WORK_DIR}/{policy.PROGRAM_NAME}"], message["environ"])
+                name = os.path.basename(message["python"])  # by which the interpreter finds itself on its PATH
+                os.execve(message["python"], [name, f"{policy.WORK_DIR}/{policy.PROGRAM_NAME}"], message["environ"])
             finally:
                 os._exit(127)
         return pid
@@ -266,7 +271,7 @@ def _sleep_for_ever(until_exec: int, seccomp_filter: syscalls.FilterProgram) -> 
         os.dup2(null, target)
     os.dup2(until_exec, 3, inheritable=False)
     os.closerange(4, 1 << 20)
-    os.execve(_SLEEP, ["sleep", "infinity"], {})
+    os.execve(next(filter(os.path.exists, _SLEEP), _SLEEP[0]), ["sleep", "infinity"], {})
 
 
 if __name__ == "__main__":

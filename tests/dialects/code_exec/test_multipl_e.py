@@ -159,6 +159,7 @@ def test_seconds_a_program_has(lang: str) -> None:
         pytest.param("luau", not_compiled("SyntaxError: x"), "SyntaxError", 1, id="luau_syntax"),
         pytest.param("luau", not_compiled("TypeError: x"), "TypeError", 1, id="luau_type"),
         pytest.param("luau", outcome(1), "Exception", 1, id="luau_run"),
+        pytest.param("luau", outcome(2), "SyntaxError", 2, id="luau_parse"),
         pytest.param("matlab", outcome(0, stderr="\n"), "OK", 0, id="matlab_newline"),
         pytest.param("matlab", outcome(0, stderr="error: x"), "Exception", 1, id="matlab_error"),
         pytest.param("matlab", outcome(7, stderr="syntax error near"), "SyntaxError", 1, id="matlab_syntax"),
@@ -166,8 +167,8 @@ def test_seconds_a_program_has(lang: str) -> None:
         pytest.param("ocaml", outcome(2, stderr="Error: Syntax error"), "SyntaxError", 2, id="ocaml_syntax"),
         pytest.param("ocaml", not_compiled("Error: Syntax error", 2), "SyntaxError", 2, id="ocaml_syntax_compiled"),
         pytest.param("ocaml", not_compiled("Error: type", 2), "Exception", 2, id="ocaml_type"),
-        pytest.param("php", outcome(255, "PHP Parse error: x"), "SyntaxError", 255, id="php_parse_on_stdout"),
-        pytest.param("php", outcome(255, stderr="PHP Parse error: x"), "SyntaxError", 255, id="php_parse_on_stderr"),
+        pytest.param("php", outcome(255, "PHP Parse error:  x"), "SyntaxError", 255, id="php_parse_on_stdout"),
+        pytest.param("php", outcome(255, stderr="Parse error: x"), "SyntaxError", 255, id="php_parse_on_stderr"),
         pytest.param("php", outcome(255, "Fatal error"), "Exception", 255, id="php_fatal"),
         pytest.param("pl", outcome(0, "ERROR"), "Exception", 0, id="pl_error"),
         pytest.param("python", outcome(1, stderr="SyntaxError: x"), "SyntaxError", 1, id="python_syntax"),
@@ -202,6 +203,49 @@ def test_seconds_a_program_has(lang: str) -> None:
 def test_word_and_exit_code(lang: str, seen: Outcome, status: str, exit_code: int) -> None:
     told = judge(lang, seen)
     assert (told["status"], told["exit_code"]) == (status, exit_code)
+
+
+def found_out_later(exit_code: int, stderr: str) -> Outcome:
+    """A one-step language: it ran, and a check afterwards said that it could not be read."""
+    compilation = Compilation(status=Status.FAILED, exit_code=1, stdout="", stderr="checked", wall_seconds=1.0)
+    return outcome(exit_code, stderr=stderr, status=Status.COMPILE_FAILED, compilation=compilation)
+
+
+@pytest.mark.parametrize(
+    ("lang", "seen", "status"),
+    [
+        ("lua", found_out_later(1, "lua: syntax error"), "Exception"),
+        ("pl", found_out_later(255, "syntax error at"), "Exception"),
+        ("javascript", found_out_later(1, "SyntaxError: x"), "SyntaxError"),
+        ("php", found_out_later(255, "Parse error: x"), "SyntaxError"),
+        ("luau", found_out_later(2, "x"), "SyntaxError"),
+    ],
+)
+def test_what_a_check_found_is_judged_by_what_the_program_said(lang: str, seen: Outcome, status: str) -> None:
+    told = judge(lang, seen)
+    assert (told["status"], told["exit_code"]) == (status, seen.exit_code)
+    assert told["stderr"] == seen.stderr
+
+
+def test_go_test_file_becomes_a_program() -> None:
+    code = 'package a_test\nimport "testing"\nfunc TestA(t *testing.T) {}\nfunc TestB(t *testing.T) {}'
+    prepared = EVALUATORS["go"].prepare(code)
+    assert prepared.splitlines()[:4] == ["package main", *code.splitlines()[1:]]
+    assert '{"TestA", TestA}, {"TestB", TestB}' in prepared
+    program = "package main\nfunc main() {}"
+    assert EVALUATORS["go"].prepare(program) == program
+
+
+def test_d_unit_tests_become_functions() -> None:
+    prepared = EVALUATORS["dlang"].prepare("unittest\n{ assert(1); }\nunittest { }\nvoid main(){}")
+    assert prepared.splitlines() == [
+        "void unittest_1()",
+        "{ assert(1); }",
+        "void unittest_2() { }",
+        "void main(){}",
+        "shared static this() { unittest_1(); unittest_2(); }",
+    ]
+    assert EVALUATORS["dlang"].prepare("int x;").endswith("void main() {}\n")
 
 
 def test_rust_says_that_the_compiler_took_too_long() -> None:

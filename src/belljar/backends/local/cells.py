@@ -24,16 +24,19 @@ CELLS_MAX = 1024
 class Berth:
     """The number of a cell with its uid and its cgroup, which outlive the namespaces that come and go in it."""
 
-    def __init__(self, number: int, cgroup: CellCgroup | None) -> None:
+    def __init__(self, number: int, cgroup: CellCgroup | None, first_uid: int = policy.GUEST_UID_FIRST) -> None:
         self.number = number
-        self.uid = policy.GUEST_UID_FIRST + number
+        self.uid = first_uid + number
         self.cgroup = cgroup
 
 
 class Berths:
     """Every berth of this instance. Free ones beyond `kept` are given up: bursts of kills leave no trace."""
 
-    def __init__(self, cgroups: Cgroups | None, changes_uid: bool, kept: int) -> None:
+    def __init__(
+        self, cgroups: Cgroups | None, changes_uid: bool, kept: int, first_uid: int = policy.GUEST_UID_FIRST
+    ) -> None:
+        self.first_uid = first_uid
         self._cgroups = cgroups
         self._changes_uid = changes_uid
         self._kept = kept
@@ -50,7 +53,7 @@ class Berths:
         if len(self._made) >= CELLS_MAX:
             return None
         number = next(number for number in range(CELLS_MAX) if number not in self._made)
-        berth = Berth(number, self._cgroups.cell(number) if self._cgroups else None)
+        berth = Berth(number, self._cgroups.cell(number) if self._cgroups else None, self.first_uid)
         if not self._changes_uid:
             berth.uid = policy.GUEST_UID_FIRST
         self._made[number] = berth

@@ -7,6 +7,7 @@ step belongs to all who wait, so it ends early only when the last of them has go
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import time
 from collections.abc import Awaitable, Mapping
@@ -19,6 +20,7 @@ from belljar.contract.backend import Watcher
 from belljar.contract.errors import InvalidExecution, TooLarge
 from belljar.contract.execution import MIB, Compilation, Evidence, Execution, Limits, Status, classify
 from belljar.languages import Toolchain, load_one, machine_of
+from belljar.languages.machine import Machine
 from belljar.languages.toolchain import Plan
 from belljar.settings import Settings
 
@@ -51,13 +53,14 @@ class _Flight:
 class Commands:
     """Runs programs of every language but Python. Bound to one event loop."""
 
-    def __init__(self, settings: Settings, run_step: RunStep) -> None:
+    def __init__(self, settings: Settings, run_step: RunStep, machine: Machine | None = None) -> None:
         self._settings = settings
         self._run_step = run_step
-        self._machine = machine_of(settings)
+        self._machine = machine or machine_of(settings)
         self._cache = CompileCache(settings.state_dir.resolve() / "compiled", settings.languages.compile_cache_bytes)
         self._flights: dict[str, _Flight] = {}
         self._ready: dict[str, asyncio.Task[None]] = {}
+        self._in_background: set[asyncio.Task[None]] = set()
 
     async def run(self, execution: Execution, watcher: Watcher | None) -> Evidence:
         """Compile if need be, and run.
@@ -87,7 +90,15 @@ class Commands:
             if not self._machine.is_available(name):
                 raise self._machine.explain_missing(name)
             self._ready[name] = asyncio.create_task(asyncio.to_thread(self._machine.make_ready, name))
-        await asyncio.shield(self._ready[name])
+            if toolchain.prepare is not None and toolchain.prepare.optional:
+                work = asyncio.create_task(asyncio.to_thread(self._machine.prepare_quietly, name))
+                self._in_background.add(work)
+                work.add_done_callback(self._in_background.discard)
+        try:
+            await asyncio.shield(self._ready[name])
+        except Exception:
+            self._ready.pop(name, None)  # the next one may fare better
+            raise
 
     # ---- the run step
 
@@ -124,10 +135,11 @@ class Commands:
     def _command(
         self, toolchain: Toolchain, plan: Plan, order: Mapping[str, Any], descriptors: tuple[int, ...] = ()
     ) -> Command:
+        path = self._machine.find_command(toolchain, order["argv"][0])
         return Command(
             source=plan.source,
             root=self._machine.root_of(toolchain.name),
-            extra=Extra("command", order, descriptors),
+            extra=Extra("command", {**order, "path": path}, descriptors),
         )
 
     async def _tell_syntax_error(
@@ -166,26 +178,36 @@ class Commands:
         was_first = flight is None
         if flight is None:
             task = asyncio.create_task(self._compile_now(toolchain, plan, execution, key))
-            task.add_done_callback(lambda _: self._flights.pop(key, None))
             flight = self._flights[key] = _Flight(task)
-        compiled = await self._wait_for(flight)
+            landed = flight
+            task.add_done_callback(lambda _: self._forget(key, landed))
+        compiled = await self._wait_for(key, flight)
         seconds = time.monotonic() - began
         return compiled, dataclasses.replace(compiled.compilation, was_cached=not was_first, wall_seconds=seconds)
 
-    async def _wait_for(self, flight: _Flight) -> Compiled:
+    async def _wait_for(self, key: str, flight: _Flight) -> Compiled:
         flight.waiting += 1
         try:
             return await asyncio.shield(flight.task)
         finally:
             flight.waiting -= 1
             if flight.waiting == 0 and not flight.task.done():
+                self._forget(key, flight)  # whoever comes now must not wait for what is being ended
                 flight.task.cancel()
-                await asyncio.wait([flight.task])
+                while not flight.task.done():  # we are cancelled already; being cancelled again changes nothing
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await asyncio.wait([flight.task])
+
+    def _forget(self, key: str, flight: _Flight) -> None:
+        if self._flights.get(key) is flight:
+            del self._flights[key]
+        if flight.task.done() and not flight.task.cancelled():
+            flight.task.exception()  # read, or asyncio complains that nobody did: all who waited may have left
 
     async def _compile_now(self, toolchain: Toolchain, plan: Plan, execution: Execution, key: str) -> Compiled:
         assert toolchain.compile is not None
         compile_step = toolchain.compile
-        limits = _within(compile_step.limits, self._settings.ceiling_limits)
+        limits = _within(execution.compile_limits or compile_step.limits, self._settings.ceiling_limits)
         argv = toolchain.plan(execution.code, plan.sources[1:], limits.memory_bytes).fill(compile_step.argv)
         step = dataclasses.replace(_bare_step(execution, toolchain, plan, limits), artifacts=compile_step.outputs)
         step = dataclasses.replace(step, env={**step.env, **_environ(compile_step.env, plan)})
@@ -209,6 +231,7 @@ class Commands:
             self._machine.fingerprint(toolchain.name).encode(),
             caller.encode(),
             execution.environment.encode(),
+            repr(execution.compile_limits).encode(),
             "\0".join(plan.fill(toolchain.compile.argv)).encode(),
             plan.source.encode(),
             execution.code.encode(),

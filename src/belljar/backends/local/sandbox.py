@@ -11,6 +11,7 @@ import resource
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from belljar.backends.local.bodies import FirstBody
 from belljar.backends.local.cells import Berths
 from belljar.backends.local.measure import Measurement
 from belljar.backends.local.restriction import PolicyReport
@@ -120,11 +121,14 @@ class LocalSandbox:
         """Run one program."""
         if execution.language == "python":
             return await self._run_patiently(execution, watcher)
-        if self._commands is None:  # imported when first needed: most sandboxes run Python alone
-            from belljar.backends.local.commands import Commands
-
-            self._commands = Commands(self._settings, self._run_patiently)
+        if self._commands is None:
+            self._commands = self._make_commands()
         return await self._commands.run(execution, watcher)
+
+    def _make_commands(self) -> Commands:
+        from belljar.backends.local.commands import Commands  # when first needed: most sandboxes run Python alone
+
+        return Commands(self._settings, self._run_patiently)
 
     async def _run_patiently(
         self, execution: Execution, watcher: Watcher | None, command: Command | None = None
@@ -148,6 +152,11 @@ class LocalSandbox:
         world = self._worlds.get(name)
         if world is None or world.is_lost:
             world = await self._world(name)
+        return await self._run_in(world, execution, watcher, command)
+
+    async def _run_in(
+        self, world: World, execution: Execution, watcher: Watcher | None, command: Command | None
+    ) -> Evidence:
         weight = world.weigh(execution) if command is None else BARE
         guest = await world.lease(weight, execution.limits)
         companions: list[Companion] = []
@@ -212,7 +221,9 @@ class LocalSandbox:
         raise AssertionError("unreachable")
 
     async def _open_session(self, order: SessionOrder) -> LiveSession:
-        world = await self._world(order.environment)
+        return await self._open_session_in(await self._world(order.environment), order)
+
+    async def _open_session_in(self, world: World, order: SessionOrder) -> LiveSession:
         if not any(name.lower() == "ipython" for name, _ in world.environment.packages):
             raise NotOffered(
                 f"environment {order.environment!r} has no IPython, which sessions need; use another",
@@ -221,7 +232,7 @@ class LocalSandbox:
         # The kernel's own processor limit is for a process's life, and a session's cells have clocks of their own.
         guest = await world.lease(SHELL, dataclasses.replace(order.limits, cpu_seconds=_UNLIMITED_SECONDS))
         owner = self._instance.uid_base + guest.cell.berth.uid if self._instance and os.geteuid() == 0 else None
-        session = LocalSession(world, guest, order.limits, self._settings.request, owner)
+        session = LocalSession(FirstBody(world, guest), order.limits, self._settings.request, owner)
         if order.tools:
             session.tools = SessionTools(self._tools, order.tools, self._settings.tools)
         await session.start(order, () if session.tools is None else (session.tools.extra,))
@@ -259,7 +270,7 @@ class LocalSandbox:
             }
             settings = self._settings
             shown = await asyncio.to_thread(self._show_toolchains, root) if has_toolchains else {}
-            world = World(environment, self._berths, settings.pool, settings.default_limits, walls, shown)
+            world = World(environment, self._berths, settings.pool, settings.default_limits, walls, shown, system=root)
             try:
                 await world.open()
             except BaseException:

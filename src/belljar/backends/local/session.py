@@ -12,14 +12,16 @@ import os
 import signal
 import socket
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from belljar import channel
+from belljar.backends.local.bodies import Body, FirstBody, has_ended
+from belljar.backends.local.branch import Grown, check_quiet, grow
 from belljar.backends.local.run import Extra, Stream, in_memfd
 from belljar.backends.local.toolline import SessionTools
 from belljar.backends.local.turn import End, Turn
-from belljar.backends.local.world import INTERPRETER_BYTES, Guest, World
+from belljar.backends.local.world import INTERPRETER_BYTES, SHELL
 from belljar.contract.artifacts import compile_globs
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import (
@@ -47,17 +49,18 @@ _IDLE_CHECK_SECONDS = 10.0
 class LocalSession:
     """An interpreter that stays. All methods run on the loop's thread; one cell at a time."""
 
-    def __init__(self, world: World, guest: Guest, limits: Limits, bounds: RequestSettings, owner: int | None) -> None:
-        self.cgroup = guest.cell.berth.cgroup
-        self._world = world
-        self._guest = guest
+    def __init__(self, body: Body, limits: Limits, bounds: RequestSettings, owner: int | None) -> None:
+        self.cgroup = body.cgroup
+        self._body = body
         self._limits = limits
         self._bounds = bounds
         self._owner = owner  # host uid of the program's files; None: our own
         self._loop = asyncio.get_running_loop()
         self._started: asyncio.Future[list[int]] = self._loop.create_future()
-        self._work_dir = self._pidfd = -1
+        self._directories: list[int] = []  # work directory, /tmp, /dev/shm
+        self._pidfd = -1
         self._turn: Turn | None = None
+        self._copying: asyncio.Future[str | None] | None = None  # why it cannot, if so
         self._cells = 0
         self._reason: str | None = None
         self._status: asyncio.Future[int | None] = self._loop.create_future()
@@ -66,8 +69,8 @@ class LocalSession:
         self._background = Background(limits.output_bytes)
         self._idle_check: asyncio.TimerHandle | None = None
         self.tools: SessionTools | None = None
-        guest.ended = self._on_guest_ended
-        world.keep(guest)
+        body.ended = self._on_process_ended
+        body.memory_event = self._on_memory_event
 
     # ---- opening
 
@@ -80,27 +83,26 @@ class LocalSession:
         """
         try:
             if self.cgroup is not None:
-                self.cgroup.limit(
-                    self._limits.memory_bytes + INTERPRETER_BYTES[self._guest.weight], self._limits.processes
-                )
+                self.cgroup.limit(self._limits.memory_bytes + INTERPRETER_BYTES[SHELL], self._limits.processes)
                 self.cgroup.begin()
-                self._guest.cell.on_memory_event = self._on_memory_event
-            self._loop.add_reader(self._guest.channel, self._on_message)
+            self._loop.add_reader(self._body.channel, self._on_message)
             self._send_order(order, extras)
             async with asyncio.timeout(_SILENCE_SECONDS):
-                self._work_dir, self._pidfd = await self._started
+                *self._directories, self._pidfd = await self._started
         except BaseException as error:
             self.end("lost")
             await self._wait_until_buried()
             if isinstance(error, TimeoutError):
-                self._world.unstick(self._guest)
                 raise ZygoteDied("the session's process did not start in time") from error
             if isinstance(error, OSError):
                 raise JailSetupFailed("cgroup", str(error)) from error
             if isinstance(error, channel.ChannelClosed):
                 raise ZygoteDied("the guest was gone before its session began") from error
             raise
-        self._background.open(self._guest.stdout, self._guest.stderr)
+        self._settle()
+
+    def _settle(self) -> None:
+        self._background.open(self._body.stdout, self._body.stderr)
         self._watch_idleness()
 
     def _send_order(self, order: SessionOrder, extras: Sequence[Extra]) -> None:
@@ -122,13 +124,13 @@ class LocalSession:
 
     def send(self, packet: bytes, descriptors: list[int]) -> None:
         """Hand a packet to the guest; the caller keeps its copies of the descriptors."""
-        channel.send_packet(self._guest.channel, packet, descriptors)
+        channel.send_packet(self._body.channel, packet, descriptors)
 
     # ---- what the guest says
 
     def _on_message(self) -> None:
         try:
-            message, _, descriptors = channel.receive(self._guest.channel, 0 if self._started.done() else 2)
+            message, blob, descriptors = channel.receive(self._body.channel, 0 if self._started.done() else 4)
         except BlockingIOError:
             return
         except channel.ChannelClosed:
@@ -140,24 +142,26 @@ class LocalSession:
             self.end("memory")  # of a child: the cell itself may not even have noticed
         elif self._turn is not None and message.get("ended") == self._turn.number and "error" in message:
             self._turn.answer(message)
+        elif self._copying is not None and not self._copying.done() and not message:
+            self._copying.set_result(None if blob == b"branched" else blob[:500].decode("utf-8", "replace"))
         else:
             self.end("crash")  # nothing else was due: it is the program who speaks
 
     def _on_broken_channel(self) -> None:
         """Its end was closed, most often because its process ends now; or the program wrote nonsense."""
-        self._loop.remove_reader(self._guest.channel)
+        self._loop.remove_reader(self._body.channel)
         if not self._started.done():
             self._started.set_exception(ZygoteDied("the guest ended before its session began"))
         has_left = False
         with contextlib.suppress(OSError):
-            has_left = not self._guest.channel.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            has_left = not self._body.channel.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         if not has_left:
             self.end("crash")
         elif self._turn is None:  # a cell that runs has its own clock
             self._loop.call_later(_SILENCE_SECONDS, self.end, "crash")
 
     def _hear_first_word(self, message: Mapping[str, Any], descriptors: list[int]) -> None:
-        if len(descriptors) == 2:
+        if len(descriptors) == 4:
             self._started.set_result(descriptors)
             return
         for descriptor in descriptors:
@@ -177,10 +181,13 @@ class LocalSession:
         self._cells += 1
         self._turn = Turn(self, self._cells, cell, watcher, self._bounds)
         if self.tools is not None:
+            self._turn.extra = self.tools.unsent
             self.tools.begin(watcher)
         try:
             try:
                 self._turn.start()
+                if self.tools is not None:
+                    self.tools.sent()
             except ZygoteDied:
                 self.end("crash")
                 await self._wait_until_buried()
@@ -217,8 +224,49 @@ class LocalSession:
         self._background.adopt(stream)
 
     async def branch(self, reseed: bool = True) -> LiveSession:
-        """An independent copy of the live state."""
-        raise CannotBranch("branching is not offered yet")
+        """An independent copy of the live state.
+
+        Raises:
+            CannotBranch: it cannot be copied now; the message says why.
+        """
+        self._check_alive()
+        if self._turn is not None or self._copying is not None:
+            raise CannotBranch("a cell is running; branch when it has ended")
+        check_quiet(self.cgroup)
+        grown = await grow(self._body.family, self._directories, self._limits, self._order_copy(reseed))
+        twin = LocalSession(grown.body, self._limits, self._bounds, self._owner)
+        twin.tools = None if self.tools is None else self.tools.branch()
+        twin._begin_as_copy(grown, self._cells)
+        return twin
+
+    def _order_copy(self, reseed: bool) -> Callable[[list[int]], Awaitable[None]]:
+        is_first = isinstance(self._body, FirstBody)
+
+        async def order(descriptors: list[int]) -> None:
+            self._check_alive()
+            self._copying = self._loop.create_future()
+            words = [b"branch", *([b"reseed"] if reseed else []), *([b"first"] if is_first else [])]
+            try:
+                self.send(channel.build({}, b" ".join(words)), descriptors)
+                why = await self._copying
+            except (asyncio.CancelledError, channel.ChannelClosed, BlockingIOError):
+                self.end("timeout")  # it did not answer: nobody knows what it does now
+                raise
+            finally:
+                self._copying = None
+            if why is not None:
+                raise CannotBranch(why.removeprefix("cannot "))
+
+        return order
+
+    def _begin_as_copy(self, grown: Grown, cells: int) -> None:
+        self._directories, self._pidfd = grown.directories, grown.pidfd
+        self._cells = cells
+        self._started.set_result([])
+        self._loop.add_reader(self._body.channel, self._on_message)
+        self._settle()
+        if has_ended(grown.pidfd):
+            self._on_process_ended(None)
 
     def memory_bytes(self) -> int:
         """What it holds now."""
@@ -297,7 +345,7 @@ class LocalSession:
     async def _on_work_dir(self, work: Callable[..., Any], *args: Any) -> Any:
         """In a thread: the program may have made a tree that takes its time. With a descriptor that nobody closes."""
         self._check_alive()
-        root = os.dup(self._work_dir)
+        root = os.dup(self._directories[0])
 
         def on_thread() -> Any:
             try:
@@ -332,7 +380,7 @@ class LocalSession:
             self._reason = reason
             if self._idle_check is not None:
                 self._idle_check.cancel()
-            self._guest.cell.kill()
+            self._body.kill()
             self._buried = self._loop.create_task(self._bury())
 
     def _check_alive(self) -> None:
@@ -342,7 +390,7 @@ class LocalSession:
     def _ended_error(self) -> SessionEnded:
         return SessionEnded(f"the session has ended: {self._reason}", reason=self._reason)
 
-    def _on_guest_ended(self, status: int | None, cpu_seconds: float) -> None:
+    def _on_process_ended(self, status: int | None) -> None:
         if not self._status.done():
             self._status.set_result(status)
         if not self._started.done():
@@ -353,7 +401,7 @@ class LocalSession:
         if self.cgroup is not None and self.cgroup.oom_kills() > 0:
             return "memory"
         if status is None:
-            return "lost"
+            return "lost" if isinstance(self._body, FirstBody) else "exit"  # an older kernel tells nothing of a branch
         return "exit" if os.WIFEXITED(status) else "crash"
 
     def _on_memory_event(self) -> None:
@@ -369,11 +417,7 @@ class LocalSession:
 
     async def _bury(self) -> None:
         """Wait until everyone is dead, tell the cell that ran, and give everything back."""
-        guest, cell = self._guest, self._guest.cell
-        while not cell.is_gone:
-            await asyncio.wait([cell.gone], timeout=_SILENCE_SECONDS)
-            if not cell.is_gone:
-                self._world.unstick(guest)
+        await self._body.gone()
         await asyncio.wait([self._status], timeout=_SILENCE_SECONDS)
         status = self._status.result() if self._status.done() else None
         if self.cgroup is not None and self._reason in ("crash", "lost") and self.cgroup.oom_kills() > 0:
@@ -381,18 +425,18 @@ class LocalSession:
         assert self._reason is not None
         if self._turn is not None:
             self._turn.answer(self._describe_end(self._reason, status))
-        self._loop.remove_reader(guest.channel)
-        cell.on_memory_event = None
+        self._loop.remove_reader(self._body.channel)
         self._background.close()
-        for descriptor in (self._work_dir, self._pidfd):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self._work_dir = self._pidfd = -1
+        for descriptor in (*self._directories, *([self._pidfd] if self._pidfd >= 0 else ())):
+            os.close(descriptor)
+        self._directories, self._pidfd = [], -1
+        if self._copying is not None and not self._copying.done():
+            self._copying.set_result(f"the session has ended: {self._reason}")
         if self._started.done() and not self._started.cancelled():
             self._started.exception()
         if self.tools is not None:
             self.tools.close()
-        self._world.release(guest)
+        await self._body.release()
         for tell in self._tells:
             tell()
 

@@ -54,6 +54,13 @@ class SessionTools:
         self._theirs = self._bridge.open()
         self.extra = Extra("toolcalls", self._bridge.argument, (self._theirs,))
 
+    @property
+    def unsent(self) -> Extra | None:
+        """What the guest must still get: a branch gets it with its first cell. It has the functions already."""
+        if self._theirs < 0:
+            return None
+        return Extra("toolcalls", {"argument_bytes": self._settings.argument_bytes}, (self._theirs,))
+
     def sent(self) -> None:
         """The guest has its end."""
         if self._theirs >= 0:
@@ -73,7 +80,7 @@ class SessionTools:
         self._bridge.end()
 
     def branch(self) -> SessionTools:
-        """The same tools for a copy of the interpreter, which has to `prepare` its extra anew."""
+        """The same tools for a copy of the interpreter, over a line of its own."""
         return SessionTools(self._host, self._keys, self._settings)
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 from belljar import channel
-from belljar.backends.local.run import PictureReader, Stream, in_memfd
+from belljar.backends.local.run import Extra, PictureReader, Stream, in_memfd
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import ZygoteDied
 from belljar.contract.execution import Evidence, Execution, ProgramError
@@ -29,8 +29,8 @@ from belljar.jail.cgroups import CellCgroup
 from belljar.settings import RequestSettings
 
 _SETTLE_SECONDS = 0.02
-_GRACE_SECONDS = 2.0  # for an interrupted cell to come back
-_AGAIN_SECONDS = 0.4  # one interrupt may be swallowed
+_GRACE_SECONDS = 5.0  # for an interrupted cell to come back, on a busy machine, too
+_AGAIN_SECONDS = 1.5  # one interrupt may be swallowed
 _INLINE_BYTES = 64 * 1024
 _READ_BYTES = 65536
 _CORES = os.cpu_count() or 1
@@ -118,6 +118,7 @@ class Turn:
         self._pictures = DisplayReader(bounds)
         self._streams: tuple[Stream, ...] = ()
         self._picture_pipe = -1
+        self.extra: Extra | None = None  # what the guest has to prepare anew before this cell, as a branch has
 
     def start(self) -> None:
         """Hand the cell over.
@@ -134,6 +135,9 @@ class Turn:
             self._open_pipes(theirs)
             code = self._cell.code.encode()
             message: dict[str, Any] = {"cell": self.number}
+            if self.extra is not None:
+                message["extras"] = [(self.extra.name, self.extra.argument)]
+                theirs.append(os.dup(self.extra.descriptors[0]))
             if len(code) > _INLINE_BYTES:
                 theirs.insert(0, in_memfd(code))
                 message["in_memfd"], code = True, b""

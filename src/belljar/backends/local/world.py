@@ -15,12 +15,12 @@ import os
 import re
 import socket
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from belljar import channel
-from belljar.backends.local.cells import CELLS_MAX, Berths, Cell
+from belljar.backends.local.cells import CELLS_MAX, Berth, Berths, Cell
 from belljar.contract.errors import EnvironmentBroken, JailSetupFailed, Overloaded, ZygoteDied
 from belljar.contract.execution import Execution, Limits
 from belljar.environments import Environment
@@ -33,6 +33,7 @@ _log = logging.getLogger("belljar.local")
 BARE, HEAVY, SHELL = "bare", "heavy", "shell"
 _WARM_SECONDS = 120.0  # for imports, however slow the disk
 _CELL_SECONDS = 30.0
+_SYSTEM_PYTHON = "/usr/bin/python3"  # what is warm in a world that shows another system
 _TRIM_SECONDS = 0.2
 _USE_WHAT_IS_WARM = ("scipy", "seaborn", "sklearn", "statsmodels", "pylab")  # slow without numpy at hand
 #: A guest pays for every page of the interpreter it touches, because touching copies it. That is not the program's.
@@ -83,10 +84,16 @@ class World(ZygoteListener):
         default_limits: Limits,
         walls: Mapping[str, Any],
         shown: Mapping[str, str] | None = None,
+        system: str = "",
+        make_warden: Callable[[Callable[[], None]], WardenHandle] = WardenHandle,
     ) -> None:
-        """`shown` adds places of the host to what guests see, read-only."""
+        """`shown` adds places of the host to what guests see, read-only.
+
+        `system` is a directory with another system: guests see that one, and its Python is the warm process.
+        """
         self.environment = environment
         self._shown = dict(shown or {})
+        self._system = system
         self.is_lost = False
         self.zygotes_replaced = 0
         self._berths = berths
@@ -95,7 +102,7 @@ class World(ZygoteListener):
         self._has_cgroup = walls["cgroup"]
         self._default_allowance = self.allowance(default_limits)
         self._loop = asyncio.get_running_loop()
-        self._warden = WardenHandle(self._warden_lost)
+        self._warden = make_warden(self._warden_lost)
         self._zygotes: dict[str, ZygoteHandle] = {}
         self._retired: set[ZygoteHandle] = set()  # asked to leave, not gone yet
         self._starting: dict[str, asyncio.Task[ZygoteHandle]] = {}
@@ -112,7 +119,7 @@ class World(ZygoteListener):
         self._tasks: set[asyncio.Task[Any]] = set()
         self._is_closing = False
         tops = {name.split(".")[0] for name in environment.warm_imports}
-        self._heavy_pattern = _import_pattern(tops) if tops else None
+        self._heavy_pattern = import_pattern(tops) if tops else None
 
     # ---- opening and closing
 
@@ -122,19 +129,35 @@ class World(ZygoteListener):
         Raises:
             JailSetupFailed: the warden or the zygote did not come up.
         """
-        bound = {**bound_places(self.environment), **self._shown}
+        bound, hidden = self._places()
         orders = {
             "as_root": self._walls["as_root"],
             "uid_base": self._walls["uid_base"],
-            "guest_uids": [policy.GUEST_UID_FIRST + n for n in range(CELLS_MAX if self._walls["changes_uid"] else 1)],
+            "guest_uids": [self._berths.first_uid + n for n in range(CELLS_MAX if self._walls["changes_uid"] else 1)],
             "bound": bound,
-            "hidden": hidden_places(bound, self.environment),
+            "hidden": hidden,
+            "system": self._system,
         }
         try:
             await self._warden.start(orders)
         except StartFailed as error:
             raise JailSetupFailed("world", str(error)) from error
         await self.zygote(BARE)
+
+    def _places(self) -> tuple[dict[str, str], list[str]]:
+        """What the guests' root shows, by its place there, and which directories in it are empty."""
+        if self._system:
+            return self._shown, []
+        bound = {**bound_places(self.environment), **self._shown}
+        return bound, hidden_places(bound, self.environment)
+
+    def _python(self) -> str:
+        """The interpreter as the guests' root has it."""
+        return _SYSTEM_PYTHON if self._system else f"{policy.ENVIRONMENT_DIR}/bin/python"
+
+    def _environ(self) -> dict[str, str]:
+        """What every program finds in its environment."""
+        return guest_environ()
 
     async def close(self) -> None:
         """End every process of this world and wait until it is gone."""
@@ -150,6 +173,11 @@ class World(ZygoteListener):
         self._lose_everything()
 
     # ---- zygotes
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing runs in it: every guest there is waits for a program."""
+        return len(self._guests) <= sum(map(len, self._ready.values()))  # sessions count as well
 
     def weigh(self, execution: Execution) -> str:
         """Which zygote this program should come from, by what it and its own modules import."""
@@ -179,13 +207,13 @@ class World(ZygoteListener):
         greeting = {
             "imports": [] if weight == BARE else list(self.environment.warm_imports),
             "stays": weight == SHELL,
-            "environ": guest_environ(),
+            "environ": self._environ(),
             "landlock_version": self._walls["landlock_version"],
             "changes_uid": self._walls["changes_uid"],
             "counts_cpu": not self._has_cgroup,
         }
         try:
-            await fresh.start(self._warden, f"{policy.ENVIRONMENT_DIR}/bin/python", greeting, _WARM_SECONDS)
+            await fresh.start(self._warden, self._python(), greeting, _WARM_SECONDS)
         except StartFailed as error:
             raise JailSetupFailed("zygote", str(error)) from error
         finally:
@@ -282,7 +310,9 @@ class World(ZygoteListener):
         allowance = self.allowance(limits)
         ready = self._ready[weight]
         if ready and allowance == self._default_allowance:
-            return ready.popleft()
+            guest = ready.popleft()
+            guest.ended = None  # whoever leases it releases it, be it before a program was sent
+            return guest
         while True:
             cell = self._idle_cells.pop() if self._idle_cells else await self._make_cell()
             try:
@@ -310,6 +340,18 @@ class World(ZygoteListener):
         guest.close_their_ends()
         self._rotate_if_old(zygote)
         return guest
+
+    def take_berth(self) -> Berth | None:
+        """A cgroup for a branch, which lives in another's cell; None when all are in use."""
+        return self._berths.take()
+
+    def give_back(self, berth: Berth) -> None:
+        """The branch is gone."""
+        self._berths.give_back(berth)
+
+    async def graft(self, order: Mapping[str, Any], descriptors: Sequence[int]) -> tuple[int, int]:
+        """Have the place of a branch made."""
+        return await self._warden.graft(order, descriptors)
 
     def keep(self, guest: Guest) -> None:
         """This guest is a session: it stays, and its staying says nothing about how much is going on."""
@@ -488,7 +530,8 @@ class World(ZygoteListener):
         }
 
 
-def _import_pattern(names: set[str]) -> re.Pattern[str]:
+def import_pattern(names: set[str]) -> re.Pattern[str]:
+    """Finds the import of any of these, or of what is slow without them, in a program's text."""
     words = "|".join(sorted(re.escape(name) for name in {*names, *_USE_WHAT_IS_WARM}))
     statement = rf"^[ \t]*(?:import|from)[ \t][^\n#]*\b(?:{words})\b"
     call = rf"(?:import_module|__import__)\([ \t]*['\"](?:{words})\b"

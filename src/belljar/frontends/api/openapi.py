@@ -35,9 +35,9 @@ _ANSWERS: Mapping[str, Any] = {
             "queue_seconds": _NUMBER,
         }
     ),
-    "Display": _object({"mime": _STRING, "data": _STRING}),
+    "Display": _object({"mime": _STRING, "data": _STRING, "bundle": _INTEGER, "result": _BOOLEAN}, "bundle", "result"),
     "Artifact": _object({"path": _STRING, "bytes": _INTEGER, "encoding": {"const": "base64"}, "content": _STRING}),
-    "Coverage": _object(
+    "CoverageReport": _object(
         {
             "percent": _NUMBER,
             "files": _list(
@@ -69,7 +69,7 @@ _ANSWERS: Mapping[str, Any] = {
             "artifacts": _list(_ref("Artifact")),
             "compile": _or_null({"type": "object"}),
             "tool_calls": _list({"type": "object"}),
-            "coverage": _or_null(_ref("Coverage")),
+            "coverage": _or_null(_ref("CoverageReport")),
             "usage": _ref("Usage"),
         }
     ),
@@ -162,8 +162,8 @@ def _build_schema() -> dict[str, Any]:
                 {**_json(_ref("Outcome")), **_streams()},
                 _WITH_BODY,
                 "A program that fails is 200 with a status word. With `Accept: application/x-ndjson` or "
-                "`text/event-stream` events arrive as they happen: `started`, `stdout`, `stderr`, `display`, then "
-                "`finished` (or `error`). Hanging up ends the program.",
+                "`text/event-stream` events arrive as they happen: `started`, `stdout`, `stderr`, `display`, "
+                "`tool_call`, `tool_result`, then `finished` (or `error`). Hanging up ends the program.",
                 {"application/json": {"schema": _ref("ExecuteBody"), "example": execute_example}},
             )
         },

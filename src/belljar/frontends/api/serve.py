@@ -24,6 +24,7 @@ from belljar.frontends.api.app import App
 from belljar.frontends.api.callers import Callers
 from belljar.frontends.api.connection import Connection, sweep_all
 from belljar.frontends.api.dialects import find_listener
+from belljar.frontends.api.dialects.api_proxy import Proxy
 from belljar.frontends.api.guard import Guard, is_loopback
 from belljar.frontends.api.health import Health
 from belljar.frontends.api.isolation import Isolation
@@ -34,6 +35,7 @@ from belljar.frontends.mcp_server import http as mcp
 from belljar.frontends.mcp_server.choices import offer_of
 from belljar.settings import Settings
 from belljar.telemetry import Log, Telemetry
+from belljar.tools.web.access import Web
 
 _log = logging.getLogger("belljar.serve")
 _FLUSH_SECONDS = 3.0  # after the grace, for answers on their way
@@ -53,6 +55,7 @@ async def serve(settings: Settings, log: Log) -> None:
     listeners: list[socket.socket] = []
     offer = offer_of(settings, os.environ)
     engine = build_engine(settings)
+    web = build_proxy_access(settings, [dialect.name for dialect, _ in asked])
     try:
         for port in (settings.server.port, *(port for _, port in asked)):
             listeners.append(_bind(settings, keys, port))
@@ -60,7 +63,9 @@ async def serve(settings: Settings, log: Log) -> None:
             await _open(engine, stop)
             if stop.is_set():
                 return
-            service = _assemble(settings, engine, keys, log)
+            if web is not None:
+                await web.open()
+            service = _assemble(settings, engine, keys, log, web)
             apps = [App(service, dialects.ALL), *(App(service, [dialect], is_native=False) for dialect, _ in asked)]
             endpoint = mcp.Endpoint(service, offer)
             for app, prefix in itertools.product(apps, mcp.PREFIXES):
@@ -78,7 +83,16 @@ async def serve(settings: Settings, log: Log) -> None:
         for listener in listeners:
             listener.close()
         await engine.close(0.0)
+        if web is not None:
+            await web.close()
         log.write("stopped")
+
+
+def build_proxy_access(settings: Settings, listeners: Sequence[str]) -> Web | None:
+    """What the API proxy works with, where it is served."""
+    if settings.web.serve_proxy or "proxy" in listeners:
+        return Web(settings.web, settings.llm)
+    return None
 
 
 def _bind(settings: Settings, keys: KeyRing, port: int) -> socket.socket:
@@ -135,7 +149,7 @@ async def _open(engine: Engine, stop: asyncio.Event) -> None:
         opening.result()
 
 
-def _assemble(settings: Settings, engine: Engine, keys: KeyRing, log: Log) -> Service:
+def _assemble(settings: Settings, engine: Engine, keys: KeyRing, log: Log, web: Web | None = None) -> Service:
     server = settings.server
     callers = Callers(settings, keys)
     if not is_loopback(server.host) and server.host != "localhost":
@@ -152,6 +166,7 @@ def _assemble(settings: Settings, engine: Engine, keys: KeyRing, log: Log) -> Se
         isolation=Isolation(settings),
         telemetry=telemetry,
         room=BodyRoom(server.body_bytes, server.bodies_bytes),
+        proxy=None if web is None else Proxy(web, settings.web.proxy_requests_per_second),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from belljar.contract.execution import Execution, Outcome
 from belljar.engine.execute import Engine
@@ -14,6 +15,9 @@ from belljar.frontends.api.isolation import Isolation
 from belljar.frontends.api.request import BodyRoom
 from belljar.settings import Settings
 from belljar.telemetry import Telemetry
+
+if TYPE_CHECKING:
+    from belljar.frontends.api.dialects.api_proxy import Proxy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +33,7 @@ class Service:
     isolation: Isolation
     telemetry: Telemetry
     room: BodyRoom
+    proxy: Proxy | None = None  # None: it is not served here
 
     def executed(self, execution: Execution, outcome: Outcome) -> None:
         """Count and log an execution that has its outcome."""

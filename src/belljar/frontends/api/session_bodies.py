@@ -10,14 +10,14 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from belljar.contract.errors import NotAllowed, NotOffered, UnsafePath
+from belljar.contract.errors import NotOffered, UnsafePath
 from belljar.contract.execution import Execution
 from belljar.contract.files import check_relative_path
 from belljar.contract.sessions import SessionOrder, SessionState
 from belljar.engine.admission import admit_cell, admit_session
 from belljar.frontends.api.callers import Caller
 from belljar.frontends.api.request import Request
-from belljar.frontends.api.schemas import BodyReader, FileBody, LimitsBody, Positive, as_file, as_given
+from belljar.frontends.api.schemas import BodyReader, FileBody, LimitsBody, Positive, as_file, as_given, wanted_tools
 
 BRANCHES_MAX = 64  # of one request
 
@@ -96,14 +96,8 @@ def order_of(caller: Caller, asked: SessionBody) -> SessionOrder:
     Raises:
         CallerError: it cannot be accepted, or this caller may not.
     """
-    for field, is_asked, is_allowed in (
-        ("network", asked.network, caller.key.network),
-        ("tools", bool(asked.tools), caller.key.tools),
-    ):
-        if is_asked and not is_allowed:
-            raise NotAllowed(f"key {caller.name!r} may not use {field}; leave it out, or ask the operator", field=field)
-        if is_asked:
-            raise NotOffered(f"{field} is not offered in sessions here; leave it out or send false", field=field)
+    if asked.network:
+        raise NotOffered("network is not offered in sessions here; leave it out or send false", field="network")
     return admit_session(
         caller.settings,
         id=asked.id,
@@ -112,6 +106,7 @@ def order_of(caller: Caller, asked: SessionBody) -> SessionOrder:
         limits=as_given(asked.limits),
         idle_seconds=asked.idle_seconds,
         env=asked.env,
+        tools=wanted_tools(caller, asked.tools),
         files=[as_file(number, each) for number, each in enumerate(asked.files)],
         caller=caller.owner,
     )

@@ -13,6 +13,7 @@ from belljar.frontends.api.request import Request
 from belljar.frontends.api.schemas import admit_body, read_execute
 from belljar.frontends.api.service import Service
 from belljar.frontends.api.streaming import stream_execution, wanted_stream
+from belljar.settings import Settings
 
 
 async def execute(service: Service, request: Request) -> None:
@@ -41,9 +42,11 @@ async def list_languages(service: Service, request: Request) -> None:
 
 async def list_environments(service: Service, request: Request) -> None:
     """GET /v1/environments. Those that are configured and not built yet have no packages and are not warm."""
-    await reply(
-        request.send, encode_json({"environments": await asyncio.to_thread(_describe_all, service.environments)})
-    )
+    if service.settings.backend == "container":
+        described = _describe_images(service.settings)
+    else:
+        described = await asyncio.to_thread(_describe_all, service.environments)
+    await reply(request.send, encode_json({"environments": described}))
 
 
 async def show_info(service: Service, request: Request) -> None:
@@ -78,6 +81,12 @@ def _python_version(environments: Environments) -> str | None:
 
 def _describe_all(environments: Environments) -> list[dict[str, Any]]:
     return [_describe(environments, name) for name in environments.known()]
+
+
+def _describe_images(settings: Settings) -> list[dict[str, Any]]:
+    """What is in an image is the image's own business; its name here is what a request may say."""
+    names = {"default", *(each.partition("=")[0] for each in settings.container.images)}
+    return [{"name": name, "python": "", "packages": [], "warm": True} for name in sorted(names)]
 
 
 def _describe(environments: Environments, name: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ behind all of them and tells what it sees. Rows are `ok`, `missing`, `given up` 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import dataclasses
 import json
 from collections.abc import Callable, Iterator
@@ -43,6 +44,7 @@ def define(parser: argparse.ArgumentParser) -> None:
     """Options of `belljar doctor`."""
     define_json(parser)
     define_walls(parser)
+    parser.add_argument("--languages", action="store_true", help="run the hello of every language that is here, too")
     parser.epilog = "exit code: 0 if everything that is promised can be kept here, 1 otherwise"
 
 
@@ -50,7 +52,7 @@ def execute(options: argparse.Namespace) -> int:
     """Examine and print; 0 when all is well."""
     settings = load_settings(options)
     with terminal.progress() as tell:
-        tables = _examine(settings, tell if not options.json else _say_nothing)
+        tables = _examine(settings, tell if not options.json else _say_nothing, options.languages)
     missing = [row for rows in tables.values() for row in rows if row.state == MISSING]
     if options.json:
         tree = {name: [dataclasses.asdict(row) for row in rows] for name, rows in tables.items()}
@@ -60,7 +62,7 @@ def execute(options: argparse.Namespace) -> int:
     return 1 if missing else 0
 
 
-def _examine(settings: Settings, tell: Callable[[str], None]) -> dict[str, list[Row]]:
+def _examine(settings: Settings, tell: Callable[[str], None], tries_languages: bool = False) -> dict[str, list[Row]]:
     tell("trying each wall")
     probed = probe_machine(settings)
     walls = [_wall_row(found, settings.jail.without_walls) for found in probed["walls"]]
@@ -70,7 +72,10 @@ def _examine(settings: Settings, tell: Callable[[str], None]) -> dict[str, list[
         jail=dataclasses.replace(settings.jail, without_walls=tuple({*settings.jail.without_walls, *lacking})),
     )
     environments = []
-    for described in describe_all(settings):
+    if settings.backend == "container":
+        tell("trying the container engine and its images")
+        environments = list(_image_rows(rest))
+    for described in describe_all(settings) if settings.backend == "local" else ():
         tell(f"trying environment {described['name']!r}")
         environments.append(_environment_row(rest, described))
     tell("running a program")
@@ -80,6 +85,7 @@ def _examine(settings: Settings, tell: Callable[[str], None]) -> dict[str, list[
         "machine": list(_machine_rows(probed["facts"])),
         "environments": environments,
         "program": [_program_row(rest, usable, lacking - {*settings.jail.without_walls})],
+        "languages": list(_language_rows(rest, tell, tries_languages and bool(usable))),
     }
 
 
@@ -184,6 +190,22 @@ def _environment_row(settings: Settings, described: dict[str, Any]) -> Row:
     return Row(name=name, state=OK, seen=facts + warm, meaning=meaning)
 
 
+def _image_rows(settings: Settings) -> Iterator[Row]:
+    """Each image of the container back end, by a program that runs in it."""
+    images = dict(each.split("=", 1) for each in settings.container.images)
+    for name, image in {"default": settings.container.image, **images}.items():
+        row = Row(name=name, state=OK, seen="", meaning="an image in which programs run, warm")
+        try:
+            with Sandbox(settings=settings, progress=_say_nothing) as box:
+                outcome = box.run("import sys; print(sys.version.split()[0])", environment=name)
+        except BelljarError as error:
+            fix = "start the engine, name its socket (container.socket), or build the image: docs/containers.md"
+            yield dataclasses.replace(row, state=MISSING, seen=error.message, fix=fix)
+        else:
+            seen = f"image {image}, Python {outcome.stdout.strip()}"
+            yield dataclasses.replace(row, state=OK if outcome.ok else MISSING, seen=seen)
+
+
 def _run(settings: Settings, environment: str, code: str) -> Outcome:
     """One program in one environment, and no other environment opened for it."""
     narrowed = dataclasses.replace(
@@ -198,6 +220,34 @@ def _run(settings: Settings, environment: str, code: str) -> Outcome:
 
 def _say_nothing(_line: str) -> None:
     pass
+
+
+# ---- languages
+
+
+def _language_rows(settings: Settings, tell: Callable[[str], None], tries_them: bool) -> Iterator[Row]:
+    """Which are here; none is promised, so a missing one is a note. With `tries_them`, each must say hello."""
+    from belljar.frontends.cli.languages import check_all
+    from belljar.languages.listing import how_to_get
+    from belljar.languages.machine import machine_of
+    from belljar.languages.toolchain import load_all
+
+    machine = machine_of(settings)
+    others = [each for each in load_all().values() if each.run]
+    here = [each for each in others if machine.is_available(each.name)]
+    if not tries_them:
+        seen = ", ".join(each.name for each in here) or "none"
+        fix = "" if len(here) > 1 else "belljar languages install core"
+        meaning = "toolchains that jails can see; --languages tries each"
+        yield Row(name="here", state=OK if here else NOTE, seen=seen, meaning=meaning, fix=fix)
+    else:
+        for row in asyncio.run(check_all(settings, here, tell)):
+            fix = "" if row["state"] == OK else f"belljar languages install {row['name']}"
+            seen = row["detail"] or f"says hello in {row['seconds']} s"
+            yield Row(name=row["name"], state=OK if row["state"] == OK else MISSING, seen=seen, fix=fix)
+    for each in others:
+        if each not in here:
+            yield Row(name=each.name, state=NOTE, seen="not here", meaning=each.title, fix=how_to_get(each))
 
 
 # ---- a real program
@@ -246,10 +296,14 @@ def _program_row(settings: Settings, usable: list[str], lacking: set[str]) -> Ro
         return dataclasses.replace(broken, seen=seen, fix=fix)
     name = "default" if "default" in usable else usable[0]
     try:
-        environment = Environments(settings.state_dir, settings.environments).require(name)
         outcome = _run(settings, name, _LOOK_AROUND)
         sight = json.loads(outcome.stdout)
-        breaches = list(_breaches(sight, {path.parts[1] for path in environment.bound_paths}))
+        if settings.backend == "local":
+            environment = Environments(settings.state_dir, settings.environments).require(name)
+            tops = {path.parts[1] for path in environment.bound_paths}
+        else:
+            tops = {*sight["top"]}  # an image is there to be seen
+        breaches = list(_breaches(sight, tops))
     except BelljarError as error:
         return dataclasses.replace(broken, seen=f"it cannot be run: {error.message}", fix="first what is missing above")
     except (ValueError, TypeError, KeyError):
@@ -279,7 +333,7 @@ def _breaches(seen: dict[str, Any], tops_of_environment: set[str]) -> Iterator[s
     if seen["core_limit"] != [0, 0]:
         yield f"it may leave core dumps ({seen['core_limit']})"
     for path, answer in seen["writing"].items():
-        if answer not in ("EROFS", "EACCES"):
+        if answer not in ("EROFS", "EACCES", "ENOENT"):
             yield f"writing to {path}: {answer}"
     if seen["network"] != "ENETUNREACH":
         yield f"reaching a network: {seen['network']}"
@@ -293,7 +347,13 @@ def _breaches(seen: dict[str, Any], tops_of_environment: set[str]) -> Iterator[s
 # ---- the answer
 
 
-_TITLES = {"walls": "Walls", "machine": "Machine", "environments": "Guest environments", "program": "From inside"}
+_TITLES = {
+    "walls": "Walls",
+    "machine": "Machine",
+    "environments": "Guest environments",
+    "program": "From inside",
+    "languages": "Languages beside Python",
+}
 
 
 def _print(tables: dict[str, list[Row]], missing: list[Row]) -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib.util
 import os
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from belljar.contract.errors import InvalidSettings
 from belljar.frontends.cli.options import define_walls
+from belljar.frontends.mcp_server.choices import familiar_image, images_of
 from belljar.settings import Settings, load
 
 
@@ -38,30 +42,45 @@ def define(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="any other setting, such as default_limits.wall_seconds=60 (again for more)",
     )
+    parser.add_argument(
+        "--like",
+        choices=("code-sandbox",),
+        help="present the name and the tools of this other server, as the command code-sandbox-mcp does",
+    )
     define_walls(parser)
     parser.epilog = (
         "The client speaks first, on standard input; logs go to standard error. CONTAINER_IMAGE together with\n"
-        "CONTAINER_LANGUAGE (python or javascript) does what --python-image or --js-image does."
+        "CONTAINER_LANGUAGE (python or javascript) does what --python-image or --js-image does; BACKEND (docker or\n"
+        "podman) says with which engine. VERBOSE=true logs as --debug does."
     )
 
 
 def execute(options: argparse.Namespace) -> int:
     """Serve until the client leaves."""
+    from belljar.frontends.mcp_server.choices import offer_of
+    from belljar.frontends.mcp_server.offer import CODE_SANDBOX
+    from belljar.frontends.mcp_server.registry import select
+    from belljar.frontends.mcp_server.stdio import serve
+    from belljar.frontends.mcp_server.tools import ALL
+
+    if importlib.util.find_spec("mcp") is None:
+        raise InvalidSettings("the MCP SDK is not installed; add it with: pip install 'belljar[mcp]'")
     settings = _load(options)
-    set_up_logging(is_debugging="debug" in options)
-    run(settings)
+    offer = offer_of(settings, os.environ, **(CODE_SANDBOX if options.like else {}))
+    select(ALL, offer.tools)  # a tool that does not exist is told before the SDK is imported
+    _set_up_logging(is_debugging="debug" in options or os.environ.get("VERBOSE", "").lower() in ("1", "true", "yes"))
+    asyncio.run(serve(settings, offer))
     return 0
 
 
-def run(settings: Settings, **named: Any) -> None:
-    """Serve one client on standard input and output; `named` changes what the offer says of itself."""
-    from belljar.frontends.mcp_server.choices import offer_of
-    from belljar.frontends.mcp_server.stdio import serve
+def be_code_sandbox() -> int:
+    """The command `code-sandbox-mcp`."""
+    from belljar.frontends.cli import main
 
-    asyncio.run(serve(settings, offer_of(settings, os.environ, **named)))
+    return main(["mcp", "--like", "code-sandbox", *sys.argv[1:]])
 
 
-def set_up_logging(*, is_debugging: bool) -> None:
+def _set_up_logging(*, is_debugging: bool) -> None:
     """Everything that is said goes to standard error: standard output is the protocol's."""
     import logging
 
@@ -78,6 +97,8 @@ def _load(options: argparse.Namespace) -> Settings:
         if not equals:
             raise InvalidSettings(f"--set takes NAME=VALUE, not {each!r}")
         flags[name.strip()] = value.strip()
+    if options.like and options.tools is None:
+        flags["mcp.tools"] = options.like
     for name, value in (
         ("mcp.tools", options.tools),
         ("mcp.output", options.output),
@@ -90,7 +111,21 @@ def _load(options: argparse.Namespace) -> Settings:
             flags[name] = value
     path = Path(options.config) if "config" in options else None
     settings = load(path, flags=flags)
+    if images := {**images_of(settings), **familiar_image(os.environ)}:
+        flags = {**_container_flags(images), **flags}
+        settings = load(path, flags=flags)
     if options.without_wall:
         flags["jail.without_walls"] = tuple(dict.fromkeys((*settings.jail.without_walls, *options.without_wall)))
         settings = load(path, flags=flags)
     return settings
+
+
+def _container_flags(images: Mapping[str, str]) -> dict[str, Any]:
+    """Whoever names an image wants it to be used. One is warm from the start and serves everything else, too."""
+    engine = os.environ.get("BACKEND", "")
+    return {
+        "backend": "container",
+        "container.image": images.get("python") or next(iter(images.values())),
+        "container.allowed_images": tuple(images.values()),
+        **({"container.engine": engine} if engine else {}),
+    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import dataclasses
 import errno
 import json
@@ -17,6 +18,7 @@ from belljar.assembly import build_engine
 from belljar.contract.errors import BelljarError, CallerError, SandboxFault
 from belljar.contract.execution import (
     MIB,
+    Compilation,
     Coverage,
     CoverageReport,
     Execution,
@@ -37,7 +39,6 @@ from belljar.frontends.cli.outlet import STDERR, STDOUT, Outlet
 from belljar.settings import EnvironmentSettings, Settings
 
 TIMED_OUT = 124
-_PROGRAM_NAME = "main.py"  # what the program is called in its work directory
 _KILLED = 128 + signal.SIGKILL
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -58,6 +59,8 @@ examples:
   belljar run --file data.csv --artifact '*.png' --displays pictures plot.py
   belljar run --file notes/a.txt:in/a.txt --env LEVEL=3 --timeout 2 --memory 64 program.py
   belljar run --json -c '1/0'
+  belljar run main.cpp
+  belljar run --language ruby -c 'puts 1 + 1'
 """
 
 
@@ -74,6 +77,9 @@ def define(parser: argparse.ArgumentParser) -> None:
 
 
 def _define_given(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--language", metavar="NAME", help="see belljar languages (default: by the file's ending, else python)"
+    )
     group.add_argument("--env", metavar="NAME=VALUE", action="append", default=[], help="an environment variable")
     group.add_argument(
         "--file",
@@ -159,6 +165,7 @@ def _read_execution(settings: Settings, options: argparse.Namespace) -> Executio
     return admit(
         settings,
         code,
+        language=options.language or _language_of(options.source),
         stdin=stdin,
         args=options.program_words,
         env=dict(split_variable(each) for each in options.env),
@@ -168,6 +175,16 @@ def _read_execution(settings: Settings, options: argparse.Namespace) -> Executio
         environment=options.environment,
         coverage=options.coverage and Coverage(branch=options.coverage == "branches"),
     )
+
+
+def _language_of(source: str | None) -> str:
+    """By the ending of the file's name; what is not known to be anything else is Python."""
+    ending = Path(source or "").suffix[1:]
+    if ending in ("", "py"):
+        return "python"
+    from belljar.languages.toolchain import find_by_extension
+
+    return find_by_extension(ending) or "python"
 
 
 def _read_all(source: int | str, shown: str, bytes_max: int) -> bytes:
@@ -279,6 +296,8 @@ class _OneRun:
         options = self._options
         artifacts = _made_by_program(outcome, self._execution)
         if not options.json:
+            if outcome.compilation is not None:
+                _pass_on_compiler(outcome.compilation)
             notes = list(_notes(outcome, self._execution.limits))
             if self._execution.artifacts and not artifacts:
                 notes.append("it left no file that --artifact asks for")
@@ -297,6 +316,14 @@ class _OneRun:
         return exit_code(outcome)
 
 
+def _pass_on_compiler(compilation: Compilation) -> None:
+    """What the compiler said, on standard error: standard output is the program's."""
+    for text in (compilation.stdout, compilation.stderr):
+        if text:
+            with contextlib.suppress(OSError):
+                os.write(STDERR, text.encode("utf-8", "replace"))
+
+
 async def _print_events(engine: Engine, execution: Execution, outlet: Outlet) -> Outcome:
     """The stream of the native API, one object a line."""
     async for event in engine.stream(execution):
@@ -313,6 +340,8 @@ def _as_line(tree: dict[str, Any]) -> bytes:
 
 def exit_code(outcome: Outcome) -> int:
     """What a shell should see of an outcome."""
+    if outcome.status is Status.COMPILE_FAILED and outcome.exit_code is None:
+        return (outcome.compilation.exit_code if outcome.compilation else None) or 1
     if outcome.status is Status.TIMED_OUT:
         return TIMED_OUT
     if outcome.status in (Status.OUT_OF_MEMORY, Status.OUTPUT_LIMIT):
@@ -329,13 +358,17 @@ def _signal_number(name: str) -> int:
 
 def _made_by_program(outcome: Outcome, execution: Execution) -> list[File]:
     """Artifacts without what we have put there ourselves: `**` asks for results, not for the program and its input."""
-    given = {_PROGRAM_NAME: execution.code.encode(), **{file.path: file.content for file in execution.files}}
-    return [file for file in outcome.artifacts if given.get(file.path) != file.content]
+    given = {file.path: file.content for file in execution.files}
+    code = execution.code.encode()
+    return [file for file in outcome.artifacts if file.content not in (code, given.get(file.path))]
 
 
 def _notes(outcome: Outcome, limits: Limits) -> Iterator[str]:
     """What the exit code alone does not tell."""
-    if outcome.status is Status.TIMED_OUT and outcome.usage.wall_seconds < limits.wall_seconds:
+    if outcome.status is Status.COMPILE_FAILED and outcome.compilation is not None:
+        how = outcome.compilation.status
+        yield "it was not run: compiling failed" + (f" ({how})" if how is not Status.FAILED else "")
+    elif outcome.status is Status.TIMED_OUT and outcome.usage.wall_seconds < limits.wall_seconds:
         yield f"ended: it used up its {limits.cpu_seconds:g} s of CPU time; allow more with --cpu"
     elif outcome.status is Status.TIMED_OUT:
         yield f"ended: it was not done after {limits.wall_seconds:g} s; allow more with --timeout"

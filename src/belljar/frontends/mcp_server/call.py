@@ -135,6 +135,7 @@ class Call:
             yield
             return
         ticker = asyncio.ensure_future(self._tick(self.report, most_seconds, tail))
+        ticker.add_done_callback(_read)  # a client that cannot be told is no reason to stop
         try:
             yield
         finally:
@@ -149,11 +150,16 @@ class Call:
             await report(seconds, most_seconds, message or f"running for {seconds:.0f} s")
 
 
+def _read(task: asyncio.Future[Any]) -> None:
+    """Look at how it ended, or asyncio complains that nobody did."""
+    if not task.cancelled():
+        task.exception()
+
+
 async def _end(task: asyncio.Future[Any]) -> None:
     """Interrupt `task` once and wait until it is over, however often we are interrupted meanwhile."""
     task.cancel()
     while not task.done():
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.wait([task])
-    if not task.cancelled():
-        task.exception()  # read, or asyncio complains that nobody did
+    _read(task)

@@ -21,26 +21,33 @@ def offer_of(settings: Settings, environ: Mapping[str, str], **named: Any) -> Of
         InvalidSettings: something is asked for that this installation cannot do.
     """
     chosen = settings.mcp
-    images = {
-        language: image
-        for language, image in (("python", chosen.python_image), ("javascript", chosen.javascript_image))
-        if image
-    } or _familiar_image(environ)
-    if images:
-        raise InvalidSettings(
-            f"the image {next(iter(images.values()))!r} cannot be used: this installation has no container back end; "
-            "leave --python-image, --js-image and CONTAINER_IMAGE out, and programs run in the local sandbox"
-        )
     if chosen.network:
         raise InvalidSettings(
-            "--network: this installation cannot give programs a network yet; leave it out. Nothing was started."
+            "mcp.network: this installation cannot give programs a network yet; leave it out. Nothing was started."
+        )
+    familiar = familiar_image(environ)
+    images = {**images_of(settings), **familiar}
+    if images and settings.backend != "container":
+        raise InvalidSettings(
+            f"the image {next(iter(images.values()))!r} needs the container back end: set backend=container; or leave "
+            "mcp.python_image, mcp.javascript_image and CONTAINER_IMAGE out, and programs run in the local sandbox"
         )
     offer = Offer(
         tools=chosen.tools,
         is_structured=chosen.output == "structured",
         env=_passed_through(chosen.pass_through_env, environ),
+        environments={
+            language: f"image:{image}" for language, image in images.items() if image != settings.container.image
+        },
+        language=next(iter(familiar), ""),
     )
     return dataclasses.replace(offer, **named)
+
+
+def images_of(settings: Settings) -> dict[str, str]:
+    """The container images that were chosen, by language."""
+    chosen = (("python", settings.mcp.python_image), ("javascript", settings.mcp.javascript_image))
+    return {language: image for language, image in chosen if image}
 
 
 def _passed_through(names: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str]:
@@ -51,7 +58,7 @@ def _passed_through(names: tuple[str, ...], environ: Mapping[str, str]) -> dict[
     return {name: environ[name] for name in names if name in environ}
 
 
-def _familiar_image(environ: Mapping[str, str]) -> dict[str, str]:
+def familiar_image(environ: Mapping[str, str]) -> dict[str, str]:
     """CONTAINER_IMAGE and CONTAINER_LANGUAGE, as code-sandbox-mcp reads them: both are needed."""
     image, language = environ.get("CONTAINER_IMAGE", ""), environ.get("CONTAINER_LANGUAGE", "")
     if not (image and language):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from belljar import __version__
 
@@ -13,6 +14,15 @@ INSTRUCTIONS = (
     "leaves open, come back as images. Each run starts afresh; open_session keeps variables, imports and files "
     "between runs, and its id is an argument of later calls."
 )
+
+
+#: How code-sandbox-mcp presents itself.
+CODE_SANDBOX: Mapping[str, Any] = {
+    "name": "code-sandbox",
+    "title": "Code Sandbox",
+    "instructions": "Executes Python and JavaScript code securely in isolated sandboxes and returns what it printed.",
+    "has_prompt": False,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +38,8 @@ class Offer:
     env: Mapping[str, str] = field(default_factory=dict)  # variables of every program
     network: bool = False
     environments: Mapping[str, str] = field(default_factory=dict)  # by language, where it is not "default"
+    language: str = ""  # of an image that all tools of code-sandbox-mcp use, whatever they are called
+    has_prompt: bool = True
 
     def environment_of(self, language: str) -> str:
         """The guest environment, or image, that programs of a language get."""

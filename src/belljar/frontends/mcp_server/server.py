@@ -72,7 +72,7 @@ class _Desk:
                 "resources/templates/list": fresh,
                 "resources/read": CacheHint(),
             },
-            get_tool_input_schema=self._input_schema,
+            get_tool_input_schema=lambda name: None,  # none of our arguments travels in a header
         )
         self.server.middleware.clear()  # spans for OpenTelemetry: nobody here collects them, and each call pays
         add = self._add
@@ -90,10 +90,6 @@ class _Desk:
 
         self.server.add_request_handler(method, params, answer_whole)
 
-    def _input_schema(self, name: str) -> Mapping[str, Any] | None:
-        tool = self._tools.get(name)
-        return tool.input_schema if tool else None
-
     async def _list_tools(self, context: Context, params: types.PaginatedRequestParams) -> Json:
         return {"tools": self._listed}
 
@@ -104,7 +100,7 @@ class _Desk:
         return {"resourceTemplates": resources.TEMPLATES}
 
     async def _list_prompts(self, context: Context, params: types.PaginatedRequestParams) -> Json:
-        return {"prompts": prompts.LISTED}
+        return {"prompts": prompts.LISTED if self._offer.has_prompt else []}
 
     async def _get_prompt(self, context: Context, params: types.GetPromptRequestParams) -> Json:
         try:

@@ -25,6 +25,7 @@ from belljar.settings import Settings
 
 _log = logging.getLogger("belljar.mcp")
 CALLER = "mcp"
+_SHOWN_CHARACTERS = 120
 
 
 async def serve(settings: Settings, offer: Offer) -> None:
@@ -132,7 +133,7 @@ class OwnEngine:
         return self._opening.cancelled() or self._opening.exception() is not None
 
     def _tell(self, news: str) -> None:
-        self._news = news
+        self._news = f"preparing the sandbox: {news.strip()[:_SHOWN_CHARACTERS]}"
         _log.info("%s", news)
 
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import logging
 import os
 from collections.abc import AsyncIterator, Iterator
 
+_log = logging.getLogger("belljar.mcp")
 _OWN_MIN = 3  # never one of the standard three
 
 
@@ -30,8 +32,9 @@ class Lines:
             line = await self._reader.readuntil(b"\n")
         except asyncio.IncompleteReadError as error:
             line = error.partial
-        except (asyncio.LimitOverrunError, ConnectionError):
-            raise StopAsyncIteration from None  # nothing that follows a line without end can be understood
+        except (asyncio.LimitOverrunError, ConnectionError) as error:
+            _log.error("the client cannot be understood any more: %s", error)
+            raise StopAsyncIteration from None  # nothing that follows a line without end can be
         if not line:
             raise StopAsyncIteration
         return line

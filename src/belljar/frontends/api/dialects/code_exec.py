@@ -174,11 +174,9 @@ async def _run_any(service: Service, request: Request, body: Body) -> str:
     if body.timeout == 0:
         return "1\nTimeout"
     run_seconds = min(body.timeout, evaluator.run_seconds)
-    code = f"{evaluator.prepended}{body.code}{evaluator.appended}"
+    asked = {"language": language, "env": dict(evaluator.env) or None}
     try:
-        execution = _admit(
-            request.caller, code, run_seconds, language=language, env=dict(evaluator.env) if evaluator.env else None
-        )
+        execution = _admit(request.caller, evaluator.prepare(body.code), run_seconds, **asked)
         outcome = await _run(service, request, execution)
     except CallerError as error:
         return f"1\n{error.message}"

@@ -7,8 +7,9 @@ Where an evaluator was broken (it crashed, or could never say OK), the row says 
 
 from __future__ import annotations
 
+import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,39 @@ _OTHER_WORDS = {
 _ANY, _OUT, _ERR = ("stdout", "stderr"), ("stdout",), ("stderr",)
 
 
+_GO_TEST = re.compile(r"^func (Test\w*)\(\w+ \*testing\.T\)", re.MULTILINE)
+_GO_MAIN = re.compile(r"^func main\(\)", re.MULTILINE)
+_GO_PACKAGE = re.compile(r"^package \w+", re.MULTILINE)
+_D_UNITTEST = re.compile(r"^([ \t]*)unittest\b", re.MULTILINE)
+_D_MAIN = re.compile(r"\b(?:void|int)\s+main\s*\(")
+
+
+def _run_go_tests(code: str) -> str:
+    """`go test` for a compiler that only builds programs: a test file gets a main that runs its tests."""
+    tests = _GO_TEST.findall(code)
+    if not tests or _GO_MAIN.search(code):
+        return code
+    listed = ", ".join(f'{{"{name}", {name}}}' for name in tests)
+    matches_all = "func(pattern, name string) (bool, error) { return true, nil }"
+    main = f"func main() {{ testing.Main({matches_all}, []testing.InternalTest{{{listed}}}, nil, nil) }}"
+    return f"{_GO_PACKAGE.sub('package main', code, count=1)}\n{main}\n"
+
+
+def _run_d_unittests(code: str) -> str:
+    """`rdmd -unittest -main` in the source itself: tests become functions that run before main."""
+    count = 0
+
+    def rename(found: re.Match[str]) -> str:
+        nonlocal count
+        count += 1
+        return f"{found[1]}void unittest_{count}()"
+
+    renamed = _D_UNITTEST.sub(rename, code)
+    calls = " ".join(f"unittest_{number}();" for number in range(1, count + 1))
+    before = f"\nshared static this() {{ {calls} }}" if count else ""
+    return f"{renamed}{before}" + ("" if _D_MAIN.search(code) else "\nvoid main() {}\n")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluator:
     """How one language is judged. Rules are (streams, text, word): the first whose text is in a stream decides."""
@@ -52,8 +86,7 @@ class Evaluator:
     timeout: str = "Timeout"
     timeout_exit_code: int | None = -1
     failure_exit_code: int | None = None  # reported in place of the real one
-    appended: str = ""  # to the source
-    prepended: str = ""
+    prepare: Callable[[str], str] = str  # the source, as the toolchain must get it to do what the evaluator's did
     env: tuple[tuple[str, str], ...] = ()
 
 
@@ -72,13 +105,15 @@ EVALUATORS: Mapping[str, Evaluator] = {
             (_ERR, "System.Diagnostics.DefaultTraceListener.Fail", "Exception"),
             (_ERR, "Unhandled Exception", "Exception"),
         ),
-        prepended="#define DEBUG\n#line 1\n",
+        prepare="#define DEBUG\n#line 1\n{}".format,
         env=(("MONO_TRACE_LISTENER", "Console.Error"),),
     ),
     "dfy": Evaluator(
         by_exit_code={2: "SyntaxError", 3: "CompilationError", 4: "VerificationError"}, compile_timeout="Timeout"
     ),
-    "dlang": Evaluator(if_failed=((_ERR, "Error:", "SyntaxError"),), compile_timeout="Timeout"),
+    "dlang": Evaluator(
+        if_failed=((_ERR, "Error:", "SyntaxError"),), compile_timeout="Timeout", prepare=_run_d_unittests
+    ),
     "elixir": Evaluator(
         run_seconds=5,
         if_failed=(
@@ -96,6 +131,7 @@ EVALUATORS: Mapping[str, Evaluator] = {
         ),
         compile_timeout="Timeout",
         timeout_exit_code=None,
+        prepare=_run_go_tests,
     ),
     "hs": Evaluator(not_compiled="Exception", compile_timeout="Timeout"),
     "java": Evaluator(),
@@ -111,14 +147,17 @@ EVALUATORS: Mapping[str, Evaluator] = {
     ),
     "lua": Evaluator(),
     "luau": Evaluator(
-        not_compiled="TypeError", if_not_compiled=((_ERR, "SyntaxError", "SyntaxError"),), compile_timeout="Timeout"
+        by_exit_code={2: "SyntaxError"},  # of our runner, which has no analyser
+        not_compiled="TypeError",
+        if_not_compiled=((_ERR, "SyntaxError", "SyntaxError"),),
+        compile_timeout="Timeout",
     ),
     "matlab": Evaluator(
         run_seconds=30,
         if_failed=((_ERR, "syntax error", "SyntaxError"), (_ERR, "parse error", "SyntaxError")),
         ok_needs_silence=True,
         failure_exit_code=1,
-        appended="\ntest();",
+        prepare="1; {}\ntest();".format,  # a file that begins with a function would be that function
     ),
     "ocaml": Evaluator(
         if_failed=((_ERR, "Assert_failure", "AssertionError"), (_ERR, "Syntax error", "SyntaxError")),
@@ -126,7 +165,7 @@ EVALUATORS: Mapping[str, Evaluator] = {
         not_compiled="Exception",
         compile_timeout="Timeout",
     ),
-    "php": Evaluator(even_if_ok=((_ANY, "PHP Parse error", "SyntaxError"),), timeout="Exception"),
+    "php": Evaluator(even_if_ok=((_ANY, "Parse error: ", "SyntaxError"),), timeout="Exception"),
     "pl": Evaluator(even_if_ok=((_ANY, "ERROR", "Exception"),)),
     "python": Evaluator(if_failed=((_ERR, "SyntaxError", "SyntaxError"),)),
     "racket": Evaluator(ok_needs_silence=True, if_failed=((_ERR, "read-syntax", "SyntaxError"),), timeout="Exception"),
@@ -158,7 +197,8 @@ def find_evaluator(lang: str) -> tuple[str, Evaluator]:
 def evaluate(evaluator: Evaluator, outcome: Outcome) -> dict[str, Any]:
     """What the evaluator would have printed about this outcome."""
     compiled = outcome.compilation
-    if outcome.status is Status.COMPILE_FAILED and compiled is not None:
+    never_ran = outcome.exit_code is None and outcome.signal is None  # else only a check afterwards found it out
+    if outcome.status is Status.COMPILE_FAILED and compiled is not None and never_ran:
         streams = {"stdout": compiled.stdout, "stderr": compiled.stderr}
         if compiled.status is Status.TIMED_OUT:
             text = evaluator.compile_timeout_text

@@ -83,7 +83,7 @@ def execute(options: argparse.Namespace) -> int:
     screen = Screen(Path(options.displays))
     with Loop() as loop:
         try:
-            prompt = Prompt(loop, place, screen, options.language, keeps_states=options.branch)
+            prompt = Prompt(loop, place, screen, keeps_states=options.branch)
             try:
                 prompt.start(options.session)
                 if not screen.is_terminal:

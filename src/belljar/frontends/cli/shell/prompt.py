@@ -52,12 +52,12 @@ class _Seat:
 class Prompt:
     """One person, or one pipe, and the sessions they use."""
 
-    def __init__(self, loop: Loop, place: Place, screen: Screen, language: str, *, keeps_states: bool) -> None:
+    def __init__(self, loop: Loop, place: Place, screen: Screen, *, keeps_states: bool) -> None:
         self._loop = loop
         self._place = place
         self._screen = screen
         self._keyboard = Keyboard(screen.is_terminal)
-        self._cell = Cell(language)
+        self._cell = Cell("")
         self._keeps_states = keeps_states
         self._timeout: float | None = None
         self._seats: dict[int, _Seat] = {}
@@ -80,8 +80,10 @@ class Prompt:
     def start(self, session_id: str | None) -> None:
         """Open a session, or join one. Raises BelljarError."""
         opening = self._place.open() if session_id is None else self._place.attach(session_id)
-        self._now = self._take_seat(self._loop.do(opening), None)
+        live = self._loop.do(opening)
+        self._now = self._take_seat(live, None)
         self._now.is_ours = session_id is None
+        self._cell = Cell(self._loop.do(live.state()).language)
         if self._screen.is_terminal:
             print(f"session {self._now.live.id} · :help lists commands, Ctrl-D leaves")
 

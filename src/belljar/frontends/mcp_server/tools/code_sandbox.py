@@ -39,6 +39,7 @@ async def run_javascript_code(call: Call, asked: Code) -> Json:
 async def _run(call: Call, code: str, language: str, advice: str) -> Json:
     seconds = min(WALL_SECONDS, call.caller.settings.ceiling_limits.wall_seconds)
     try:
+        language = call.offer.language or language
         outcome = await call.run(prepare(call, code, language, limits={"wall_seconds": seconds}))
     except BelljarError as error:
         if not isinstance(error, (CallerError, Overloaded)):

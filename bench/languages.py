@@ -1,0 +1,160 @@
+"""Every language: its hello by hand, through Belljar the first time, and through Belljar again.
+
+"By hand" is what a user would type: the same commands, in a directory of their own, without any walls. "First"
+compiles; "again" finds the compiled program in the cache. "Walls" is what the jail adds to the run alone: the run step
+through Belljar less the same command by hand. Contenders take turns within each round, so ratios within a row can be
+trusted where absolute times cannot.
+
+    python bench/languages.py [--rounds 7] [--quick] [--output-dir DIR] [NAME …]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from belljar.assembly import build_engine
+from belljar.contract.execution import Outcome
+from belljar.engine.admission import admit
+from belljar.engine.execute import Engine
+from belljar.languages import Toolchain, load_all, machine_of
+from belljar.settings import Settings, load
+
+WALLS_TARGET_SECONDS = 0.015
+AGAIN_TARGET_SECONDS = 0.010
+AGAIN_TARGET_LANGUAGES = ("cpp", "rust", "go", "java")
+
+
+def main() -> int:
+    """Measure, print a table, write it beside its numbers; 1 if an output was wrong."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", help="only these")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--quick", action="store_true", help="one round: proves that it works, measures nothing")
+    parser.add_argument("--output-dir", type=Path, help="write languages.json and languages-table.md there")
+    options = parser.parse_args()
+    settings = load()
+    machine = machine_of(settings)
+    chosen = [load_all()[name] for name in options.names] or [each for each in load_all().values() if each.run]
+    here = [each for each in chosen if machine.is_available(each.name)]
+    rows = asyncio.run(measure(settings, here, 1 if options.quick else options.rounds))
+    table = draw(rows)
+    print(table)
+    for name in sorted({each.name for each in chosen} - {each.name for each in here}):
+        print(f"not here: {name}", file=sys.stderr)
+    if options.output_dir is not None:
+        options.output_dir.mkdir(parents=True, exist_ok=True)
+        (options.output_dir / "languages.json").write_text(json.dumps(rows, indent=2) + "\n")
+        (options.output_dir / "languages-table.md").write_text(table + "\n")
+    return 0
+
+
+async def measure(settings: Settings, toolchains: list[Toolchain], rounds: int) -> list[dict[str, Any]]:
+    """One row for each, medians over the rounds."""
+    without_cache = dataclasses.replace(settings.languages, compile_cache_bytes=0)
+    cold = build_engine(dataclasses.replace(settings, languages=without_cache))
+    warm = build_engine(settings)
+    try:
+        await cold.open()
+        await warm.open()
+        return [await _measure_one(settings, cold, warm, each, rounds) for each in toolchains]
+    finally:
+        await cold.close(0.0)
+        await warm.close(0.0)
+
+
+async def _measure_one(
+    settings: Settings, cold: Engine, warm: Engine, toolchain: Toolchain, rounds: int
+) -> dict[str, Any]:
+    seen: dict[str, list[float]] = {"by_hand": [], "by_hand_run": [], "first": [], "again": [], "walls": []}
+    await _through(settings, cold, toolchain)  # what is prepared on first use is not part of any run
+    await _through(settings, warm, toolchain)
+    for _ in range(rounds):
+        by_hand = await asyncio.to_thread(_by_hand, settings, toolchain)
+        first, _ = await _through(settings, cold, toolchain)
+        again, outcome = await _through(settings, warm, toolchain)
+        seen["first"].append(first)
+        seen["again"].append(again)
+        if by_hand is not None:
+            seen["by_hand"].append(sum(by_hand))
+            seen["by_hand_run"].append(by_hand[1])
+            seen["walls"].append(outcome.usage.wall_seconds - by_hand[1])
+    row: dict[str, Any] = {"language": toolchain.name, "rounds": rounds}
+    return row | {name: statistics.median(values) if values else None for name, values in seen.items()}
+
+
+async def _through(settings: Settings, engine: Engine, toolchain: Toolchain) -> tuple[float, Outcome]:
+    execution = admit(settings, toolchain.hello.source, language=toolchain.name, timeout=60)
+    began = time.perf_counter()
+    outcome = await engine.run(execution)
+    seconds = time.perf_counter() - began
+    if outcome.stdout != toolchain.hello.stdout:
+        raise SystemExit(f"{toolchain.name} said {outcome.status}: {outcome.stdout!r} {outcome.stderr!r}")
+    return seconds, outcome
+
+
+def _by_hand(settings: Settings, toolchain: Toolchain) -> tuple[float, float] | None:
+    """Seconds to compile and to run; None where the toolchain only works where jails see it."""
+    machine = machine_of(settings)
+    if machine.root_of(toolchain.name):
+        return None
+    plan = toolchain.plan(toolchain.hello.source, (), settings.default_limits.memory_bytes)
+    inside, outside = "/toolchains/", f"{machine.toolchains_dir}/"
+    with tempfile.TemporaryDirectory(prefix="belljar-bench-") as directory:
+        work = Path(directory)
+        (work / plan.source).write_text(toolchain.hello.source)
+        env = {name: plan.fill((value,))[0].replace(inside, outside) for name, value in toolchain.env.items()}
+        env = {name: value.replace("/tmp/", f"{directory}/.tmp-") for name, value in env.items()}
+        env |= {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": directory, "LANG": "C.UTF-8"}
+        seconds = []
+        for argv in (toolchain.compile.argv if toolchain.compile else (), toolchain.run):
+            words = [word.replace(inside, outside) for word in plan.fill(argv)]
+            began = time.perf_counter()
+            if words:
+                done = subprocess.run(
+                    words, cwd=work, env=env, stdin=subprocess.DEVNULL, capture_output=True, check=False
+                )
+                if done.returncode != 0:
+                    return None
+            seconds.append(time.perf_counter() - began)
+    return seconds[0], seconds[1]
+
+
+def draw(rows: list[dict[str, Any]]) -> str:
+    """A table in Markdown, in milliseconds."""
+    lines = [
+        f"{os.cpu_count()} cores; medians, in ms.",
+        "",
+        "| language | by hand | first | again | walls | targets |",
+        "|---|---:|---:|---:|---:|---|",
+    ]
+    for row in rows:
+        cells = [f"{row[name] * 1000:.1f}" if row[name] is not None else "–" for name in ("by_hand", "first", "again")]
+        walls = f"{row['walls'] * 1000:.1f}" if row["walls"] is not None else "–"
+        lines.append(f"| {row['language']} | {' | '.join(cells)} | {walls} | {_judge(row)} |")
+    return "\n".join(lines)
+
+
+def _judge(row: dict[str, Any]) -> str:
+    if row["walls"] is None:
+        return ""
+    missed = []
+    if row["walls"] > WALLS_TARGET_SECONDS:
+        missed.append("walls above 15 ms")
+    if row["language"] in AGAIN_TARGET_LANGUAGES and row["again"] > row["by_hand_run"] + AGAIN_TARGET_SECONDS:
+        missed.append("again above 10 ms + run")
+    return "missed: " + ", ".join(missed) if missed else "met"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

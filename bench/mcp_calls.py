@@ -1,0 +1,189 @@
+"""What MCP costs: a tool call at /mcp beside /v1/execute, on one server, in one run.
+
+Not called mcp.py: a script's own directory comes first on the module search path, and `mcp` is the SDK.
+
+    python bench/mcp_calls.py [--calls 1000] [--rounds 5] [--output-dir docs] [--quick]
+
+One client on one kept-alive connection for each way, taking turns call by call, so that both see the same machine. The
+client is the standard library's for all of them: only the server differs. Every answer is checked.
+Writes mcp-performance.json, and exits with 1 when the newest revision adds more than the target at the median.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+_DOCS = Path(__file__).resolve().parent.parent / "docs"
+CODE = "x=5\nprint(x)"
+TARGET_MS = 2.0
+NEWEST = "2026-07-28"
+OLDER = "2025-11-25"
+_JSON = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
+
+
+class Way:
+    """One way to have a program run."""
+
+    def __init__(self, port: int, name: str) -> None:
+        self.name = name
+        self.times_ms: list[float] = []
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        self._headers = dict(_JSON)
+        self.path = "/mcp"
+        self.body = b""
+
+    def send(self, body: bytes, headers: dict[str, str] | None = None) -> tuple[bytes, http.client.HTTPMessage]:
+        """One request and its whole answer."""
+        self._connection.request("POST", self.path, body, {**self._headers, **(headers or {})})
+        response = self._connection.getresponse()
+        content = response.read()
+        assert response.status in (200, 202), content
+        return content, response.headers
+
+    def call(self) -> None:
+        """One program, timed."""
+        began = time.perf_counter()
+        content, _ = self.send(self.body)
+        self.times_ms.append((time.perf_counter() - began) * 1000)
+        assert b'"5' in content, content
+
+    def close(self) -> None:
+        """Hang up."""
+        self._connection.close()
+
+
+def plain(port: int) -> Way:
+    """POST /v1/execute."""
+    way = Way(port, "/v1/execute")
+    way.path = "/v1/execute"
+    way.body = json.dumps({"code": CODE}).encode()
+    return way
+
+
+def newest(port: int) -> Way:
+    """A client that needs no handshake."""
+    way = Way(port, f"/mcp, {NEWEST}")
+    way._headers |= {"MCP-Protocol-Version": NEWEST, "Mcp-Method": "tools/call", "Mcp-Name": "run_code"}
+    envelope = {
+        "io.modelcontextprotocol/protocolVersion": NEWEST,
+        "io.modelcontextprotocol/clientInfo": {"name": "bench", "version": "1"},
+        "io.modelcontextprotocol/clientCapabilities": {},
+    }
+    way.body = _message("tools/call", {"name": "run_code", "arguments": {"code": CODE}, "_meta": envelope})
+    return way
+
+
+def older(port: int) -> Way:
+    """A client that shook hands, and reads its answers from a stream of events."""
+    way = Way(port, f"/mcp, {OLDER}")
+    client = {"protocolVersion": OLDER, "capabilities": {}, "clientInfo": {"name": "bench", "version": "1"}}
+    _, headers = way.send(_message("initialize", client))
+    way._headers |= {"MCP-Protocol-Version": OLDER, "Mcp-Session-Id": headers["mcp-session-id"]}
+    way.send(json.dumps({"jsonrpc": "2.0", "method": "notifications/initialized"}).encode())
+    way.body = _message("tools/call", {"name": "run_code", "arguments": {"code": CODE}})
+    return way
+
+
+def _message(method: str, params: dict[str, Any]) -> bytes:
+    return json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).encode()
+
+
+@contextlib.contextmanager
+def serving() -> Iterator[int]:
+    """A server of our own; yields its port."""
+    with tempfile.TemporaryDirectory() as scratch:
+        environ = {
+            **os.environ,
+            "BELLJAR_SERVER_PORT": "0",
+            "BELLJAR_SERVER_LOG_FORMAT": "json",
+            "BELLJAR_SERVER_KEYS_FILE": f"{scratch}/keys.json",
+        }
+        log = Path(scratch) / "log"
+        with log.open("wb") as sink:
+            process = subprocess.Popen([sys.executable, "-m", "belljar", "serve"], env=environ, stderr=sink)
+        try:
+            deadline = time.monotonic() + 120
+            while not (found := re.search(rb'"url":"http://127.0.0.1:(\d+)"', log.read_bytes())):
+                assert process.poll() is None, log.read_text()
+                assert time.monotonic() < deadline, "the server did not start"
+                time.sleep(0.05)
+            yield int(found[1])
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def measure(calls: int, rounds: int) -> dict[str, Any]:
+    """Turn by turn; the first round only warms up."""
+    with serving() as port, contextlib.ExitStack() as stack:
+        ways = [plain(port), newest(port), older(port)]
+        for way in ways:
+            stack.callback(way.close)
+        for number in range(rounds + 1):
+            for _ in range(calls if number else max(20, calls // 10)):
+                for way in ways:
+                    way.call()
+            if not number:
+                for way in ways:
+                    way.times_ms.clear()
+    table = {way.name: _summarize(way.times_ms) for way in ways}
+    base = table[ways[0].name]["p50_ms"]
+    for each in table.values():
+        each["added_ms"] = round(each["p50_ms"] - base, 3)
+    added = table[ways[1].name]["added_ms"]
+    return {
+        "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "calls": calls * rounds,
+        "ways": table,
+        "target_added_ms": TARGET_MS,
+        "is_met": added <= TARGET_MS,
+    }
+
+
+def _summarize(times_ms: list[float]) -> dict[str, float]:
+    ordered = sorted(times_ms)
+    return {
+        "p50_ms": round(statistics.median(ordered), 3),
+        "p99_ms": round(ordered[int(len(ordered) * 0.99)], 3),
+        "min_ms": round(ordered[0], 3),
+    }
+
+
+def main() -> int:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--calls", type=int, default=1000, help="of each way in each round")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--output-dir", type=Path, default=_DOCS)
+    parser.add_argument("--quick", action="store_true", help="tiny counts, nothing is written: proves that it works")
+    options = parser.parse_args()
+    if options.quick:
+        options.calls, options.rounds = 30, 1
+    result = measure(options.calls, options.rounds)
+    print(f"{'way':<22} {'p50 ms':>8} {'p99 ms':>8} {'added ms':>9}")
+    for name, each in result["ways"].items():
+        print(f"{name:<22} {each['p50_ms']:>8.2f} {each['p99_ms']:>8.2f} {each['added_ms']:>9.2f}")
+    verdict = "met" if result["is_met"] else "missed"
+    print(f"target: {NEWEST} adds at most {TARGET_MS} ms at the median: {verdict}")
+    if options.quick:
+        return 0
+    (options.output_dir / "mcp-performance.json").write_text(json.dumps(result, indent=2) + "\n")
+    return 0 if result["is_met"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

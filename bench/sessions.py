@@ -1,0 +1,297 @@
+"""Measure sessions beside a real Jupyter kernel, driven by jupyter_client, in the same run; print a table, draw a plot.
+
+    python bench/sessions.py            # takes some minutes; writes docs/sessions.json and docs/sessions.png
+    python bench/sessions.py --quick    # tiny counts: proves that it works, measures nothing
+
+Rounds alternate between the two, so that a slow moment of the machine hits both. Only ratios are judged. The kernel
+runs with the interpreter and the packages of the guest environment, as the sessions do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+import belljar
+from belljar.environments import Environments
+from belljar.jail import policy
+from belljar.settings import Settings, load
+
+_DOCS = Path(__file__).resolve().parent.parent / "docs"
+_ARRAY = "import numpy\na = numpy.ones(25_000_000)"  # 200 MB
+
+
+@dataclasses.dataclass(frozen=True)
+class Counts:
+    """How often each thing is done."""
+
+    opens: int = 20
+    kernel_starts: int = 5
+    cells: int = 300
+    branches: int = 20
+    idle: int = 300
+    churn: int = 5000
+
+
+_QUICK = Counts(opens=2, kernel_starts=1, cells=5, branches=2, idle=5, churn=6)
+
+
+def main() -> None:
+    """Measure, print, publish."""
+    parser = argparse.ArgumentParser(description="Measure sessions beside a Jupyter kernel.")
+    parser.add_argument("--quick", action="store_true", help="tiny counts: proves that it works, measures nothing")
+    parser.add_argument("--output-dir", type=Path, help="where to write (docs/; quick: a temporary directory)")
+    options = parser.parse_args()
+    counts = _QUICK if options.quick else Counts()
+    directory = options.output_dir or (Path(tempfile.mkdtemp(prefix="belljar-bench-")) if options.quick else _DOCS)
+    numbers = measure(counts)
+    console = Console(highlight=False, width=120)
+    console.print(table(numbers))
+    (directory / "sessions.json").write_text(json.dumps(numbers, indent=1) + "\n")
+    draw(numbers, directory / "sessions.png")
+    console.print(f"wrote {directory / 'sessions.json'} and {directory / 'sessions.png'}")
+
+
+def measure(counts: Counts) -> dict[str, Any]:
+    """Every number, by its name."""
+    given = load()
+    settings = dataclasses.replace(
+        given, sessions=dataclasses.replace(given.sessions, max_sessions=counts.idle + 50, idle_seconds=3600.0)
+    )
+    environment = Environments(settings.state_dir, settings.environments).ensure("default", print)
+    numbers: dict[str, Any] = {"machine": f"{os.cpu_count()} cores, Linux {platform.release()}"}
+    with belljar.Sandbox(settings=settings) as box:
+        box.session().open().close()  # the zygote is warm from here on, as it is on a server
+        kernels = [start_kernel(environment.root) for _ in range(counts.kernel_starts)]
+        numbers["open_ms"] = median_ms(lambda: box.session().open(), counts.opens, lambda made: made.close())
+        numbers["kernel_open_ms"] = statistics.median(seconds for _, _, seconds in kernels) * 1000
+        numbers |= measure_cells(box, kernels[0], counts)
+        numbers |= measure_idle_memory(box, kernels, settings)
+        for manager, client, _ in kernels:
+            client.stop_channels()
+            manager.shutdown_kernel(now=True)
+        numbers |= measure_branches(box, settings, counts)
+        numbers |= measure_many(box, settings, counts)
+    return numbers
+
+
+def start_kernel(root: Path) -> tuple[Any, Any, float]:
+    """A kernel of the environment that has answered, its client, and how long that took."""
+    from jupyter_client.kernelspec import KernelSpec
+    from jupyter_client.manager import KernelManager
+
+    manager = KernelManager()
+    manager._kernel_spec = KernelSpec(
+        argv=[kernel_python(root), "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+        display_name="bench",
+        language="python",
+        env={"PYTHONPATH": kernel_packages(root)},
+    )
+    begun = time.perf_counter()
+    manager.start_kernel()
+    client = manager.client()
+    client.start_channels()
+    client.wait_for_ready(timeout=60)
+    return manager, client, time.perf_counter() - begun
+
+
+def kernel_python(root: Path) -> str:
+    return str(root / "bin" / "python")
+
+
+def kernel_packages(root: Path) -> str:
+    """The environment has IPython but no ipykernel: lend it ours, last, so that everything else is its own."""
+    import ipykernel
+
+    return str(Path(ipykernel.__file__).resolve().parents[1])
+
+
+def median_ms(work: Callable[[], Any], count: int, after: Callable[[Any], None] = lambda made: None) -> float:
+    """The median of how long `work` takes; what it makes is given to `after`, off the clock."""
+    taken = []
+    for _ in range(count):
+        begun = time.perf_counter()
+        made = work()
+        taken.append(time.perf_counter() - begun)
+        after(made)
+    return statistics.median(taken) * 1000
+
+
+def measure_cells(box: belljar.Sandbox, kernel: tuple[Any, Any, float], counts: Counts) -> dict[str, float]:
+    """A cell's round trip, turn about."""
+    client = kernel[1]
+    with box.session() as session:
+        ours, theirs = [], []
+        for n in range(counts.cells):
+            ours.append(median_ms(lambda n=n: session.run(f"{n} + 1"), 1))
+            theirs.append(median_ms(lambda n=n: client.execute_interactive(f"{n} + 1", output_hook=lambda _: None), 1))
+    return {"cell_ms": statistics.median(ours), "kernel_cell_ms": statistics.median(theirs)}
+
+
+def measure_idle_memory(
+    box: belljar.Sandbox, kernels: list[tuple[Any, Any, float]], settings: Settings
+) -> dict[str, float]:
+    """What one more idle session or kernel adds: Pss, so that what is shared counts in part."""
+    wait_until_quiet(settings)
+    before = pss_of_guests(settings)
+    with contextlib.ExitStack() as stack:
+        for _ in range(10):
+            session = stack.enter_context(box.session())
+            session.run("x = 1")
+        wait_until_quiet(settings)
+        session_bytes = (pss_of_guests(settings) - before) / 10
+    kernel_bytes = statistics.mean(pss_of_tree(manager.provisioner.process.pid) for manager, _, _ in kernels)
+    return {"idle_mb": session_bytes / 1e6, "kernel_idle_mb": kernel_bytes / 1e6}
+
+
+def measure_branches(box: belljar.Sandbox, settings: Settings, counts: Counts) -> dict[str, float]:
+    """How long it takes to branch 200 MB, and what ten branches add."""
+    with box.session(memory_mb=1024) as session, contextlib.ExitStack() as stack:
+        session.run(_ARRAY)
+        took = median_ms(session.branch, counts.branches, lambda made: made[0].close())
+        wait_until_quiet(settings)
+        before = pss_of_guests(settings)
+        whole = session.state().memory_bytes
+        for copy in session.branch(10):
+            stack.callback(copy.close)
+        added = pss_of_guests(settings) - before
+        return {"branch_200mb_ms": took, "ten_branches_added_percent": 100 * added / whole}
+
+
+def measure_many(box: belljar.Sandbox, settings: Settings, counts: Counts) -> dict[str, Any]:
+    """Many idle at once, and many one after the other: nothing may be left."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(counts.idle):
+            stack.enter_context(box.session()).run("x = 1")
+        idle = box.facts()["sessions"]["open"]
+        per_session = pss_of_guests(settings) / counts.idle
+    before = left_now(settings)
+    for _ in range(counts.churn):
+        with box.session() as session:
+            session.run("x = 1")
+    return {
+        "idle_at_once": idle,
+        "idle_at_once_mb_each": per_session / 1e6,
+        "churned": counts.churn,
+        "left_before": before,
+        "left_after": left_now(settings),
+    }
+
+
+def left_now(settings: Settings) -> dict[str, int]:
+    """What must not grow: processes of our guests, and descriptors of this one."""
+    wait_until_quiet(settings)
+    return {"processes": len(guest_pids(settings)), "descriptors": sum(1 for _ in Path("/proc/self/fd").iterdir())}
+
+
+def wait_until_quiet(settings: Settings) -> None:
+    """Guests are forked ahead after each opening, and cells of a burst are given up: wait until neither goes on."""
+    seen: list[int] = []
+    while len(seen) < 20 or len(set(seen[-20:])) > 1:
+        seen.append(len(guest_pids(settings)))
+        time.sleep(0.1)
+
+
+def guest_pids(settings: Settings) -> list[int]:
+    """Everyone with a uid of this instance."""
+    first = settings.jail.uid_base
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            if first <= entry.stat().st_uid < first + policy.UIDS_PER_INSTANCE * 64:
+                found.append(int(entry.name))
+    return found
+
+
+def pss_of_guests(settings: Settings) -> int:
+    """Bytes that all guests, zygotes and sleepers have for themselves; what several share is counted once."""
+    return sum(map(pss_of, guest_pids(settings)))
+
+
+def pss_of_tree(pid: int) -> int:
+    """Bytes of a process and its children."""
+    children = []
+    with contextlib.suppress(OSError):
+        children = [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return pss_of(pid) + sum(map(pss_of_tree, children))
+
+
+def pss_of(pid: int) -> int:
+    """Proportional set size in bytes; 0 for who is gone."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def targets(numbers: dict[str, Any]) -> list[tuple[str, str, str, bool]]:
+    """What is promised, what was measured, and whether it holds."""
+    opened = numbers["kernel_open_ms"] / numbers["open_ms"]
+    cell = numbers["cell_ms"] / numbers["kernel_cell_ms"]
+    idle = numbers["idle_mb"] / numbers["kernel_idle_mb"]
+    before, after = numbers["left_before"], numbers["left_after"]
+    grown = {name: after[name] - before[name] for name in before}
+    return [
+        ("open, faster than a kernel's start by", "≥ 50 ×", f"{opened:.0f} ×", opened >= 50),
+        ("cell, of a kernel's", "≤ 0.5", f"{cell:.2f}", cell <= 0.5),
+        ("idle memory (Pss), of a kernel's", "≤ 0.25", f"{idle:.2f}", idle <= 0.25),
+        ("branch of 200 MB, p50", "≤ 20 ms", f"{numbers['branch_200mb_ms']:.1f} ms", numbers["branch_200mb_ms"] <= 20),
+        (
+            "ten branches add",
+            "< 10 %",
+            f"{numbers['ten_branches_added_percent']:.1f} %",
+            numbers["ten_branches_added_percent"] < 10,
+        ),
+        ("idle sessions at once", "300", str(numbers["idle_at_once"]), numbers["idle_at_once"] >= 300),
+        (f"left after {numbers['churned']} more", "nothing", str(grown), all(n <= 0 for n in grown.values())),
+    ]
+
+
+def table(numbers: dict[str, Any]) -> Table:
+    """For the terminal."""
+    shown = Table(title=f"Sessions beside a Jupyter kernel ({numbers['machine']})")
+    for name in ("what", "target", "measured", ""):
+        shown.add_column(name)
+    for what, target, measured, holds in targets(numbers):
+        shown.add_row(what, target, measured, "yes" if holds else "NO")
+    shown.add_row("open / kernel start", "", f"{numbers['open_ms']:.1f} / {numbers['kernel_open_ms']:.0f} ms", "")
+    shown.add_row("cell / kernel's cell", "", f"{numbers['cell_ms']:.2f} / {numbers['kernel_cell_ms']:.2f} ms", "")
+    shown.add_row("idle / kernel", "", f"{numbers['idle_mb']:.1f} / {numbers['kernel_idle_mb']:.1f} MB", "")
+    return shown
+
+
+def draw(numbers: dict[str, Any], path: Path) -> None:
+    """Three pairs of bars, each on its own scale."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    pairs = [("open", "ms", "open_ms"), ("cell", "ms", "cell_ms"), ("idle memory", "MB", "idle_mb")]
+    figure, axes = pyplot.subplots(1, len(pairs), figsize=(9, 3), layout="constrained")
+    for axis, (title, unit, name) in zip(axes, pairs, strict=True):
+        values = [numbers[name], numbers[f"kernel_{name}"]]
+        bars = axis.bar(["session", "kernel"], values, color=["#2a7", "#999"])
+        axis.bar_label(bars, fmt="%.3g")
+        axis.set_title(title)
+        axis.set_ylabel(unit)
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=120)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+{{- define "belljar.name" -}}
+{{- printf "%s" .Release.Name | trunc 52 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "belljar.labels" -}}
+app.kubernetes.io/name: belljar
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end -}}
+
+{{- define "belljar.selector" -}}
+app.kubernetes.io/name: belljar
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "belljar.secret" -}}
+{{- if .Values.keys.existingSecret -}}
+{{- .Values.keys.existingSecret -}}
+{{- else -}}
+{{- required "keys.existingSecret or keys.value: a server that others reach needs a key" .Values.keys.value | and nil -}}
+{{- include "belljar.name" . }}-keys
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,5 @@
+"""The container back end: a warm container per environment is the outer wall, our jail inside it the inner one."""
+
+from belljar.backends.container.sandbox import ContainerSandbox
+
+__all__ = ["ContainerSandbox"]

@@ -1,0 +1,146 @@
+"""How a container is started: everything shut, but for what the warden needs until its world stands.
+
+The warden starts as the container's root with four capabilities. Once it has built the guests' root and owns a user
+namespace whose ids are nobody's, no process in the container holds any capability outside that namespace: the keeper
+has become nobody, the warden is root of nothing but its own world. `docs/containers.md` lists what each is for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from belljar.jail import seccomp
+from belljar.settings import ContainerSettings
+
+CODE_DIR, DOOR_DIR = "/run/belljar/code", "/run/belljar/door"
+CAPABILITIES = ("SYS_ADMIN", "SETUID", "SETGID")
+FOREIGN_CAPABILITIES = (*CAPABILITIES, "SYS_CHROOT", "KILL", "NET_ADMIN", "DAC_OVERRIDE")
+_PACKAGE = Path(__file__).resolve().parents[2]
+_START = (
+    f"import sys; sys.dont_write_bytecode = True; sys.path.insert(0, {CODE_DIR!r}); "
+    f"from belljar.zygote.aboard import main; main({DOOR_DIR + '/door'!r}, sys.argv[1:])"
+)
+_START_STEWARD = (
+    f"import sys; sys.dont_write_bytecode = True; sys.path.insert(0, {CODE_DIR!r}); "
+    "from belljar.zygote.steward import main; main()"
+)
+#: What puts walls up, and what a container runtime itself needs after it has installed the filter.
+_BUILDERS = (
+    "setns unshare clone3 mount umount2 pivot_root open_tree move_mount mount_setattr sethostname setgroups "
+    "capset capget prctl seccomp landlock_create_ruleset landlock_add_rule landlock_restrict_self "
+    "pidfd_open pidfd_send_signal close_range openat2 chroot"
+)
+
+
+def config(
+    image: str,
+    marks: Mapping[str, str],
+    settings: ContainerSettings,
+    door: Path,
+    warm: Sequence[str],
+    is_podman: bool,
+) -> dict[str, Any]:
+    """The body of the engine's create call, for a container that shares our kernel."""
+    chosen = _common(image, marks, settings, is_podman)
+    chosen["Cmd"] = ["-I", "-S", "-c", _START, *warm]
+    host: dict[str, Any] = chosen["HostConfig"]
+    host["CapAdd"] = list(CAPABILITIES)
+    host["SecurityOpt"] = security_options(door, is_podman=is_podman)
+    host["Binds"].append(f"{door}:{DOOR_DIR}:ro")
+    return chosen
+
+
+def foreign_config(
+    image: str, marks: Mapping[str, str], settings: ContainerSettings, warm: Sequence[str], is_podman: bool
+) -> dict[str, Any]:
+    """The same for a container with a kernel of its own: its capabilities mean nothing outside of it."""
+    chosen = _common(image, marks, settings, is_podman)
+    chosen["Cmd"] = ["-I", "-S", "-c", _START_STEWARD, *warm]
+    chosen |= {"OpenStdin": True, "StdinOnce": True, "AttachStdin": True, "AttachStdout": True, "AttachStderr": True}
+    host: dict[str, Any] = chosen["HostConfig"]
+    host["CapAdd"] = list(FOREIGN_CAPABILITIES)
+    host["SecurityOpt"] = ["no-new-privileges"]
+    host["Tmpfs"] = {"/work": "rw,size=64m", "/tmp": "rw,size=64m"}
+    return chosen
+
+
+def _common(image: str, marks: Mapping[str, str], settings: ContainerSettings, is_podman: bool) -> dict[str, Any]:
+    memory = settings.memory_bytes or _most_of_the_memory()
+    return {
+        "Image": image,
+        "User": "0:0",
+        "Entrypoint": ["python3"],
+        "WorkingDir": "/",
+        "Hostname": "belljar",
+        "Labels": dict(marks),
+        "NetworkDisabled": True,
+        "HostConfig": {
+            "Runtime": settings.runtime,
+            "NetworkMode": "none",
+            "ReadonlyRootfs": True,
+            "CapDrop": ["ALL"],
+            "Binds": [f"{_PACKAGE}:{CODE_DIR}/belljar:ro"],
+            "Memory": memory,
+            "MemorySwap": memory,
+            "NanoCpus": int(settings.cpus * 1e9),
+            "PidsLimit": settings.processes,
+            "Ulimits": [
+                _ulimit("nofile", resource.RLIMIT_NOFILE, 1 << 20),
+                _ulimit("nproc", resource.RLIMIT_NPROC, 1 << 15),
+            ],
+            "IpcMode": "private",
+            "ShmSize": 1 << 20,
+            "LogConfig": {} if is_podman else {"Type": "json-file", "Config": {"max-size": "1m", "max-file": "1"}},
+            "RestartPolicy": {"Name": "no"},
+        },
+    }
+
+
+def has_own_kernel(runtime: str) -> bool:
+    """Whether containers of this runtime share no kernel with the host: gVisor, and those that are virtual machines."""
+    return any(name in runtime for name in ("runsc", "gvisor", "kata"))
+
+
+def security_options(directory: Path, *, is_podman: bool) -> list[str]:
+    """No new privileges, and our own list of calls; Podman reads the list from a file, Docker wants the text."""
+    profile = json.dumps(seccomp_profile())
+    if is_podman:
+        path = directory.with_suffix(".seccomp.json")
+        path.write_text(profile)
+        profile = str(path)
+    return ["no-new-privileges", f"seccomp={profile}", "apparmor=unconfined"]
+
+
+def seccomp_profile() -> dict[str, Any]:
+    """What guests may call, by our own policy, and what builds their walls; the rest fails.
+
+    Coarser than the guests' own filter, which looks at arguments too: this one is the wall behind that wall.
+    """
+    allowed = {name for group in seccomp.VERDICTS[seccomp.ALLOW].values() for name in group.split()}
+    allowed |= {*seccomp.ARGUMENT_RULES, *_BUILDERS.split()}
+    return {
+        "defaultAction": "SCMP_ACT_ERRNO",
+        "defaultErrnoRet": 1,
+        "syscalls": [{"names": sorted(allowed), "action": "SCMP_ACT_ALLOW"}],
+    }
+
+
+def _most_of_the_memory() -> int:
+    pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    return pages * size * 3 // 4
+
+
+def _ulimit(name: str, limit: int, most: int) -> dict[str, Any]:
+    """Our own at most: engines like to ask for more, which a root without every capability may not give."""
+    own = resource.getrlimit(limit)[1]
+    hard = most if own == resource.RLIM_INFINITY else min(own, most)
+    return {"Name": name, "Soft": hard, "Hard": hard}
+
+
+if __name__ == "__main__":
+    print(json.dumps(seccomp_profile(), indent=1))

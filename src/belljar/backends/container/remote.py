@@ -1,0 +1,376 @@
+"""A world whose kernel is not ours: a container under gVisor, or anything else that shares no kernel with the host.
+
+No descriptor reaches into it, so everything travels as frames over the container's standard input and output, to the
+steward in there (`zygote/steward.py`). The host keeps a clock of its own over each run, and ends the whole container
+when the steward does not keep to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import math
+import os
+import re
+import signal
+from collections.abc import Mapping
+from typing import Any
+
+from belljar.backends.container.daemon import Daemon
+from belljar.backends.container.vessel import Contents, checked
+from belljar.backends.local.run import PictureReader, program_packet
+from belljar.backends.local.world import guest_environ, import_pattern
+from belljar.contract.artifacts import compile_globs
+from belljar.contract.backend import Watcher
+from belljar.contract.errors import (
+    EnvironmentBroken,
+    InvalidExecution,
+    JailSetupFailed,
+    NotOffered,
+    SandboxFault,
+    TooLarge,
+    ZygoteDied,
+)
+from belljar.contract.execution import Evidence, Execution, Limits
+from belljar.contract.files import File, check_relative_path
+from belljar.jail import policy
+from belljar.settings import RequestSettings
+from belljar.zygote.handle import WARMING
+from belljar.zygote.protocol import FRAME
+
+_log = logging.getLogger("belljar.container")
+_TEXT_BYTES_MAX = 8 << 20
+_PATIENCE_SECONDS = 30.0  # over a run's own time, before the container is taken to be stuck
+_STDOUT = 1
+
+
+class RemoteWorld:
+    """One container with a steward in it. Used like a `World` by the sandbox that owns it."""
+
+    def __init__(self, daemon: Daemon, image: str, name: str, bounds: RequestSettings, default_limits: Limits) -> None:
+        self.image = image
+        self.name = name
+        self.is_lost = False
+        self.contents: Contents
+        self._daemon = daemon
+        self._bounds = bounds
+        self._default_allowance = _allowance(default_limits)
+        self._id = ""
+        self._runs: dict[int, asyncio.Queue[tuple[dict[str, Any], bytes]]] = {}
+        self._next_run = 0
+        self._ended = 0
+        self._listening: asyncio.Task[None] | None = None
+        self._greeted: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._heavy_pattern: re.Pattern[str] | None = None
+
+    # ---- opening and closing
+
+    async def open(self, options: Mapping[str, Any], start_seconds: float) -> None:
+        """Create the container, attach to it, start it, and wait for its steward.
+
+        Raises:
+            SandboxFault: it did not come up; nothing is left of it.
+        """
+        try:
+            self._id = await self._daemon.create(options)
+            self._reader, self._writer = await self._daemon.attach(self._id)
+            self._listening = asyncio.get_running_loop().create_task(self._listen())
+            await self._daemon.begin(self._id)
+            try:
+                async with asyncio.timeout(start_seconds):
+                    said = await asyncio.shield(self._greeted)
+            except TimeoutError as error:
+                raise EnvironmentBroken(
+                    f"a container of {self.image!r} did not call in: {await self._said()}"
+                ) from error
+            self.contents = checked(self.image, said)
+            self._greet()
+        except BaseException:
+            await asyncio.shield(self.close())
+            raise
+
+    def _greet(self) -> None:
+        contents = self.contents
+        environ = guest_environ()
+        if not contents.python.startswith(f"{policy.ENVIRONMENT_DIR}/"):
+            del environ["VIRTUAL_ENV"]
+            environ["PATH"] = contents.path or "/usr/local/bin:/usr/bin:/bin"
+        warm = [name for name in contents.warm if name != "IPython"]
+        if warm:
+            self._heavy_pattern = import_pattern({name.split(".")[0] for name in warm})
+        self._send(
+            {
+                "do": "greet",
+                "python": contents.python,
+                "environ": environ,
+                "warming": WARMING,
+                "imports": warm,
+                "allowance": self._default_allowance,
+            }
+        )
+
+    async def close(self) -> None:
+        """End the container and have it removed."""
+        self._lose("the container is being closed")
+        if self._listening is not None:
+            self._listening.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._listening
+            self._listening = None
+        if hasattr(self, "_writer"):
+            self._writer.close()
+            with contextlib.suppress(OSError):
+                await self._writer.wait_closed()
+        if self._id:
+            container, self._id = self._id, ""
+            try:
+                await self._daemon.remove(container)
+            except SandboxFault as error:
+                _log.warning("container %s is left to the next start: %s", container[:12], error.message)
+        if not self._greeted.done():
+            self._greeted.cancel()
+
+    # ---- what a sandbox asks of a world
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing runs in it."""
+        return not self._runs
+
+    def refill(self, weight: str) -> None:
+        """The steward keeps its own guests ready."""
+
+    def let_go_of_unused(self) -> None:
+        """The container is kept as it is."""
+
+    def facts(self) -> dict[str, int]:
+        """Numbers for monitoring."""
+        return {"guests": len(self._runs), "runs_ended": self._ended}
+
+    async def run(self, execution: Execution, watcher: Watcher | None) -> Evidence:
+        """Run one program to its end.
+
+        Raises:
+            ZygoteDied: the container is gone; the same request may be tried on another.
+        """
+        for name in ("tools", "coverage", "restrict"):
+            if getattr(execution, name):
+                raise NotOffered(f"{name!r} is not offered in containers with a kernel of their own", field=name)
+        if self.is_lost:
+            raise ZygoteDied("the container is gone; the next request starts a new one")
+        self._next_run += 1
+        number = self._next_run
+        run = self._runs[number] = asyncio.Queue()
+        asked = _Asked(number, execution, self._bounds, watcher)
+        try:
+            weight = "heavy" if self._heavy_pattern and self._heavy_pattern.search(execution.code) else "bare"
+            self._begin(asked, weight)
+            try:
+                return await self._follow(asked, run)
+            except asyncio.CancelledError:
+                await asyncio.shield(self._kill_and_wait(number, run))
+                raise
+        finally:
+            del self._runs[number]
+            self._ended += 1
+            if not self.is_lost:
+                self._send({"do": "done", "run": number})
+
+    def _begin(self, asked: _Asked, weight: str) -> None:
+        execution = asked.execution
+        shows = weight == "heavy"
+        packet = program_packet(execution, shows)
+        message = {
+            "do": "run",
+            "run": asked.number,
+            "weight": weight,
+            "shows": shows,
+            "packet_bytes": len(packet),
+            "allowance": _allowance(execution.limits),
+            "default_allowance": self._default_allowance,
+            "wall_seconds": execution.limits.wall_seconds,
+            "output_bytes": execution.limits.output_bytes,
+            "flood_bytes": self._bounds.flood_bytes,
+        }
+        self._send(message, packet + execution.stdin)
+
+    async def _follow(self, asked: _Asked, run: asyncio.Queue[tuple[dict[str, Any], bytes]]) -> Evidence:
+        loop = asyncio.get_running_loop()
+        asked.began = loop.time()
+        last = asked.began + asked.execution.limits.wall_seconds + _PATIENCE_SECONDS
+        while True:
+            try:
+                async with asyncio.timeout_at(last):
+                    message, blob = await run.get()
+            except TimeoutError as error:
+                _log.error("the steward of %s does not keep time; ending its container", self.name)
+                self._lose("it was stuck")
+                raise ZygoteDied("the container was stuck") from error
+            if "lost" in message:
+                raise ZygoteDied(f"the container is gone: {message['lost']}")
+            if "failed" in message:
+                step, reason = str(message["failed"]), str(message.get("reason"))
+                if step == "files":
+                    raise InvalidExecution(f"the files do not fit: {reason}; ask for more disk_mb", field="files")
+                raise JailSetupFailed(step, reason)
+            if asked.watcher is not None and asked.watcher.is_behind:
+                await asked.watcher.caught_up()
+            asked.hear(message, blob)
+            if "ended" in message:
+                artifacts = await self._fetch(asked, message["ended"], run)
+                return asked.evidence(message["ended"], artifacts, loop.time() - asked.began)
+
+    async def _fetch(
+        self, asked: _Asked, ended: dict[str, Any], run: asyncio.Queue[tuple[dict[str, Any], bytes]]
+    ) -> tuple[File, ...]:
+        """The files that the caller wants, of those there are; the steward knows no globs."""
+        if not asked.execution.artifacts:
+            return ()
+        matches = compile_globs(asked.execution.artifacts).fullmatch
+        paths = sorted(path for path in ended["paths"] if isinstance(path, str) and matches(path))
+        if len(paths) > self._bounds.file_count:
+            raise TooLarge(
+                f"artifacts: {len(paths)} files match, at most {self._bounds.file_count} can be returned",
+                field="artifacts",
+            )
+        self._send({"do": "fetch", "run": asked.number, "paths": paths, "bytes_max": self._bounds.files_bytes})
+        async with asyncio.timeout(_PATIENCE_SECONDS):
+            message, blob = await run.get()
+        if "files" not in message:
+            raise ZygoteDied("the container went away with its files")
+        if message["is_over"]:
+            raise TooLarge("artifacts: more bytes than can be returned; ask for fewer", field="artifacts")
+        found, start = [], 0
+        for path, size in message["files"]:
+            check_relative_path(path)
+            found.append(File(path=path, content=blob[start : start + int(size)]))
+            start += int(size)
+        return tuple(found)
+
+    async def _kill_and_wait(self, number: int, run: asyncio.Queue[tuple[dict[str, Any], bytes]]) -> None:
+        if not self.is_lost:
+            self._send({"do": "kill", "run": number})
+        try:
+            async with asyncio.timeout(_PATIENCE_SECONDS):
+                while not self.is_lost:
+                    message, _ = await run.get()
+                    if message.keys() & {"ended", "failed", "lost"}:
+                        return
+        except TimeoutError:
+            self._lose("it did not end a program")
+
+    # ---- the stream
+
+    def _send(self, message: dict[str, Any], blob: bytes = b"") -> None:
+        text = json.dumps(message, separators=(",", ":")).encode()
+        self._writer.write(b"".join((FRAME.pack(len(text), len(blob)), text, blob)))
+
+    async def _listen(self) -> None:
+        """Undo the engine's framing, then ours. Ends with the container."""
+        inbox, said = bytearray(), bytearray()
+        try:
+            while True:
+                head = await self._reader.readexactly(8)
+                chunk = await self._reader.readexactly(int.from_bytes(head[4:], "big"))
+                if head[0] != _STDOUT:
+                    said += chunk
+                    del said[:-4096]
+                    continue
+                inbox += chunk
+                self._take_frames(inbox)
+        except (asyncio.IncompleteReadError, OSError, ValueError, KeyError, TypeError) as error:
+            detail = said.decode("utf-8", "replace").strip() or str(error)
+            if not self.is_lost:
+                _log.error("the container of %s has ended: %s", self.name, detail)
+            self._lose(detail)
+
+    def _take_frames(self, inbox: bytearray) -> None:
+        while len(inbox) >= FRAME.size:
+            text_bytes, blob_bytes = FRAME.unpack_from(inbox)
+            if text_bytes > _TEXT_BYTES_MAX or blob_bytes > self._bounds.files_bytes + (1 << 20):
+                raise ValueError("a frame is larger than any may be")
+            end = FRAME.size + text_bytes + blob_bytes
+            if len(inbox) < end:
+                return
+            message = json.loads(bytes(inbox[FRAME.size : FRAME.size + text_bytes]))
+            blob = bytes(inbox[FRAME.size + text_bytes : end])
+            del inbox[:end]
+            if "ready" in message:
+                if not self._greeted.done():
+                    self._greeted.set_result(dict(message["ready"]))
+            elif message["run"] in self._runs:
+                self._runs[message["run"]].put_nowait((message, blob))
+
+    def _lose(self, reason: str) -> None:
+        self.is_lost = True
+        for run in self._runs.values():
+            run.put_nowait(({"lost": reason}, b""))
+        if not self._greeted.done():
+            self._greeted.set_exception(EnvironmentBroken(f"a container of {self.image!r} ended: {reason}"))
+            self._greeted.exception()  # whoever waits raises it; nobody may
+
+    async def _said(self) -> str:
+        try:
+            return await self._daemon.said(self._id) or "it said nothing"
+        except SandboxFault as error:
+            return error.message
+
+
+class _Asked:
+    """One run while it goes on: what has been heard of it so far."""
+
+    def __init__(self, number: int, execution: Execution, bounds: RequestSettings, watcher: Watcher | None) -> None:
+        self.number = number
+        self.execution = execution
+        self.watcher = watcher
+        self.began = 0.0
+        self._kept = {"stdout": bytearray(), "stderr": bytearray()}
+        self._seen = {"stdout": 0, "stderr": 0}
+        self._pictures = PictureReader(bounds)
+
+    def hear(self, message: dict[str, Any], blob: bytes) -> None:
+        """Output, pictures, and the start."""
+        watcher = self.watcher
+        if "stream" in message:
+            stream = str(message["stream"])
+            fitting = blob[: max(0, self.execution.limits.output_bytes - len(self._kept[stream]))]
+            self._kept[stream] += fitting
+            self._seen[stream] += int(message["bytes"])
+            if fitting and watcher is not None:
+                watcher.wrote(stream, fitting)
+        elif "pictures" in message:
+            for picture in self._pictures.feed(blob):
+                if watcher is not None:
+                    watcher.displayed(picture)
+        elif "started" in message and watcher is not None:
+            watcher.started()
+
+    def evidence(self, ended: dict[str, Any], artifacts: tuple[File, ...], wall_seconds: float) -> Evidence:
+        """What was seen, in the words of the contract."""
+        if ended["status"] is None:
+            raise ZygoteDied("the program's world ended without a word")
+        code = os.waitstatus_to_exitcode(int(ended["status"]))
+        cpu_seconds = int(ended["cpu_microseconds"]) / 1e6
+        return Evidence(
+            exit_code=code if code >= 0 else None,
+            signal=-code if code < 0 else None,
+            deadline_passed=bool(ended["deadline_passed"]),
+            cpu_exhausted=code == -signal.SIGKILL and cpu_seconds > self.execution.limits.cpu_seconds,
+            output_flooded=bool(ended["flooded"]),
+            stdout=bytes(self._kept["stdout"]),
+            stderr=bytes(self._kept["stderr"]),
+            stdout_cut=self._seen["stdout"] > len(self._kept["stdout"]),
+            stderr_cut=self._seen["stderr"] > len(self._kept["stderr"]),
+            displays=tuple(self._pictures.complete),
+            artifacts=artifacts,
+            wall_seconds=wall_seconds,
+            cpu_seconds=cpu_seconds,
+            memory_peak_bytes=int(ended["peak_bytes"]),
+        )
+
+
+def _allowance(limits: Limits) -> list[int]:
+    """What is fixed at the fork: disk, CPU, processes, memory."""
+    return [limits.disk_bytes, max(1, math.ceil(limits.cpu_seconds)), limits.processes, limits.memory_bytes]

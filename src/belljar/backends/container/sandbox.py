@@ -1,0 +1,276 @@
+"""The container back end: the local one, with every world inside a container of its own.
+
+Everything about runs, limits and evidence is the local back end's. Host and container share a kernel, so descriptors,
+pidfds and cgroups reach through the container's walls, and a run in a warm container takes the path of any other run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fnmatch
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from belljar.backends.container import flags, owners
+from belljar.backends.container.daemon import Daemon
+from belljar.backends.container.remote import RemoteWorld
+from belljar.backends.container.vessel import Vessel
+from belljar.backends.container.world import VesselWorld, describe
+from belljar.backends.local import LocalSandbox
+from belljar.backends.local.world import World
+from belljar.contract.backend import Watcher
+from belljar.contract.errors import NotAllowed, NotOffered, Overloaded, UnknownEnvironment, WallMissing
+from belljar.contract.execution import Evidence, Execution
+from belljar.contract.sessions import LiveSession, SessionOrder
+from belljar.contract.tools import ToolHost
+from belljar.environments import Environments
+from belljar.jail.cgroups import Cgroups, CgroupsUnavailable, find_hierarchies
+from belljar.settings import EnvironmentSettings, Settings
+
+if TYPE_CHECKING:
+    from belljar.backends.local.commands import Command, Commands
+
+_log = logging.getLogger("belljar.container")
+_IMAGE_PREFIX = "image:"
+_BLOCKS = 60  # of uids; what one instance has set aside is enough for as many containers
+
+
+class ContainerSandbox(LocalSandbox):
+    """Runs programs in jails within warm containers. Bound to the event loop that opens it."""
+
+    name = "container"
+
+    def __init__(
+        self,
+        settings: Settings,
+        environments: Environments,
+        progress: Callable[[str], None],
+        tools: ToolHost | None = None,
+    ) -> None:
+        super().__init__(settings, environments, progress, tools)
+        self._container = settings.container
+        self._images = dict(each.split("=", 1) for each in settings.container.images)
+        self._images.setdefault("default", settings.container.image)
+        self._daemon = Daemon(settings.container)
+        self._doors = settings.runtime_dir / "containers"
+        self._started = self._replaced = 0
+        self._image_ids: dict[str, str] = {}
+        self._all: list[VesselWorld] = []
+        self._used_at: dict[str, float] = {}
+        self._session_worlds: list[World] = []
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def open(self) -> None:
+        """Reach the engine, clear up after dead owners, and warm the default image.
+
+        Raises:
+            EngineUnavailable: the engine does not answer.
+            SandboxFault: no container, or no jail in it, can be had here.
+        """
+        try:
+            await self._daemon.connect()
+            await self._sweep()
+        except BaseException:
+            await self.close()
+            raise
+        await super().open()
+
+    def _first_environment(self) -> str:
+        return "default"
+
+    def _open_cgroups(self) -> None:
+        """Each container has its own, looked for when it is started."""
+
+    async def _sweep(self) -> None:
+        await asyncio.to_thread(owners.sweep, self._doors)
+        for container, marks in await self._daemon.owned(owners.LABEL):
+            if owners.is_orphan(marks):
+                _log.warning("removing container %s, whose owner has died", container[:12])
+                await self._daemon.remove(container)
+
+    def _make_commands(self) -> Commands:
+        from belljar.backends.container.toolchains import ImageMachine  # when first needed
+        from belljar.backends.local.commands import Commands
+
+        return Commands(self._settings, self._run_patiently, ImageMachine(self._settings, self._image_ids))
+
+    async def _run(self, execution: Execution, watcher: Watcher | None, command: Command | None) -> Evidence:
+        if self._container.fresh == "run":
+            world = await self._launch(execution.environment, fresh=True)
+            try:
+                return await self._run_in(world, execution, watcher, command)
+            finally:
+                await asyncio.shield(world.close())
+        self._used_at[execution.environment] = asyncio.get_running_loop().time()
+        return await self._run_in(await self._world(execution.environment), execution, watcher, command)
+
+    async def _run_in(
+        self, world: World, execution: Execution, watcher: Watcher | None, command: Command | None
+    ) -> Evidence:
+        chosen: object = world
+        if isinstance(chosen, RemoteWorld):
+            if command is not None:
+                raise NotOffered(
+                    f"{execution.language} is not offered under {self._container.runtime}", field="language"
+                )
+            return await chosen.run(execution, watcher)
+        return await super()._run_in(world, execution, watcher, command)
+
+    async def _open_session(self, order: SessionOrder) -> LiveSession:
+        if flags.has_own_kernel(self._container.runtime):
+            raise NotOffered(f"there are no sessions under {self._container.runtime}", field="environment")
+        if self._container.fresh == "never":
+            return await super()._open_session(order)
+        world = await self._launch(order.environment, fresh=True)
+        try:
+            session = await self._open_session_in(world, order)
+        except BaseException:
+            await asyncio.shield(world.close())
+            raise
+        self._session_worlds.append(world)
+        return session
+
+    def _maintain(self) -> None:
+        """A container that was started for one session, and its branches, goes soon after the last of them."""
+        super()._maintain()
+        self._let_go_of_unused_images()
+        for world in [world for world in self._session_worlds if world.is_idle or world.is_lost]:
+            self._session_worlds.remove(world)
+            self._close_in_background(world)
+
+    def _let_go_of_unused_images(self) -> None:
+        """Images that requests have named are not kept warm for ever."""
+        now = asyncio.get_running_loop().time()
+        for name, world in list(self._worlds.items()):
+            is_old = now - self._used_at.get(name, now) > self._settings.pool.idle_seconds
+            if name not in self._images and world.is_idle and is_old:
+                del self._worlds[name]
+                self._close_in_background(world)
+
+    def _close_in_background(self, world: World) -> None:
+        task = asyncio.get_running_loop().create_task(world.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def _open_world(self, name: str) -> World:
+        try:
+            before = self._worlds.pop(name, None)
+            if before is not None:
+                self._replaced += 1
+                await before.close()
+            world = await self._launch(name)
+            self._worlds[name] = world
+            world.refill("bare")
+            return world
+        finally:
+            self._opening.pop(name, None)
+
+    async def _launch(self, name: str, *, fresh: bool = False) -> World:
+        """A new container of the image that `name` stands for, with a world in it."""
+        image = self._image_of(name)
+        if not fresh:
+            await self._make_room()
+        self._image_ids[image] = str((await self._daemon.image(image)).get("Id", ""))
+        assert self._instance is not None
+        self._started += 1
+        marks = owners.labels(self._instance.name)
+        warm = (*self._settings.environments.get(name, EnvironmentSettings(warm_imports=())).warm_imports, "IPython")
+        if flags.has_own_kernel(self._container.runtime):
+            return await self._launch_foreign(name, image, marks, warm)
+        vessel = Vessel(self._daemon, image, owners.new_directory(self._doors))
+        await vessel.launch(marks, warm, self._container)
+        try:
+            world = self._furnish(name, vessel)
+        except BaseException:
+            await vessel.close()
+            raise
+        try:
+            await world.open()
+        except BaseException:
+            await asyncio.shield(world.close())
+            raise
+        return world
+
+    async def _launch_foreign(self, name: str, image: str, marks: Mapping[str, str], warm: tuple[str, ...]) -> World:
+        world = RemoteWorld(self._daemon, image, name, self._settings.request, self._settings.default_limits)
+        config = flags.foreign_config(image, marks, self._container, warm, self._daemon.is_podman)
+        await world.open(config, self._container.start_seconds)
+        return cast(World, world)
+
+    def _furnish(self, name: str, vessel: Vessel) -> VesselWorld:
+        assert self._instance is not None
+        cgroups = self._cgroups_in(vessel)
+        walls: Mapping[str, Any] = {
+            "as_root": True,
+            "changes_uid": True,
+            "uid_base": self._instance.uid_base,
+            "landlock_version": self._landlock_version,
+            "cgroup": cgroups is not None,
+        }
+        environment = describe(name, vessel)
+        settings = self._settings
+        self._all = [each for each in self._all if not each.is_closed]
+        taken = {each.block for each in self._all}
+        block = next((number for number in range(_BLOCKS) if number not in taken), None)
+        if block is None:
+            raise Overloaded(f"{_BLOCKS} containers are open, and no more have uids of their own; try again later")
+        world = VesselWorld(vessel, environment, settings.pool, settings.default_limits, walls, cgroups, block)
+        self._all.append(world)
+        return world
+
+    def _cgroups_in(self, vessel: Vessel) -> Cgroups | None:
+        if "cgroup" in self._settings.jail.without_walls:
+            return None
+        try:
+            cgroups = Cgroups(find_hierarchies(str(vessel.pid)), "belljar/cells")
+            cgroups.open()
+        except (CgroupsUnavailable, OSError) as error:
+            missing = [f"wall 'cgroup' is missing in a container: {error} (--without-wall cgroup)"]
+            raise WallMissing("; ".join(missing), walls=missing) from error
+        return cgroups
+
+    def _image_of(self, name: str) -> str:
+        """Which image an environment's name stands for, where the operator has allowed it."""
+        if name in self._images:
+            return self._images[name]
+        if not name.startswith(_IMAGE_PREFIX):
+            known = sorted(self._images)
+            raise UnknownEnvironment(f"there is no environment {name!r}; there are: {', '.join(known)}", known=known)
+        image = name.removeprefix(_IMAGE_PREFIX)
+        if not any(fnmatch.fnmatchcase(image, pattern) for pattern in self._container.allowed_images):
+            raise NotAllowed(
+                f"image {image!r} is not one that this server runs; ask its operator for a pattern in "
+                "container.allowed_images",
+                field="environment",
+            )
+        return image
+
+    async def _make_room(self) -> None:
+        """Not more warm containers than there may be: the least used idle one goes."""
+        open_worlds = [world for world in self._worlds.values() if not world.is_lost]
+        if len(open_worlds) < self._container.max_containers:
+            return
+        for name, world in list(self._worlds.items()):
+            if name not in self._images and world.is_idle:
+                del self._worlds[name]
+                await world.close()
+                return
+        raise Overloaded(f"all {self._container.max_containers} containers are in use; try again later")
+
+    async def close(self) -> None:
+        """End every container and let go of the engine."""
+        await asyncio.gather(*(world.close() for world in self._session_worlds), *self._closing)
+        self._session_worlds.clear()
+        await super().close()
+        self._daemon.close()
+
+    def facts(self) -> Mapping[str, Any]:
+        """Numbers for monitoring."""
+        containers = sum(not world.is_lost for world in (*self._worlds.values(), *self._session_worlds))
+        return {
+            **super().facts(),
+            "containers": containers,
+            "containers_started": self._started,
+            "containers_replaced": self._replaced,
+        }

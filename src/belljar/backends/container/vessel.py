@@ -1,0 +1,228 @@
+"""One running container of ours, seen from the host: its socket, its first process, and how it ends.
+
+The engine is asked to start it and to remove it. In between nothing depends on the engine: the first process is held
+by a pidfd and killed through it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import shutil
+import signal
+import socket
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from belljar import channel
+from belljar.backends.container import flags
+from belljar.backends.container.daemon import Daemon
+from belljar.contract.errors import EnvironmentBroken, SandboxFault
+from belljar.settings import ContainerSettings
+
+_log = logging.getLogger("belljar.container")
+_LOOK_SECONDS = 0.25  # how often we ask whether a container that says nothing has ended
+_LEAVE_SECONDS = 5.0
+_CREDENTIALS = struct.Struct("3i")
+_SHOWN_MAX = 64
+_MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,100}")
+_PATH = re.compile(r"/[A-Za-z0-9._+@/-]{0,255}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
+    """What an image says of itself. It is believed in nothing that concerns other images."""
+
+    version: str
+    python: str
+    prefix: str
+    shown: tuple[str, ...]
+    path: str
+    warm: tuple[str, ...]
+
+
+class Vessel:
+    """A container whose first process has called in. `close` ends and removes it."""
+
+    def __init__(self, daemon: Daemon, image: str, directory: Path) -> None:
+        self.image = image
+        self.contents: Contents
+        self.pid = -1
+        self._daemon = daemon
+        self._directory = directory  # holds the door; removed with the container
+        self._id = ""
+        self._pidfd = -1
+        self._socket: socket.socket | None = None
+
+    @property
+    def id(self) -> str:
+        """The engine's name for it."""
+        return self._id
+
+    async def launch(self, marks: Mapping[str, str], warm: Sequence[str], settings: ContainerSettings) -> None:
+        """Start the container and wait until its first process has called in.
+
+        Raises:
+            SandboxFault: it did not come up; nothing is left of it.
+        """
+        try:
+            with _listening(self._directory) as listener:
+                config = flags.config(self.image, marks, settings, self._directory, warm, self._daemon.is_podman)
+                self._id = await self._daemon.create(config)
+                await self._daemon.begin(self._id)
+                try:
+                    async with asyncio.timeout(settings.start_seconds):
+                        await self._answer(listener)
+                except TimeoutError as error:
+                    raise EnvironmentBroken(
+                        f"a container of {self.image!r} did not call in within {settings.start_seconds:.0f} s; "
+                        f"it said: {await self._said()}"
+                    ) from error
+        except BaseException:
+            await asyncio.shield(self.close())
+            raise
+
+    async def _answer(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        calling = loop.create_task(loop.sock_accept(listener))
+        try:
+            while not calling.done():
+                await asyncio.wait([calling], timeout=_LOOK_SECONDS)
+                if not calling.done():
+                    await self._check_alive()
+        finally:
+            if not calling.done():
+                calling.cancel()
+        peer, _ = calling.result()
+        self._socket = peer
+        self._hold(peer)
+        message = await _receive(peer)
+        self.contents = checked(self.image, message)
+
+    async def _check_alive(self) -> None:
+        state = await self._daemon.state(self._id)
+        if not state.get("Running"):
+            raise EnvironmentBroken(
+                f"a container of {self.image!r} ended with code {state.get('ExitCode')} before it called in; it said: "
+                f"{await self._said()}. An image needs python3 (3.9 or newer) on its PATH"
+            )
+
+    def _hold(self, peer: socket.socket) -> None:
+        """Make sure of who called: the first process of the container that the engine has just started for us."""
+        pid = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[0]
+        if pid <= 0:
+            raise SandboxFault("the container engine is not in this machine's pid namespace; its fork cannot be held")
+        self._pidfd = os.pidfd_open(pid)
+        if self._id not in Path(f"/proc/{pid}/cgroup").read_text():
+            raise SandboxFault("somebody else called at the container's door")
+        self.pid = pid
+
+    def take_socket(self) -> socket.socket:
+        """The socket to its first process; the caller owns it."""
+        assert self._socket is not None
+        taken, self._socket = self._socket, None
+        return taken
+
+    def kill(self) -> None:
+        """End everyone in it at once, without the engine."""
+        if self._pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    async def left(self) -> None:
+        """Return once its first process has gone, and with it all others; killed if it does not leave by itself."""
+        if self._pidfd < 0:
+            return
+        gone = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._pidfd, gone.set)
+        try:
+            try:
+                async with asyncio.timeout(_LEAVE_SECONDS):
+                    await gone.wait()
+            except TimeoutError:
+                self.kill()
+                await gone.wait()
+        finally:
+            loop.remove_reader(self._pidfd)
+
+    async def _said(self) -> str:
+        try:
+            return await self._daemon.said(self._id) or "nothing"
+        except SandboxFault as error:
+            return f"(not to be had: {error.message})"
+
+    async def close(self) -> None:
+        """End the container and have it removed. An engine that is gone leaves that to the next start."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        self.kill()
+        if self._id:
+            try:
+                await self._daemon.remove(self._id)
+            except SandboxFault as error:
+                _log.warning("container %s is left to the next start: %s", self._id[:12], error.message)
+            self._id = ""
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
+        shutil.rmtree(self._directory, ignore_errors=True)
+        self._directory.with_suffix(".seccomp.json").unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _listening(directory: Path) -> Any:
+    """A socket in a directory of its own, which the container sees and nobody else may enter."""
+    directory.mkdir(mode=0o700, parents=True)
+    handle = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(f"/proc/self/fd/{handle}/door")  # however long the path to it is
+            listener.listen(1)
+            listener.setblocking(False)
+            yield listener
+    finally:
+        os.close(handle)
+
+
+async def _receive(peer: socket.socket) -> Mapping[str, Any]:
+    loop = asyncio.get_running_loop()
+    readable = asyncio.Event()
+    peer.setblocking(False)
+    loop.add_reader(peer, readable.set)
+    try:
+        await readable.wait()
+        return channel.receive(peer)[0]
+    except channel.ChannelClosed as error:
+        raise EnvironmentBroken("the container left before it had said what it holds") from error
+    finally:
+        loop.remove_reader(peer)
+
+
+def checked(image: str, said: Mapping[str, Any]) -> Contents:
+    """Bound and check every word: the image may be a stranger's."""
+    try:
+        shown = [path for path in said["shown"][:_SHOWN_MAX] if _PATH.fullmatch(path) and path.count("/") == 1]
+        if not re.fullmatch(r"3\.\d{1,3}\.\d{1,3}", said["version"]) or int(said["version"].split(".")[1]) < 9:
+            raise EnvironmentBroken(f"image {image!r} has Python {said['version'][:20]!r}; 3.9 or newer is needed")
+        for name in ("python", "prefix"):
+            if not _PATH.fullmatch(said[name]) or ".." in said[name]:
+                raise ValueError(name)
+        path = ":".join(each for each in said["path"][:4096].split(":") if _PATH.fullmatch(each))
+        return Contents(
+            version=said["version"],
+            python=said["python"],
+            prefix=said["prefix"],
+            shown=tuple(shown),
+            path=path,
+            warm=tuple(name for name in said["warm"][:_SHOWN_MAX] if _MODULE.fullmatch(name)),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise EnvironmentBroken(f"image {image!r} describes itself in a way that cannot be read") from error

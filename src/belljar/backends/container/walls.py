@@ -1,0 +1,35 @@
+"""Which walls are the container's and which are ours, for the doctor and /v1/info."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from belljar.backends.container import flags
+from belljar.settings import Settings
+
+_OUTER = "the container: no network, read-only root, no new privileges, limits on memory and processes"
+_OWN_KERNEL = {
+    "kernel": (
+        "ok",
+        "outer wall: programs' system calls are answered by the runtime's kernel, not by this machine's",
+    ),
+    "namespaces": ("ok", "inner wall: pid, network, ipc and uts namespaces, and a root of its own, for each run"),
+    "uid": ("ok", "inner wall: each run has a uid of its own, inside the sandbox"),
+    "seccomp": ("ok", "inner wall: our list of system calls, kept by the runtime's kernel"),
+    "rlimits": ("ok", "inner wall: CPU, memory and processes of each run, process by process"),
+    "landlock": ("note", "not to be had inside this runtime"),
+    "cgroup": ("note", "not to be had inside this runtime: memory is limited for each process, not for all of a run"),
+}
+
+
+def in_containers(found: list[dict[str, str]], settings: Settings) -> list[dict[str, str]]:
+    """What was probed on this machine, as it stands for programs in containers."""
+    runtime = settings.container.runtime or "the engine's usual runtime"
+    outer = _wall("container", "ok", f"started by {runtime}", f"outer wall: {_OUTER}")
+    if flags.has_own_kernel(settings.container.runtime):
+        return [outer, *(_wall(name, state, f"under {runtime}", text) for name, (state, text) in _OWN_KERNEL.items())]
+    return [outer, *({**wall, "meaning": f"inner wall: {wall['meaning']}"} for wall in found)]
+
+
+def _wall(name: str, state: str, seen: str, meaning: str) -> dict[str, Any]:
+    return {"name": name, "state": state, "seen": seen, "meaning": meaning, "fix": "", "waiver": ""}

@@ -1,0 +1,125 @@
+"""The world of one image: like any world, but its warden is the first process of a container."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from belljar import channel
+from belljar.backends.container.vessel import Vessel
+from belljar.backends.local.cells import CELLS_MAX, Berths
+from belljar.backends.local.world import World, guest_environ
+from belljar.contract.execution import Limits
+from belljar.environments import Environment
+from belljar.jail import policy
+from belljar.jail.cgroups import Cgroups
+from belljar.settings import PoolSettings
+from belljar.zygote.handle import StartFailed, WardenHandle
+
+
+class VesselWarden(WardenHandle):
+    """The host's end of the socket to a warden that a container engine has started."""
+
+    def __init__(self, vessel: Vessel, on_lost: Callable[[], None]) -> None:
+        super().__init__(on_lost)
+        self._vessel = vessel
+
+    async def start(self, orders: Mapping[str, Any]) -> None:
+        """Tell it what to build, and wait until its world is there."""
+        self._socket = self._vessel.take_socket()
+        try:
+            channel.send(self._socket, {"log": True}, descriptors=[self.log.write])
+            await self._settle(orders)
+        except channel.ChannelClosed as error:
+            raise StartFailed("the container has ended") from error
+
+    def kill(self) -> None:
+        """End the whole container."""
+        self._vessel.kill()
+
+    async def close(self) -> None:
+        """Leave, and wait until everyone in the container is gone."""
+        if hasattr(self, "_socket"):
+            self._loop.remove_reader(self._socket)
+            self._socket.close()
+            await self._vessel.left()
+        self.log.close()
+        if not self._ready.done():
+            self._ready.cancel()
+
+
+class VesselWorld(World):
+    """An image, warm. Its cells' cgroups lie below the container's own, so that its limits hold for all of them."""
+
+    def __init__(
+        self,
+        vessel: Vessel,
+        environment: Environment,
+        pool: PoolSettings,
+        default_limits: Limits,
+        walls: Mapping[str, Any],
+        cgroups: Cgroups | None,
+        block: int,
+    ) -> None:
+        """`block` sets its guests' uids apart from those of other containers."""
+        self.vessel = vessel
+        self.block = block
+        self.is_closed = False
+        self._own_cgroups = cgroups
+        first_uid = policy.GUEST_UID_FIRST + block * CELLS_MAX
+        kept = max(1, pool.ready_guests)
+        self._own_berths = Berths(cgroups, changes_uid=walls["changes_uid"], kept=kept, first_uid=first_uid)
+        super().__init__(
+            environment,
+            self._own_berths,
+            pool,
+            default_limits,
+            walls,
+            make_warden=lambda lost: VesselWarden(vessel, lost),
+        )
+
+    def _places(self) -> tuple[dict[str, str], list[str]]:
+        """All of the image but what is the system's own business: it was made for the programs to see."""
+        contents = self.vessel.contents
+        bound = {path: path for path in contents.shown if path not in policy.SYSTEM_TREES}
+        top = f"/{contents.prefix.split('/')[1]}"
+        if top not in bound and top not in policy.SYSTEM_TREES:  # such as /root/.pyenv
+            bound[contents.prefix] = contents.prefix
+        return bound, []
+
+    def _python(self) -> str:
+        return self.vessel.contents.python
+
+    def _environ(self) -> dict[str, str]:
+        usual = guest_environ()
+        if self._python().startswith(f"{policy.ENVIRONMENT_DIR}/"):
+            return usual
+        del usual["VIRTUAL_ENV"]
+        return {**usual, "PATH": self.vessel.contents.path or "/usr/local/bin:/usr/bin:/bin"}
+
+    async def close(self) -> None:
+        """End every process, remove every cgroup, then the container."""
+        try:
+            await super().close()
+            self._own_berths.close()
+            if self._own_cgroups is not None:
+                self._own_cgroups.close()
+        finally:
+            await self.vessel.close()
+            self.is_closed = True
+
+
+def describe(name: str, vessel: Vessel) -> Environment:
+    """An image in the words that worlds know."""
+    contents = vessel.contents
+    return Environment(
+        name=name,
+        root=Path(contents.prefix),
+        python=Path(contents.python),
+        version=contents.version,
+        bound_paths=(),
+        packages=tuple(("ipython", "") for name in contents.warm if name == "IPython"),  # what sessions look for
+        warm_imports=tuple(name for name in contents.warm if name != "IPython"),
+        built_at="",
+    )

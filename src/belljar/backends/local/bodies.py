@@ -1,0 +1,158 @@
+"""The process of a session and what it holds: the first of its family, or a branch.
+
+A family is a session and its branches. They share the first one's cell: its pid namespace and its uid. Everything else
+each has for itself, its cgroup above all: one member is ended by ending who is in its cgroup, and the cell goes when
+the last member has gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import select
+import socket
+import struct
+from collections.abc import Callable
+
+from belljar.backends.local.cells import Berth
+from belljar.backends.local.world import Guest, World
+from belljar.jail.cgroups import CellCgroup
+
+_SILENCE_SECONDS = 10.0
+_LOOK_AGAIN_SECONDS = 0.002  # while those who were killed die
+_PIDFD_GET_INFO = 3 << 30 | 64 << 16 | 0xFF << 8 | 11  # with the first version of its structure, of 64 bytes
+_PIDFD_INFO_EXIT = 1 << 3  # since Linux 6.15
+
+
+class Family:
+    """Who lives in one cell."""
+
+    def __init__(self, world: World, guest: Guest) -> None:
+        self.world = world
+        self.guest = guest
+        self.members: set[Body] = set()
+        self.user_namespace = -1  # the family's own, once it has branched
+
+    async def leave(self, member: Body) -> None:
+        """The last who leaves takes the cell along."""
+        self.members.discard(member)
+        if not self.members:
+            self.guest.cell.kill()
+            await self.cell_gone()
+            if self.user_namespace >= 0:
+                os.close(self.user_namespace)
+            self.world.release(self.guest)
+
+    async def cell_gone(self) -> None:
+        """Wait until nobody is left in the killed cell, and for no stuck process of ours."""
+        cell = self.guest.cell
+        while not cell.is_gone:
+            await asyncio.wait([cell.gone], timeout=_SILENCE_SECONDS)
+            if not cell.is_gone:
+                self.world.unstick(self.guest)
+
+
+class Body:
+    """One process, its sockets and pipes, and everyone it has started. `release` gives all of it back."""
+
+    def __init__(
+        self, family: Family, cgroup: CellCgroup | None, peer: socket.socket, stdout: int, stderr: int
+    ) -> None:
+        self.family = family
+        self.cgroup = cgroup
+        self.channel = peer
+        self.stdout = stdout
+        self.stderr = stderr
+        self.ended: Callable[[int | None], None] = lambda status: None  # its own process has; the wait status if known
+        self.memory_event: Callable[[], None] = lambda: None
+        family.members.add(self)
+
+    def kill(self) -> None:
+        """End everyone in it."""
+        if self.cgroup is None or len(self.family.members) == 1:
+            self.family.guest.cell.kill()
+        else:
+            self.cgroup.kill_all()
+
+    async def gone(self) -> None:
+        """Wait until everyone who was killed is dead."""
+        if self.family.guest.cell.is_condemned or self.cgroup is None:
+            await self.family.cell_gone()
+            return
+        while not self.cgroup.is_empty():
+            await asyncio.sleep(_LOOK_AGAIN_SECONDS)
+            if not self.cgroup.is_empty():
+                self.cgroup.kill_all()
+
+    async def release(self) -> None:
+        """Everyone is dead and everything was read."""
+        await self.family.leave(self)
+
+
+class FirstBody(Body):
+    """A guest of a zygote."""
+
+    def __init__(self, world: World, guest: Guest) -> None:
+        super().__init__(Family(world, guest), guest.cell.berth.cgroup, guest.channel, guest.stdout, guest.stderr)
+        guest.ended = lambda status, _: self.ended(status)
+        guest.cell.on_memory_event = lambda: self.memory_event()
+        world.keep(guest)
+
+    async def release(self) -> None:
+        """Its sockets stay open until the cell goes."""
+        self.family.guest.cell.on_memory_event = None
+        await super().release()
+
+
+class BranchBody(Body):
+    """A copy that a session has made of itself. Nobody waits for it, so its end is seen through its pidfd."""
+
+    def __init__(self, family: Family, berth: Berth, peer: socket.socket, stdout: int, stderr: int, pidfd: int) -> None:
+        super().__init__(family, berth.cgroup, peer, stdout, stderr)
+        self._berth = berth
+        self._pidfd = os.dup(pidfd)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._pidfd, self._on_end)
+        if berth.cgroup is not None and berth.cgroup.oom_event is not None:
+            self._loop.add_reader(berth.cgroup.oom_event, self._on_memory_event, berth.cgroup.oom_event)
+
+    def _on_end(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        self.ended(exit_status(self._pidfd))
+
+    def _on_memory_event(self, event: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(event)
+        self.memory_event()
+
+    async def release(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        if self._berth.cgroup is not None and self._berth.cgroup.oom_event is not None:
+            self._loop.remove_reader(self._berth.cgroup.oom_event)
+        self.channel.close()
+        os.close(self.stdout)
+        os.close(self.stderr)
+        self.family.world.give_back(self._berth)
+        await super().release()
+
+
+def exit_status(pidfd: int) -> int | None:
+    """How the process behind a pidfd has ended; None when this kernel does not tell."""
+    asked = struct.pack("=Q56x", _PIDFD_INFO_EXIT)
+    try:
+        answer = fcntl.ioctl(pidfd, _PIDFD_GET_INFO, asked)
+    except OSError:
+        return None
+    (mask,) = struct.unpack_from("=Q", answer)
+    (status,) = struct.unpack_from("=i", answer, 60)
+    return int(status) if mask & _PIDFD_INFO_EXIT else None
+
+
+def has_ended(pidfd: int) -> bool:
+    """Whether the process behind a pidfd is gone."""
+    waiting = select.poll()
+    waiting.register(pidfd, select.POLLIN)
+    return bool(waiting.poll(0))

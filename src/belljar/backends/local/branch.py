@@ -1,0 +1,229 @@
+"""How a session is copied: a place is made, the session forks, and who comes out of that is put into its cgroup.
+
+The session's own process is hostile like any guest: it may answer anything, or nothing, or send another process than
+the one it should have forked. What it could gain by that is a second cgroup of the same size for its own processes,
+which is what a branch is. Who speaks over the new channel is told by the kernel, never by the speaker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import struct
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+from belljar import channel
+from belljar.backends.local.bodies import BranchBody, Family, has_ended
+from belljar.backends.local.cells import Berth
+from belljar.backends.local.world import INTERPRETER_BYTES
+from belljar.contract.errors import CannotBranch, JailSetupFailed, Overloaded, SandboxFault
+from belljar.contract.execution import Limits
+from belljar.jail.cgroups import CellCgroup
+from belljar.zygote.handle import StartFailed
+
+_SECONDS = 20.0  # for all of it: the copy of the files may take its time
+_SO_PASSPIDFD, _SCM_PIDFD = 76, 4  # since Linux 6.5
+_SCM_CREDENTIALS = 2
+_CREDENTIALS = struct.Struct("=iII")
+
+
+class Grown(NamedTuple):
+    """A branch that is ready to be a session; whoever gets it owns the descriptors."""
+
+    body: BranchBody
+    directories: list[int]  # work directory, /tmp and /dev/shm
+    pidfd: int
+
+
+class _Place(NamedTuple):
+    user_namespace: int
+    namespaces: list[int]
+    directories: list[int]
+
+
+def check_quiet(cgroup: CellCgroup | None) -> CellCgroup:
+    """Raise unless the session is one process with one thread: what a fork copies."""
+    if cgroup is None:
+        raise CannotBranch("a server without cgroups cannot branch sessions")
+    if len(cgroup.processes()) > 1:
+        raise CannotBranch("child processes are running; end them, wait for them, and branch then")
+    if cgroup.tasks() > 1:  # who has ended and was not waited for is counted as well
+        raise CannotBranch("other threads are alive, or child processes were not waited for; join them and branch then")
+    return cgroup
+
+
+async def grow(
+    family: Family,
+    directories: list[int],
+    limits: Limits,
+    order: Callable[[list[int]], Awaitable[None]],
+) -> Grown:
+    """Copy a session; `order` tells it to fork, with the descriptors it needs, and waits for its answer.
+
+    Raises:
+        CannotBranch: the session says that it cannot be copied.
+        Overloaded, JailSetupFailed, SandboxFault: it could not be done.
+    """
+    berth = family.world.take_berth()
+    if berth is None:
+        raise Overloaded("no cell is free for a branch; try again later")
+    try:
+        assert berth.cgroup is not None
+        berth.cgroup.limit(limits.memory_bytes + INTERPRETER_BYTES["shell"], max(2, limits.processes))
+        berth.cgroup.begin()
+        async with asyncio.timeout(_SECONDS):
+            return await _settle(
+                family, berth, asyncio.create_task(_make_place(family, berth, directories, limits)), order
+            )
+    except BaseException as error:
+        await _empty(berth)
+        family.world.give_back(berth)
+        if isinstance(error, TimeoutError):
+            raise SandboxFault("the branch was not there in time") from error
+        if isinstance(error, (OSError, StartFailed, channel.ChannelClosed)):
+            raise JailSetupFailed("branch", str(error)) from error
+        raise
+
+
+async def _empty(berth: Berth) -> None:
+    while berth.cgroup is not None and not berth.cgroup.is_empty():
+        berth.cgroup.kill_all()
+        await asyncio.sleep(0.002)
+
+
+async def _make_place(family: Family, berth: Berth, directories: list[int], limits: Limits) -> _Place:
+    ours, theirs = channel.pair()
+    ours.setblocking(False)
+    has_own = family.user_namespace >= 0
+    asked = {"uid": family.guest.cell.berth.uid, "disk_bytes": limits.disk_bytes, "has_own": has_own}
+    assert berth.cgroup is not None
+    lent = [theirs.fileno(), family.guest.cell.sleeper, *directories]
+    lent += [family.user_namespace] if has_own else []
+    with ours:
+        with theirs:
+            _, maker = await family.world.graft(asked, [*lent, *berth.cgroup.join_files])
+        try:
+            message, _, made = await _receive(ours, 7)
+        except channel.ChannelClosed as error:  # killed for memory: it is in the branch's cgroup
+            raise _do_not_fit() from error
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(maker, signal.SIGKILL)
+            os.close(maker)
+    if len(made) != 7:
+        raise JailSetupFailed("branch", str(message.get("failed")))
+    return _Place(made[0], made[1:4], made[4:])
+
+
+async def _receive(peer: socket.socket, descriptors_max: int) -> tuple[dict[str, object], bytes, list[int]]:
+    await _readable(peer)
+    return channel.receive(peer, descriptors_max)
+
+
+async def _readable(peer: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    arrived = asyncio.Event()
+    loop.add_reader(peer, arrived.set)
+    try:
+        await arrived.wait()
+    finally:
+        loop.remove_reader(peer)
+
+
+async def _settle(
+    family: Family, berth: Berth, making: asyncio.Task[_Place], order: Callable[[list[int]], Awaitable[None]]
+) -> Grown:
+    """Have the session fork while the place is made, put the copy into its cgroup, and let it move in."""
+    ours, theirs = channel.pair()
+    ours.setblocking(False)
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+    ours.setsockopt(socket.SOL_SOCKET, _SO_PASSPIDFD, 1)
+    stdout, their_stdout = os.pipe2(os.O_CLOEXEC)
+    stderr, their_stderr = os.pipe2(os.O_CLOEXEC)
+    for pipe in (stdout, stderr):
+        os.set_blocking(pipe, False)
+        os.fchmod(pipe, 0o666)
+    lent = [their_stdout, their_stderr]
+    owned = [stdout, stderr]
+    try:
+        with theirs:
+            await order([theirs.fileno(), *lent])
+        owned.append(await _meet(ours, berth))
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
+        ours.setsockopt(socket.SOL_SOCKET, _SO_PASSPIDFD, 0)
+        place = await making
+        owned += place.directories
+        await _move_in(ours, family, berth, place)
+        return Grown(BranchBody(family, berth, ours, stdout, stderr, owned[2]), place.directories, owned[2])
+    except BaseException:
+        ours.close()
+        lent += owned
+        raise
+    finally:
+        for descriptor in lent:
+            os.close(descriptor)
+        await _drop(making)
+
+
+async def _move_in(peer: socket.socket, family: Family, berth: Berth, place: _Place) -> None:
+    unused = list(place.namespaces)
+    if family.user_namespace < 0:
+        family.user_namespace = place.user_namespace
+    else:
+        unused.append(place.user_namespace)
+    try:
+        channel.send(peer, {}, b"place", [family.user_namespace, *place.namespaces])
+        _, said, _ = await _receive(peer, 0)
+    except channel.ChannelClosed as error:
+        if berth.cgroup is not None and berth.cgroup.oom_kills():
+            raise _do_not_fit() from error
+        raise CannotBranch("the copy has ended before it had its place") from error
+    finally:
+        for descriptor in unused:
+            os.close(descriptor)
+    if said != b"joined":
+        raise JailSetupFailed("branch", said[:500].decode("utf-8", "replace"))
+
+
+async def _drop(making: asyncio.Task[_Place]) -> None:
+    """Whatever was made, and nobody has taken over."""
+    if not making.done():
+        making.cancel()
+        await asyncio.wait([making])
+    if not making.cancelled():
+        making.exception()
+
+
+def _do_not_fit() -> CannotBranch:
+    return CannotBranch("the files do not fit into a branch; remove some, or open sessions with more memory_mb")
+
+
+async def _meet(peer: socket.socket, berth: Berth) -> int:
+    """Hear the copy's first word; who said it goes into the cgroup. The caller owns the pidfd."""
+    await _readable(peer)
+    room = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(4)
+    packet, ancillary, _, _ = peer.recvmsg(channel.PACKET_BYTES_MAX, room, socket.MSG_CMSG_CLOEXEC)
+    pid, pidfd = 0, -1
+    for level, kind, content in ancillary:
+        if level == socket.SOL_SOCKET and kind == _SCM_CREDENTIALS:
+            pid = _CREDENTIALS.unpack(content[: _CREDENTIALS.size])[0]
+        elif level == socket.SOL_SOCKET and kind == _SCM_PIDFD:
+            (pidfd,) = struct.unpack("=i", content[:4])
+    try:
+        _, said = channel.parse(packet)
+        if pid <= 1 or pidfd < 0 or said != b"copy" or berth.cgroup is None:
+            raise CannotBranch("the session's process did not copy itself as it should")
+        berth.cgroup.admit(pid)
+        if has_ended(pidfd):
+            raise CannotBranch("the copy has ended at once")
+    except BaseException:
+        if pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            os.close(pidfd)
+        raise
+    return pidfd

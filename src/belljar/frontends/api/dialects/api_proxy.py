@@ -1,0 +1,120 @@
+"""X-Master's API proxy: searching and reading the web for programs that cannot, on a port of its own.
+
+Answers of the original are kept, failures too: a search that fails is an empty list, a page that cannot be had is
+`[false, …]`. It does what our own tools do, so the same guard stands before it.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from msgspec import Struct
+
+from belljar.contract.errors import NotAllowed, ToolFailed
+from belljar.frontends.api.callers import Caller
+from belljar.frontends.api.dialects.fastapi import read_body, refuse
+from belljar.frontends.api.replies import Refusal, encode_json, reply, retry_after
+from belljar.frontends.api.request import Request
+from belljar.frontends.api.routing import Dialect
+from belljar.frontends.api.service import Service
+from belljar.tools.web.access import Web
+
+_ADDRESSES_MAX = 10_000
+_MOST_RESULTS = 100
+
+
+class SearchBody(Struct):
+    """Of POST /search. `depth` is taken and means nothing, as in the original's default."""
+
+    query: str
+    serper_api_key: str = ""
+    top_k: int = 10
+    region: str = "us"
+    lang: str = "en"
+    depth: int = 0
+
+
+class UrlBody(Struct):
+    """Of the other two."""
+
+    url: str
+
+
+class Proxy:
+    """Answers for the proxy's paths, so many a second for each client."""
+
+    def __init__(self, web: Web, requests_per_second: int) -> None:
+        self._web = web
+        self._most = requests_per_second
+        self._second = 0
+        self._counts: dict[str, int] = {}
+
+    async def answer(self, path: str, body: bytes, address: str) -> Any:
+        """A JSON value.
+
+        Raises:
+            Refusal: 422, or 429 past the rate.
+        """
+        self._count(address)
+        if path == "/search":
+            return await self._search(read_body(SearchBody, body))
+        asked = read_body(UrlBody, body)
+        if path == "/read_pdf":
+            try:
+                return await self._web.read_pdf(asked.url)
+            except ToolFailed:
+                return "Failed to read the PDF"
+        try:
+            return [True, await self._web.fetch_web(asked.url)]
+        except ToolFailed:
+            return [False, "Failed to fetch web page"]
+
+    async def _search(self, asked: SearchBody) -> Any:
+        try:
+            return await self._web.search(
+                asked.query,
+                max(1, min(asked.top_k, _MOST_RESULTS)),
+                region=asked.region,
+                lang=asked.lang,
+                api_key=asked.serper_api_key,
+            )
+        except ToolFailed:
+            return []
+
+    def _count(self, address: str) -> None:
+        second = int(time.monotonic())
+        if second != self._second or len(self._counts) > _ADDRESSES_MAX:
+            self._second = second
+            self._counts.clear()
+        self._counts[address] = count = self._counts.get(address, 0) + 1
+        if count > self._most:
+            message = f"Too many requests. Limit is {self._most} requests per second."
+            raise Refusal(429, "too_many_requests", message, headers=retry_after(1.0))
+
+
+def check_may_use(caller: Caller) -> None:
+    """Raises NotAllowed unless the key may use tools: this is one, by another way."""
+    if not caller.key.tools:
+        raise NotAllowed(f"key {caller.name!r} may not use tools, and so not this; ask the operator")
+
+
+async def _answer(service: Service, request: Request) -> None:
+    if service.proxy is None:
+        raise Refusal(404, "not_found", "Not Found")
+    check_may_use(request.caller)
+    client = request.scope["client"]
+    body = await request.read(is_json=False)
+    answer = await service.proxy.answer(request.scope["path"], body, client[0] if client else "")
+    await reply(request.send, encode_json(answer))
+
+
+PATHS = ("/search", "/read_pdf", "/fetch_web")
+
+DIALECT = Dialect(
+    name="proxy",
+    title="X-Master API proxy",
+    port=1234,
+    routes={path: {"POST": _answer} for path in PATHS},
+    refuse=refuse,
+)

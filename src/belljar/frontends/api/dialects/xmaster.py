@@ -1,0 +1,491 @@
+"""The wire behaviour of X-Master's code server: /execute, /submit and its result stream, tools as plain names.
+
+A request without a session id is a run of its own, and still answers "test_id": the original lets all such callers
+share one namespace. A session id is its caller's own.
+
+Where it is cheap to know that a program cannot call tools, because it names none and nothing that could find one, it
+is not given any: most programs print something and end.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import contextlib
+import hashlib
+import re
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs
+
+from msgspec import UNSET, Struct, UnsetType
+
+from belljar.contract.errors import BelljarError, NotFound, SessionExists, ToolFailed
+from belljar.contract.execution import Event, Execution, Finished, Outcome, Status, ToolAnswered, ToolCalled
+from belljar.engine.admission import admit, admit_cell, admit_session
+from belljar.engine.execute import new_id
+from belljar.frontends.api.callers import Caller
+from belljar.frontends.api.dialects.fastapi import read_body, refuse, unprocessable
+from belljar.frontends.api.dialects.xmaster_feeds import Feed, Feeds, make_line
+from belljar.frontends.api.replies import NO_SNIFFING, Refusal, encode_json, reply
+from belljar.frontends.api.request import Request
+from belljar.frontends.api.routing import Dialect
+from belljar.frontends.api.service import Service
+
+_NOBODY = "test_id"  # what a request without a session is said to be
+_WAIT_SECONDS = 600.0  # for a run to read about
+_LINES_MAX = 10_000
+_DYNAMIC = (
+    "tools",
+    "call_tool",
+    "globals",
+    "locals",
+    "vars",
+    "dir",
+    "eval",
+    "exec",
+    "getattr",
+    "builtins",
+    "import_module",
+)
+
+
+_NAMES = re.compile(rf"\b(?:open|input|current_dir|inform_handler|{'|'.join(_DYNAMIC)})\b")
+
+
+_SURROUNDINGS = re.compile(
+    r"__\w+__|\b(?:import|os|sys|exit|quit|breakpoint|SystemExit|KeyboardInterrupt|GeneratorExit"
+    rf"|open|input|current_dir|inform_handler|{'|'.join(_DYNAMIC)})\b"
+)
+#: A frame of such a program; below a frame that is "in" something stand source lines, which only a file has.
+_FRAME = re.compile(r'^  File "/work/main\.py", line (\d+(?:, in [^\n]*)?)((?:\n    [^\n]*)*)', re.MULTILINE)
+
+
+class ExecuteBody(Struct):
+    """Of /execute and /submit."""
+
+    code: str
+    timeout: int | None = 180
+    session_id: str | UnsetType = UNSET
+
+
+class PutBody(Struct):
+    """Of /put_item, and of each line of /stream_put_item."""
+
+    session_id: str
+    item: dict[str, Any]
+
+
+class _Strip(ast.NodeTransformer):
+    """Takes out what only readers and checkers of a file need."""
+
+    def visit(self, node: ast.AST) -> Any:
+        self.generic_visit(node)
+        if isinstance(node, ast.Module | ast.FunctionDef) and ast.get_docstring(node, clean=False) is not None:
+            node.body = node.body[1:] or [ast.Pass()]
+        if isinstance(node, ast.FunctionDef):
+            node.returns = None
+        if isinstance(node, ast.arg):
+            node.annotation = None
+        if isinstance(node, ast.AnnAssign) and node.value is not None:
+            return ast.copy_location(ast.Assign(targets=[node.target], value=node.value), node)
+        return None if isinstance(node, ast.ImportFrom) and node.module == "typing" else node
+
+
+def _namespace_source() -> str:
+    """What runs before a program, as short as it can be."""
+    tree = ast.parse(Path(__file__).with_name("xmaster_namespace.py").read_text("utf-8"))
+    return ast.unparse(ast.fix_missing_locations(_Strip().visit(tree)))
+
+
+_NAMESPACE = _namespace_source()
+
+#: A program of its own; `x` is compiled only where it is needed. As short as it can be: it is compiled for every run.
+_ONE_SHOT_HEAD = f"""\
+import os, sys
+e = os.dup(2)
+os.dup2(1, 2)
+m = sys.modules['session_{_NOBODY}'] = type(sys)('session_{_NOBODY}')
+m.os, m.sys = os, sys
+x = {_NAMESPACE!r}
+"""
+_WITH_NAMES = f"n = {{}}; exec(x, n); m.__dict__.update(n['make_names']('{_NOBODY}'))"
+_ONE_SHOT_MIDDLE = """
+try:
+    exec(compile("""
+_ONE_SHOT_TAIL = """, '<string>', 'exec', 0, True), m.__dict__)
+except BaseException as f:
+    n = {}
+    exec(x, n)
+    n['explain'](f, e)
+"""
+
+#: The first cell of a session.
+_OPENING = f"""\
+import sys
+_xmaster = sys.modules['_xmaster'] = type(sys)('_xmaster')
+exec({_NAMESPACE!r}, _xmaster.__dict__)
+_xmaster.names = _xmaster.make_names(_session_id)
+del _xmaster, _session_id
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """One piece of code to run, and where."""
+
+    code: str
+    seconds: int | None
+    session_id: str | None  # None: nowhere in particular
+
+    @property
+    def shown_id(self) -> str:
+        return _NOBODY if self.session_id is None else self.session_id
+
+
+def _read(body: bytes) -> _Asked:
+    asked = read_body(ExecuteBody, body)
+    if not asked.code.strip():
+        raise Refusal(400, "blank", "Code cannot be empty")
+    return _Asked(
+        code=asked.code,
+        seconds=asked.timeout,
+        session_id=None if asked.session_id is UNSET else asked.session_id,
+    )
+
+
+class XMaster:
+    """The routes, what background runs have to tell, and the sessions that are being opened."""
+
+    def __init__(self) -> None:
+        self._feeds = Feeds()
+        self._background: set[asyncio.Task[None]] = set()
+        self._opening: dict[tuple[str, str], asyncio.Lock] = {}
+
+    # ---- running
+
+    async def execute(self, service: Service, request: Request) -> None:
+        """POST /execute."""
+        caller = request.caller
+        caller.count_request()
+        asked = _read(await request.read(is_json=False))
+        execution_id = new_id()
+        request.on_hang_up(lambda: service.engine.cancel(execution_id))
+        with caller.running_up_to(1):
+            answer = await self._run(service, caller, asked, execution_id)
+        await reply(request.send, encode_json({**answer, "session_id": asked.shown_id}))
+
+    async def _run(self, service: Service, caller: Caller, asked: _Asked, execution_id: str) -> dict[str, Any]:
+        if asked.seconds is not None and asked.seconds <= 0:
+            return {"output": "", "error": _timed_out(asked), "execution_time": 0.0}
+        if asked.session_id is None:
+            execution = _one_shot(service, caller, asked)
+            outcome = await service.engine.run(execution, id=execution_id)
+        else:
+            execution = await self._cell(service, caller, asked)
+            sessions = service.engine.sessions
+            outcome = await sessions.run(
+                _owner(caller), _session_key(asked.session_id), execution, execution_id=execution_id
+            )
+        service.executed(execution, outcome)
+        return _describe(asked, execution, outcome)
+
+    async def _cell(self, service: Service, caller: Caller, asked: _Asked) -> Execution:
+        """A cell of the session, which is opened if it is not there."""
+        assert asked.session_id is not None
+        owner, id = _owner(caller), _session_key(asked.session_id)
+        sessions = service.engine.sessions
+        try:
+            state = sessions.get(owner, id)
+        except NotFound:
+            async with self._opening.setdefault((owner, id), asyncio.Lock()):
+                try:
+                    state = sessions.get(owner, id)
+                except NotFound:
+                    state = await self._open(service, caller, id, asked.session_id)
+            self._opening.pop((owner, id), None)
+        name = f"session_{asked.session_id}"
+        code = f"_ = __import__('_xmaster'); _.run({asked.code!r}, {name!r}, _.names)"
+        return admit_cell(caller.settings, state.limits, code, timeout=_seconds(caller, asked), caller=caller.name)
+
+    async def _open(self, service: Service, caller: Caller, id: str, session_id: str) -> Any:
+        settings, owner = caller.settings, _owner(caller)
+        order = admit_session(
+            settings,
+            id=id,
+            idle_seconds=settings.sessions.idle_seconds_max,
+            tools=_tools(service, caller),
+            caller=owner,
+        )
+        sessions = service.engine.sessions
+        opening = f"_session_id = {session_id!r}\n{_OPENING}"
+        with contextlib.suppress(SessionExists):
+            await sessions.open(order)
+        await sessions.run(owner, id, admit_cell(settings, order.limits, opening, caller=caller.name))
+        return sessions.get(owner, id)
+
+    # ---- in the background
+
+    async def submit(self, service: Service, request: Request) -> None:
+        """POST /submit."""
+        caller = request.caller
+        caller.count_request()
+        asked = _read(await request.read(is_json=False))
+        feed = self._feeds.new((_owner(caller), asked.shown_id))
+        task = asyncio.create_task(self._run_told(service, caller, asked, feed))
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        await reply(request.send, encode_json({"status": "success", "session_id": asked.shown_id}))
+
+    async def _run_told(self, service: Service, caller: Caller, asked: _Asked, feed: Feed) -> None:
+        feed.put(make_line("tool_result", "start"))
+        said = ""
+        try:
+            with caller.running_up_to(1):
+                answer = await self._tell_run(service, caller, asked, feed)
+            said = answer["error"] or answer["output"]
+        except BelljarError as error:
+            said = error.message
+        finally:
+            feed.end(make_line("code_result", "running", content=said), make_line("tool_result", "end"))
+
+    async def _tell_run(self, service: Service, caller: Caller, asked: _Asked, feed: Feed) -> dict[str, Any]:
+        if asked.seconds is not None and asked.seconds <= 0:
+            return {"output": "", "error": _timed_out(asked)}
+        events: AsyncGenerator[Event, None]
+        if asked.session_id is None:
+            execution = _one_shot(service, caller, asked)
+            events = service.engine.stream(execution)
+        else:
+            execution = await self._cell(service, caller, asked)
+            events = service.engine.sessions.stream(_owner(caller), _session_key(asked.session_id), execution)
+        async with contextlib.aclosing(events):
+            async for event in events:
+                if isinstance(event, ToolCalled):
+                    feed.put(make_line("tool_result", "running", {"tool_name": event.tool}))
+                    called: dict[str, Any] = {"call_tool": event.tool, "call_args": dict(event.arguments)}
+                    feed.put(make_line("tool_result", "running", called))
+                elif isinstance(event, ToolAnswered):
+                    answer = {"tool_result": event.result, "tool_elapsed_time": event.call.seconds}
+                    told = {event.call.tool: answer if event.call.ok else None}
+                    feed.put(make_line("tool_result", "running", told))
+                elif isinstance(event, Finished):
+                    service.executed(execution, event.outcome)
+                    return _describe(asked, execution, event.outcome)
+        raise AssertionError("a stream ends with its outcome")
+
+    async def stream(self, service: Service, request: Request) -> None:
+        """GET /get_mcp_result/{session_id}."""
+        key = _owner(request.caller), request.parameters["session_id"]
+        if not self._feeds.knows(key):
+            raise Refusal(404, "not_found", "Session not found")
+        await request.read(is_json=False)
+        line = self._feeds.touch(key)
+        reading = asyncio.ensure_future(self._feeds.take(key))
+        gone = asyncio.ensure_future(request.receive())
+        feed: Feed | None = None
+        try:
+            await asyncio.wait([reading, gone], timeout=_WAIT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            if not reading.done():
+                raise Refusal(404, "not_found", "Session not found")
+            feed = reading.result()
+            line.read.add(feed)
+            await self._send_all(request, feed, gone)
+        finally:
+            for each in (reading, gone):
+                each.cancel()
+            if feed is not None:
+                line.read.discard(feed)
+
+    async def _send_all(self, request: Request, feed: Feed, gone: asyncio.Future[Any]) -> None:
+        head = [(b"content-type", b"application/json"), (b"cache-control", b"no-store"), NO_SNIFFING]
+        await request.send({"type": "http.response.start", "status": 200, "headers": head})
+        while True:
+            waiting = asyncio.ensure_future(feed.next())
+            await asyncio.wait([waiting, gone], return_when=asyncio.FIRST_COMPLETED)
+            if not waiting.done():
+                waiting.cancel()
+                return
+            line = waiting.result()
+            if line is None:
+                break
+            await request.send({"type": "http.response.body", "body": line, "more_body": True})
+        await request.send({"type": "http.response.body", "body": b""})
+
+    # ---- the rest
+
+    async def delete(self, service: Service, request: Request) -> None:
+        """POST /del_session?session_id=X."""
+        given = parse_qs(request.scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True)
+        if "session_id" not in given:
+            raise unprocessable([{"type": "missing", "loc": ["query", "session_id"], "msg": "Field required"}])
+        session_id, owner = given["session_id"][-1], _owner(request.caller)
+        self._feeds.forget((owner, session_id))
+        with contextlib.suppress(NotFound):
+            await service.engine.sessions.close(owner, _session_key(session_id))
+        await reply(request.send, encode_json({"status": "success"}))
+
+    async def list_tools(self, service: Service, request: Request) -> None:
+        """GET /get_tool and /get_tool/{agent}; every agent has the same."""
+        tools = service.engine.tools
+        allowed = set(_tools(service, request.caller))
+        specs = [] if tools is None else [spec.as_json() for spec in tools.specs if spec.name in allowed]
+        await reply(request.send, encode_json(specs))
+
+    async def call_tool(self, service: Service, request: Request) -> None:
+        """POST /call_tool/{name}."""
+        caller = request.caller
+        caller.count_request()
+        name = request.parameters["name"].replace("-", "_")
+        tools = service.engine.tools
+        body = await request.read(is_json=False)
+        if tools is None or name not in _tools(service, caller):
+            raise Refusal(404, "not_found", "Tool not found")
+        arguments = read_body(dict[str, Any], body or b"{}")
+        try:
+            answer = {"status": True, "result": await tools.call(name, arguments)}
+        except ToolFailed as error:
+            answer = {"status": False, "result": error.message}
+        await reply(request.send, encode_json(answer))
+
+    async def put_item(self, service: Service, request: Request) -> None:
+        """POST /put_item."""
+        asked = read_body(PutBody, await request.read(is_json=False))
+        try:
+            flag = self._put(request.caller, asked)
+        except KeyError:
+            raise Refusal(500, "not_found", f"there is no session {asked.session_id[:100]!r}") from None
+        await reply(request.send, encode_json({"session_id": asked.session_id, "flag": flag}))
+
+    async def put_items(self, service: Service, request: Request) -> None:
+        """POST /stream_put_item: one object per line."""
+        lines = (await request.read(is_json=False)).split(b"\n")
+        count, errors = 0, []
+        for number, line in enumerate(lines[:_LINES_MAX], 1):
+            if not line.strip():
+                continue
+            try:
+                self._put(request.caller, read_body(PutBody, line))
+                count += 1
+            except KeyError as error:
+                errors.append({"line": number, "error": f"there is no session {error}"})
+            except Refusal as refusal:
+                errors.append({"line": number, "error": str(refusal.details.get("detail"))})
+        await reply(request.send, encode_json({"status": "ok", "processed_items": count, "errors": errors}))
+
+    def _put(self, caller: Caller, asked: PutBody) -> bool:
+        return self._feeds.put((_owner(caller), asked.session_id), encode_json(asked.item) + b"\n")
+
+
+def _owner(caller: Caller) -> str:
+    """Sessions of this dialect are their caller's, and apart from those of our own API."""
+    return f"xmaster {caller.owner}"
+
+
+def _session_key(session_id: str) -> str:
+    """Any text is a session id there; ours are short and plain."""
+    return "x" + hashlib.sha256(session_id.encode("utf-8", "surrogatepass")).hexdigest()[:40]
+
+
+def _tools(service: Service, caller: Caller) -> tuple[str, ...]:
+    """The names of all tools that this caller may use."""
+    tools, allowed = service.engine.tools, caller.key.tools
+    if tools is None or not allowed:
+        return ()
+    names = (spec.name for spec in tools.specs)
+    return tuple(names) if isinstance(allowed, bool) else tuple(name for name in names if name in allowed)
+
+
+def _one_shot(service: Service, caller: Caller, asked: _Asked) -> Execution:
+    names = _tools(service, caller)
+    if names and not re.search(rf"\b(?:{'|'.join((*names, *_DYNAMIC))})\b", asked.code):
+        names = ()
+    if not names and is_plain(asked.code):
+        code = asked.code
+    else:
+        wants_names = bool(names) or _NAMES.search(asked.code) is not None
+        head = _ONE_SHOT_HEAD + (_WITH_NAMES if wants_names else "")
+        code = f"{head}{_ONE_SHOT_MIDDLE}{asked.code!r}{_ONE_SHOT_TAIL}"
+    return admit(caller.settings, code, timeout=_seconds(caller, asked), tools=names, caller=caller.name)
+
+
+def is_plain(code: str) -> bool:
+    """Whether a program can tell its surroundings from those of `python main.py` by nothing but its traceback.
+
+    It then runs as that, and `read_traceback` does the rest. With no import and none of these words it has no way to
+    write to standard error, to exit, or to reach what the original puts around it.
+    """
+    return _SURROUNDINGS.search(code) is None
+
+
+def read_traceback(stderr: str) -> str:
+    """The traceback of a program that ran as /work/main.py, as if it had been the text "<string>"."""
+
+    def rename(found: re.Match[str]) -> str:
+        source = "" if ", in " in found[1] else found[2]
+        return f'  File "<string>", line {found[1]}{source}'
+
+    return _FRAME.sub(rename, stderr).replace('"/work/main.py"', '"<string>"')  # those within groups, too
+
+
+def _seconds(caller: Caller, asked: _Asked) -> float:
+    most = caller.settings.ceiling_limits.wall_seconds
+    return most if asked.seconds is None else min(float(asked.seconds), most)
+
+
+def _timed_out(asked: _Asked) -> str:
+    return f"Execution timed out after {asked.seconds} seconds"
+
+
+_REASONS = {
+    Status.OUT_OF_MEMORY: "Execution ran out of memory",
+    Status.OUTPUT_LIMIT: "Execution wrote too much",
+    Status.DENIED: "Execution did something that is not allowed",
+    Status.CANCELLED: "Execution was cancelled",
+}
+
+
+def _describe(asked: _Asked, execution: Execution, outcome: Outcome) -> dict[str, Any]:
+    output, error = outcome.stdout, outcome.stderr or None
+    if error is not None and execution.code is asked.code:  # it ran as it is
+        if outcome.status is Status.OK:  # a warning, of the compiler
+            output, error = error + output, None
+        else:
+            error = read_traceback(error)
+    if outcome.status is Status.TIMED_OUT:
+        error = _timed_out(asked) if asked.seconds is not None else "Execution timed out"
+    elif outcome.status in _REASONS:
+        error = _REASONS[outcome.status]
+    elif outcome.status is not Status.OK and error is None:
+        how = f"signal {outcome.signal}" if outcome.signal else f"exit code {outcome.exit_code}"
+        error = f"Execution ended with {how}"
+    return {"output": output, "error": error, "execution_time": outcome.usage.wall_seconds}
+
+
+async def _say_healthy(service: Service, request: Request) -> None:
+    await reply(request.send, b'{"status":"ok"}')
+
+
+_routes = XMaster()
+
+DIALECT = Dialect(
+    name="xmaster",
+    title="X-Master code server",
+    port=30008,
+    routes={
+        "/execute": {"POST": _routes.execute},
+        "/submit": {"POST": _routes.submit},
+        "/get_mcp_result/{session_id*}": {"GET": _routes.stream},
+        "/del_session": {"POST": _routes.delete},
+        "/get_tool": {"GET": _routes.list_tools},
+        "/get_tool/{agent}": {"GET": _routes.list_tools},
+        "/call_tool/{name}": {"POST": _routes.call_tool},
+        "/put_item": {"POST": _routes.put_item},
+        "/stream_put_item": {"POST": _routes.put_items},
+        "/health": {"GET": _say_healthy},
+    },
+    refuse=refuse,
+    open_to_all=frozenset({"/health"}),
+)

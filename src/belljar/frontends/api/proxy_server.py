@@ -1,0 +1,99 @@
+"""`belljar proxy`: X-Master's API proxy alone, without a sandbox beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import uvicorn
+
+from belljar import __version__
+from belljar.frontends.api.callers import Callers
+from belljar.frontends.api.dialects import fastapi
+from belljar.frontends.api.dialects.api_proxy import PATHS, Proxy, check_may_use
+from belljar.frontends.api.guard import Guard, is_loopback
+from belljar.frontends.api.keys import KeyFile, KeyRing, keys_path
+from belljar.frontends.api.replies import Receive, Refusal, Send, encode_json, refusal_of, reply
+from belljar.frontends.api.request import BodyRoom, Request
+from belljar.frontends.api.serve import _bind, _stopping_at_signals
+from belljar.settings import Settings
+from belljar.telemetry import Log
+from belljar.tools.web.access import Web
+
+_log = logging.getLogger("belljar.proxy")
+_BODY_BYTES = 1024 * 1024
+_BODIES_BYTES = 64 * _BODY_BYTES
+
+
+class ProxyApp:
+    """An ASGI application with the proxy's paths and a /health."""
+
+    def __init__(self, settings: Settings, keys: KeyRing, proxy: Proxy) -> None:
+        self._guard = Guard(settings.server)
+        self._callers = Callers(settings, keys)
+        if not is_loopback(settings.server.host) and settings.server.host != "localhost":
+            self._callers.require_keys()
+        self._proxy = proxy
+        self._room = BodyRoom(_BODY_BYTES, _BODIES_BYTES)
+
+    async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            return
+        request = Request(scope, dict(scope["headers"]), receive, send, self._room)
+        try:
+            self._guard.check(request.headers)
+            await reply(send, encode_json(await self._answer(scope, request)))
+        except ConnectionError:
+            return
+        except Exception as error:  # noqa: BLE001  the boundary of this API: whatever went wrong becomes an answer
+            refusal = refusal_of(error)
+            if refusal.code == "internal_error":
+                _log.error("a request could not be answered: %s", error, exc_info=error)
+            await reply(send, fastapi.refuse(refusal).body, refusal.status, headers=refusal.headers)
+        finally:
+            request.release()
+
+    async def _answer(self, scope: Mapping[str, Any], request: Request) -> Any:
+        path, method = scope["path"], scope["method"]
+        if path == "/health" and method == "GET":
+            return {"status": "ok"}
+        if path not in PATHS:
+            raise Refusal(404, "not_found", "Not Found")
+        if method != "POST":
+            raise Refusal(405, "method_not_allowed", "Method Not Allowed", headers=((b"allow", b"POST"),))
+        address = scope["client"][0] if scope["client"] else ""
+        check_may_use(self._callers.identify(request.headers, address))
+        return await self._proxy.answer(path, await request.read(is_json=False), address)
+
+
+async def serve_proxy(settings: Settings, log: Log) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    Raises:
+        InvalidSettings: the address cannot be used, or may not be used without a key; or a library is missing.
+    """
+    keys = KeyRing(KeyFile(keys_path(settings)), settings.server.api_key)
+    web = Web(settings.web, settings.llm)
+    await web.open()
+    try:
+        listener = _bind(settings, keys, settings.server.port)
+        app = ProxyApp(settings, keys, Proxy(web, settings.web.proxy_requests_per_second))
+        config = uvicorn.Config(
+            app, ws="none", loop="none", lifespan="off", log_config=None, access_log=False, server_header=False
+        )
+        server = uvicorn.Server(config)
+        with _stopping_at_signals() as stop:
+            host, port = listener.getsockname()[:2]
+            log.write("listening", url=f"http://{host}:{port}", api="proxy", version=__version__)
+            serving = asyncio.create_task(server._serve([listener]))  # not `serve`: signals are ours
+            stopping = asyncio.create_task(stop.wait())
+            await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
+            server.should_exit = True
+            stopping.cancel()
+            await serving
+    finally:
+        await web.close()
+        log.write("stopped")

@@ -1,0 +1,198 @@
+"""`belljar languages`: which there are, whether each works behind the walls, and how to get more."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from belljar.assembly import build_engine, build_environments
+from belljar.contract.errors import BelljarError, CallerError
+from belljar.engine.admission import admit
+from belljar.engine.execute import Engine
+from belljar.frontends.cli import terminal
+from belljar.frontends.cli.options import define_common, define_json, define_walls, load_settings
+from belljar.languages.install import InstallPlan, carry_out, choose, plan
+from belljar.languages.listing import describe, how_to_get
+from belljar.languages.machine import machine_of
+from belljar.languages.toolchain import Toolchain, load_all
+from belljar.settings import Settings
+
+OK, FAILED, MISSING = "ok", "failed", "missing"
+_HELLO_SECONDS = 60.0
+_AT_ONCE = 2  # more would only wait for the same cores
+
+_EPILOG = """\
+A toolchain is offered when it is found where jails can see it: in the system's directories, in the state directory
+(what npm and pip bring is put there), or in a root of its own ([languages.roots] in the settings).
+
+examples:
+  belljar languages list
+  belljar languages install core             python javascript ts sh c cpp java go rust ruby php
+  belljar languages install haskell ocaml
+  belljar languages check                    run each language's hello behind all walls
+"""
+
+
+def define(parser: argparse.ArgumentParser) -> None:
+    """Options of `belljar languages`."""
+    parser.epilog = _EPILOG
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    define_json(_add_action(actions, "list", "all that are known, and which are here"))
+    check = _add_action(actions, "check", "run the hello of each that is here")
+    check.add_argument("names", metavar="NAME", nargs="*", help="only these")
+    define_json(check)
+    define_walls(check)
+    install = _add_action(actions, "install", "get toolchains from the system's packages, npm and PyPI")
+    install.add_argument("names", metavar="core|all|NAME", nargs="+")
+    install.add_argument("--yes", action="store_true", help="do not ask")
+
+
+def _add_action(actions: Any, name: str, summary: str) -> argparse.ArgumentParser:
+    action: argparse.ArgumentParser = actions.add_parser(name, help=summary, add_help=False)
+    define_common(action)
+    return action
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Do what the action says."""
+    settings = load_settings(options)
+    if options.action == "list":
+        return _list(settings, options.json)
+    if options.action == "check":
+        return _check(settings, options)
+    return _install(settings, options)
+
+
+# ---- list
+
+
+def _list(settings: Settings, as_json: bool) -> int:
+    with terminal.progress() as tell:
+        if not as_json and sys.stderr.isatty():
+            tell("asking each toolchain for its version")
+        listed = describe(settings, _python_version(settings))
+    if as_json:
+        print(json.dumps({"languages": [each.as_json() for each in listed]}, indent=2))
+        return 0
+    rows = [
+        (
+            each.toolchain.name,
+            each.toolchain.title,
+            OK if each.available else MISSING,
+            each.version or "",
+            ", ".join(each.toolchain.aliases),
+            each.how_to_get or "",
+        )
+        for each in listed
+    ]
+    columns = ["name", "language", "state", "version", "also called", "how to get it"]
+    terminal.draw_table(terminal.console(), "Languages", columns, rows)
+    return 0
+
+
+def _python_version(settings: Settings) -> str | None:
+    environments = build_environments(settings)
+    found = (environments.find(name) for name in ("default", *environments.known()))
+    return next((each.version for each in found if each is not None), None)
+
+
+# ---- check
+
+
+def _check(settings: Settings, options: argparse.Namespace) -> int:
+    toolchains = choose(options.names) if options.names else [each for each in load_all().values() if each.run]
+    with terminal.progress() as tell:
+        build_environments(settings).ensure("default", tell)
+        rows = asyncio.run(check_all(settings, toolchains, tell if not options.json else lambda _: None))
+    if options.json:
+        print(json.dumps({"languages": rows}, indent=2))
+    else:
+        cells = [(row["name"], row["title"], row["state"], row["seconds"], row["detail"]) for row in rows]
+        columns = ["name", "language", "state", "seconds", ""]
+        terminal.draw_table(terminal.console(), "Every hello, behind all walls", columns, cells)
+    wanted = {OK} if options.names else {OK, MISSING}
+    return 0 if all(row["state"] in wanted for row in rows) else 1
+
+
+async def check_all(settings: Settings, toolchains: Sequence[Toolchain], tell: Any) -> list[dict[str, str]]:
+    """Whether each works here: `ok`, `failed` (and how) or `missing` (and how to get it)."""
+    # Nothing that was compiled before is taken for a proof.
+    fresh = dataclasses.replace(settings, languages=dataclasses.replace(settings.languages, compile_cache_bytes=0))
+    engine = build_engine(fresh)
+    turn = asyncio.Semaphore(_AT_ONCE)
+
+    async def check_one(toolchain: Toolchain) -> dict[str, str]:
+        async with turn:
+            tell(f"trying {toolchain.title}")
+            row = await _say_hello(engine, fresh, toolchain)
+            return {"name": toolchain.name, "title": toolchain.title, **row}
+
+    try:
+        await engine.open()
+        return list(await asyncio.gather(*map(check_one, toolchains)))
+    finally:
+        await engine.close(grace_seconds=0.0)
+
+
+async def _say_hello(engine: Engine, settings: Settings, toolchain: Toolchain) -> dict[str, str]:
+    if not machine_of(settings).is_available(toolchain.name):
+        return {"state": MISSING, "seconds": "", "detail": how_to_get(toolchain)}
+    hello = toolchain.hello
+    seconds = min(_HELLO_SECONDS, settings.ceiling_limits.wall_seconds)
+    try:
+        outcome = await engine.run(admit(settings, hello.source, language=toolchain.name, timeout=seconds))
+    except BelljarError as error:
+        return {"state": FAILED, "seconds": "", "detail": error.message}
+    compile_seconds = outcome.compilation.wall_seconds if outcome.compilation else 0.0
+    row = {"state": OK, "seconds": f"{compile_seconds + outcome.usage.wall_seconds:.2f}", "detail": ""}
+    if outcome.ok and outcome.stdout == hello.stdout:
+        return row
+    said = outcome.compilation.stderr if outcome.compilation and outcome.compilation.exit_code != 0 else ""
+    detail = f"'{outcome.status}', wrote {outcome.stdout[:200]!r}; {(said or outcome.stderr).strip()[-300:]}"
+    return {**row, "state": FAILED, "detail": detail}
+
+
+# ---- install
+
+
+def _install(settings: Settings, options: argparse.Namespace) -> int:
+    machine = machine_of(settings)
+    planned = plan(machine, choose(options.names))
+    _show(planned)
+    if planned.steps and not options.yes:
+        if not sys.stdin.isatty():
+            raise CallerError("nobody is here to ask; say --yes to go on")
+        if input("Go on? [y/N] ").strip().lower() not in ("y", "yes"):
+            return 1
+    with terminal.progress() as tell:
+        carry_out(machine, planned, tell)
+    for each in planned.elsewhere:
+        terminal.say(f"{each.title}: {each.install.note}")
+    still_missing = [
+        each.name
+        for each in choose(options.names)
+        if each not in planned.elsewhere and not machine.is_available(each.name)
+    ]
+    if still_missing:
+        terminal.say(f"still missing: {', '.join(still_missing)}; `belljar languages list` says what of them")
+        return 1
+    print("installed; `belljar languages check` proves it, and a running server must be restarted to show all of it")
+    return 0
+
+
+def _show(planned: InstallPlan) -> None:
+    if planned.present:
+        print("here already:", ", ".join(each.name for each in planned.present))
+    if planned.steps:
+        print("to be run:")
+        for step in planned.steps:
+            print(f"  {step}")
+    elsewhere = ", ".join(each.name for each in planned.elsewhere)
+    if elsewhere:
+        print("to be had from no package manager:", elsewhere)
+    sys.stdout.flush()

@@ -1,0 +1,32 @@
+"""`belljar proxy`: search, web pages and PDFs over HTTP, for code servers that expect X-Master's API proxy."""
+
+from __future__ import annotations
+
+import argparse
+
+from belljar.frontends.cli import serve as serve_command
+
+_PORT = 1234
+
+
+def define(parser: argparse.ArgumentParser) -> None:
+    """Options of `belljar proxy`."""
+    serve_command.define_address(parser)
+    parser.epilog = "The paths are /search, /read_pdf and /fetch_web; the settings are in [web]."
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Serve until told to stop."""
+    if options.port is None:
+        options.port = _PORT
+    settings = serve_command.load_server_settings(options)
+    from belljar.frontends.api.proxy_server import serve_proxy
+    from belljar.telemetry import Log, set_up_logging
+
+    log = Log(log_format=settings.server.log_format)
+    set_up_logging(log, is_debugging=settings.server.debug)
+    try:
+        serve_command.run(serve_proxy(settings, log))
+    finally:
+        log.close()
+    return 0

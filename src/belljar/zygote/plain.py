@@ -1,0 +1,173 @@
+"""The warm process inside a sandbox with a kernel of its own, such as gVisor: it forks guests behind plainer walls.
+
+There a kernel of the sandbox's own stands between programs and the machine, and descriptors, cgroups and pidfds do
+not reach through it. What is left for us is to keep programs of one container apart: each run gets pid, mount,
+network, ipc and uts namespaces, directories of its own with a size, a uid of its own, no capabilities, no new
+privileges, our seccomp filter, and rlimits in place of a cgroup. Landlock is not to be had.
+
+For each run three processes: one that leaves at once, the first of the pid namespace, and the program. The first one
+outlives the program only to say how it ended, and takes whatever the program left behind along.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+from typing import Any
+
+from belljar import channel
+from belljar.guest import script
+from belljar.jail import limits, namespaces, policy, seccomp, syscalls
+from belljar.zygote import server
+
+BORN = struct.Struct("=q")  # pid of the run's first process, as the steward sees it
+ENDED = struct.Struct("=qqq")  # wait status, CPU in microseconds, largest resident set in bytes
+CHANNEL = 3
+_WORLD = (
+    syscalls.CLONE_NEWNS | syscalls.CLONE_NEWPID | syscalls.CLONE_NEWNET | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS
+)
+_control: socket.socket
+_filter: syscalls.FilterProgram
+
+
+def serve(always_loaded: frozenset[str]) -> None:
+    """Serve until the steward leaves. Returns only in a guest that has its program."""
+    try:
+        _get_warm(always_loaded)
+        if _loop():
+            return
+    except BaseException:  # noqa: BLE001  (the end of the process: say why)
+        import traceback
+
+        traceback.print_exc()
+        os._exit(70)
+    os._exit(0)
+
+
+def _get_warm(always_loaded: frozenset[str]) -> None:
+    global _control, _filter
+    _control = socket.socket(fileno=CHANNEL)
+    script.speak_over(_control)
+    greeting, _, _ = channel.receive(_control)
+    try:
+        limits.set_common()
+    except ValueError:
+        pass  # gVisor knows only some limits, and those it lacks have nothing behind them there
+    server.warm_up(greeting["imports"], greeting["environ"], always_loaded)
+    _filter = syscalls.FilterProgram(seccomp.compile_filter(os.uname().machine))
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    script.renew_main()
+    channel.send(_control, {"warm": sys.version.split()[0]})
+
+
+def _loop() -> bool:
+    """True in a guest that has its program; False in the zygote once the steward has left."""
+    waiting = select.poll()
+    waiting.register(_control, select.POLLIN)
+    while True:
+        waiting.poll()
+        try:
+            order, _, descriptors = channel.receive(_control, 4)
+        except channel.ChannelClosed:
+            return False
+        pid = os.fork()
+        if pid == 0:
+            return _start(order, *descriptors)
+        os.waitpid(pid, 0)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _start(order: dict[str, Any], peer: int, stdout: int, stderr: int, news: int) -> bool:
+    """In the fork: build the run's world, and be its first process or its program."""
+    try:
+        syscalls.unshare(_WORLD)
+        told, tell = os.pipe()
+        first = os.fork()
+        if first:
+            os.write(news, BORN.pack(first))
+            os._exit(0)
+        os.close(tell)
+        os.read(told, 1)  # ends when the one above has told the steward who we are, and left
+        os.close(told)
+        _build(order["root"], order["shown"], order["disk_bytes"])
+        program = os.fork()
+        if program:
+            _see_to_its_end(program, news)
+        _enter(order, peer, stdout, stderr)
+    except OSError as error:
+        _give_up(error, peer)
+    if script.receive(_control):
+        return True
+    os._exit(0)
+
+
+def _build(root: str, shown: dict[str, str], disk_bytes: int) -> None:
+    """A root of the run's own. Older gVisors have but one mount table for all, so the steward takes it apart again."""
+    os.makedirs(root, 0o755)
+    for path, target in shown.items():
+        if target:
+            os.symlink(target, root + path)
+        else:
+            os.makedirs(root + path, 0o755)
+            syscalls.mount(path.encode(), f"{root}{path}".encode(), b"", syscalls.MS_BIND)
+    flags = syscalls.MS_NOSUID | syscalls.MS_NODEV
+    options = f"size={disk_bytes},mode=1777".encode()
+    for path in policy.WRITABLE_DIRS:
+        os.makedirs(root + path, 0o755, exist_ok=True)
+        syscalls.mount(b"tmpfs", f"{root}{path}".encode(), b"tmpfs", flags, options)
+    os.makedirs(f"{root}/proc", 0o755)
+    syscalls.mount(b"proc", f"{root}/proc".encode(), b"proc", flags | syscalls.MS_NOEXEC)
+    os.chroot(root)
+    try:
+        namespaces.raise_loopback()
+    except OSError:
+        pass  # gVisor's is always up and cannot be told
+    socket.sethostname(policy.HOSTNAME)
+    os.chdir(policy.WORK_DIR)
+
+
+def _see_to_its_end(program: int, news: int) -> None:
+    """Be pid 1: adopt, reap, and leave with the program, which ends everyone else. Never returns."""
+    os.closerange(0, news)
+    os.closerange(news + 1, 1 << 16)
+    signal.set_wakeup_fd(-1)
+    while True:
+        pid, status, usage = os.wait4(-1, 0)
+        if pid == program:
+            cpu = int((usage.ru_utime + usage.ru_stime) * 1e6)
+            os.write(news, ENDED.pack(status, cpu, usage.ru_maxrss * 1024))
+            os._exit(0)
+
+
+def _enter(order: dict[str, Any], peer: int, stdout: int, stderr: int) -> None:
+    os.dup2(peer, 60)
+    os.dup2(stdout, 61)
+    os.dup2(stderr, 62)
+    os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
+    for source, target in ((61, 1), (62, 2), (60, CHANNEL)):
+        os.dup2(source, target, inheritable=target < CHANNEL)
+    os.closerange(4, 1 << 16)
+    os.setpgid(0, 0)
+    limits.set_for_guest(order["cpu_seconds"], order["processes"], order["memory_bytes"])
+    os.setgroups([])
+    os.setresgid(order["uid"], order["uid"], order["uid"])
+    os.setresuid(order["uid"], order["uid"], order["uid"])
+    syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
+    syscalls.install_seccomp(_filter)
+
+
+def _give_up(error: OSError, peer: int) -> None:
+    try:
+        os.dup2(peer, CHANNEL)
+    except OSError:
+        pass  # it is there already
+    channel.send(_control, {"failed": "jail", "reason": str(error)})
+    os._exit(71)

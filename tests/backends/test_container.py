@@ -1,0 +1,430 @@
+"""The container back end where it differs from the local one: containers, engines, images, and what is left of them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from container_engines import Engine, container_settings, docker_engine, podman_engine
+
+import belljar
+from belljar.backends.container import flags, owners
+from belljar.backends.local.cells import CELLS_MAX
+from belljar.contract.errors import (
+    EngineUnavailable,
+    InvalidSettings,
+    NotAllowed,
+    SandboxFault,
+    UnknownEnvironment,
+)
+from belljar.jail import policy
+from belljar.settings import Settings, load
+
+Host = Any
+
+
+@pytest.fixture(scope="module")
+def plain_settings(settings: Settings, docker: Engine, plain_image: str) -> Settings:
+    """Debian's own Python, and any image whose name says that it is for tests."""
+    return container_settings(settings, docker, plain_image, allowed_images=("belljar-test-*",))
+
+
+@pytest.fixture(scope="module")
+def plain_box(plain_settings: Settings) -> Iterator[belljar.Sandbox]:
+    with belljar.Sandbox(settings=plain_settings) as box:
+        yield box
+
+
+@pytest.fixture
+def own_box(plain_settings: Settings) -> Iterator[belljar.Sandbox]:
+    """One whose container may be hurt."""
+    with belljar.Sandbox(settings=plain_settings) as box:
+        yield box
+
+
+def ours(docker: Engine, pid: int | None = None) -> list[dict[str, Any]]:
+    wanted = str(pid or os.getpid())
+    return [each for each in docker.containers() if each["Labels"].get(f"{owners.LABEL}.pid") == wanted]
+
+
+def first_process(docker: Engine, container: dict[str, Any]) -> int:
+    return int(docker.client.api.inspect_container(container["Id"])["State"]["Pid"])
+
+
+# ------------------------------------------------------------------------------------------------------ the walls
+
+
+def test_a_container_is_shut_but_for_what_its_warden_needs(plain_box: belljar.Sandbox, docker: Engine) -> None:
+    (container, *_) = ours(docker)
+    config = docker.client.api.inspect_container(container["Id"])["HostConfig"]
+    assert config["NetworkMode"] == "none"
+    assert config["ReadonlyRootfs"] is True
+    assert not config["Privileged"]
+    assert config["CapDrop"] == ["ALL"]
+    assert sorted(name.removeprefix("CAP_") for name in config["CapAdd"]) == sorted(flags.CAPABILITIES)
+    assert any(option.startswith("no-new-privileges") for option in config["SecurityOpt"])
+    assert config["PidsLimit"] > 0
+    assert config["Memory"] > 0
+
+
+def test_nobody_in_a_container_has_a_capability_once_its_world_stands(
+    plain_box: belljar.Sandbox, docker: Engine, host: Host
+) -> None:
+    """Outside their own user namespace, that is: a uid there is nobody's here."""
+    assert plain_box.run("print(1)").ok
+    for container in ours(docker):
+        top = docker.client.api.top(container["Id"], ps_args="-eo pid,uid")
+        uids = {int(row[1]) & 0xFFFFFFFF for row in top["Processes"]}
+        assert uids
+        assert min(uids) >= 2_000_000_000
+
+
+def test_a_program_is_behind_both_walls(plain_box: belljar.Sandbox) -> None:
+    look = """
+import json, os, socket
+status = dict(line.split(":\\t", 1) for line in open("/proc/self/status") if ":\\t" in line)
+def refusal(call, *args):
+    try:
+        call(*args)
+    except OSError as error:
+        return type(error).__name__
+print(json.dumps({
+    "caps": [status[name] for name in ("CapEff", "CapPrm", "CapBnd", "CapAmb")],
+    "filters": int(status.get("Seccomp_filters", "3")),
+    "nnp": status["NoNewPrivs"],
+    "write": refusal(open, "/usr/x", "w"),
+    "door": os.path.exists("/run"),
+    "network": refusal(socket.socket(socket.AF_INET, socket.SOCK_DGRAM).connect, ("192.0.2.1", 9)),
+    "pids": [name for name in os.listdir("/proc") if name.isdigit()],
+}))
+"""
+    outcome = plain_box.run(look)
+    assert outcome.ok, outcome.stderr
+    seen = json.loads(outcome.stdout)
+    assert {int(mask, 16) for mask in seen["caps"]} == {0}
+    assert seen["filters"] >= 3  # the engine's, the zygote's, the guest's
+    assert seen["nnp"].strip() == "1"
+    assert seen["write"] in ("OSError", "PermissionError")
+    assert seen["door"] is False
+    assert seen["network"] == "OSError"
+    assert len(seen["pids"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("print('hello')", "ok"),
+        ("1/0", "failed"),
+        ("raise SystemExit(7)", "failed"),
+        ("import os; os.abort()", "crashed"),
+        ("import ctypes; ctypes.string_at(0)", "crashed"),
+        ("while True: pass", "timed_out"),
+        ("held = []\nwhile True: held.append(bytearray(10_000_000))", "out_of_memory"),
+    ],
+)
+def test_statuses(plain_box: belljar.Sandbox, code: str, status: str) -> None:
+    assert plain_box.run(code, timeout=2, memory_mb=128).status == status
+
+
+def test_limits_of_the_container_hold_for_all_its_programs_together(
+    settings: Settings, docker: Engine, plain_image: str
+) -> None:
+    small = container_settings(settings, docker, plain_image, memory_bytes=256 << 20)
+    hold = "held = bytearray(150_000_000)\nfor i in range(0, len(held), 4096): held[i] = 1\nimport time; time.sleep(3)"
+    with belljar.Sandbox(settings=small) as box:
+        outcomes = list(box.run_many([hold] * 4, max_in_flight=4))
+        assert any(not outcome.ok for outcome in outcomes)  # each may have 512 MiB, all together 256
+        assert box.run("print(1)").ok
+
+
+# ----------------------------------------------------------------------------------------------------- the images
+
+
+def test_a_request_may_name_an_image_that_is_allowed(plain_box: belljar.Sandbox, plain_image: str) -> None:
+    outcome = plain_box.run("import sys; print(sys.prefix)", environment=f"image:{plain_image}")
+    assert (outcome.status, outcome.stdout) == ("ok", "/usr\n")
+
+
+def test_programs_of_two_containers_never_share_a_uid(plain_box: belljar.Sandbox, plain_image: str) -> None:
+    look = "import os, pwd; print(os.getuid(), pwd.getpwuid(os.getuid()).pw_name)"
+    outcomes = [plain_box.run(look, environment=name) for name in ("default", f"image:{plain_image}")]
+    uids = [int(outcome.stdout.split()[0]) for outcome in outcomes]
+    assert {outcome.stdout.split()[1] for outcome in outcomes} == {"sandbox"}
+    assert len({(uid - policy.GUEST_UID_FIRST) // CELLS_MAX for uid in uids}) == 2
+
+
+def test_images_that_are_not_allowed_or_not_there_are_refused(plain_box: belljar.Sandbox) -> None:
+    with pytest.raises(NotAllowed):
+        plain_box.run("1", environment="image:somebody/else:latest")
+    with pytest.raises(UnknownEnvironment, match="no image 'belljar-test-missing'"):
+        plain_box.run("1", environment="image:belljar-test-missing")
+    with pytest.raises(UnknownEnvironment):
+        plain_box.run("1", environment="another")
+    assert plain_box.run("print(1)").ok
+
+
+def test_an_image_without_python_says_so(settings: Settings, docker: Engine, tmp_path: Path, base_tar: Path) -> None:
+    root = tmp_path / "root"
+    (root / "bin").mkdir(parents=True)
+    (root / "bin" / "nothing").write_text("")
+    tar = tmp_path / "empty.tar"
+    subprocess.run(["tar", "-C", str(root), "-cf", str(tar), "."], check=True)
+    image = docker.import_image(tar, "belljar-test-empty:1")
+    with (
+        pytest.raises(SandboxFault, match="python3"),
+        belljar.Sandbox(settings=container_settings(settings, docker, image)),
+    ):
+        pass
+    assert not [each for each in docker.containers() if each["Image"] == image]
+
+
+def test_fresh_containers_for_each_run(settings: Settings, docker: Engine, plain_image: str) -> None:
+    fresh = container_settings(settings, docker, plain_image, fresh="run")
+    with belljar.Sandbox(settings=fresh) as box:
+        before = box.facts()["sandbox"]["containers_started"]
+        assert [box.run("print(1)").stdout for _ in range(2)] == ["1\n", "1\n"]
+        assert box.facts()["sandbox"]["containers_started"] == before + 2
+        assert len([each for each in ours(docker) if each["Image"] == plain_image]) >= 1
+
+
+@pytest.mark.parametrize("fresh", ["never", "session"])
+def test_sessions_live_in_containers(settings: Settings, docker: Engine, guest_image: str, fresh: str) -> None:
+    chosen = container_settings(settings, docker, guest_image, fresh=fresh)
+    with belljar.Sandbox(settings=chosen) as box, box.session() as session:
+        assert session.run("x = 20").ok
+        assert session.run("print(x + 1)").stdout == "21\n"
+        assert box.facts()["sandbox"]["containers"] == (2 if fresh == "session" else 1)
+    assert not [each for each in ours(docker) if each["Image"] == guest_image and each["State"] != "running"]
+
+
+def test_other_languages_run_inside_the_image(plain_box: belljar.Sandbox) -> None:
+    outcome = plain_box.run("echo $((6 * 7)); cat /etc/hostname", language="sh")
+    assert (outcome.status, outcome.stdout) == ("ok", "42\nbelljar\n")
+
+
+def test_a_toolchain_that_the_image_lacks_is_named(plain_box: belljar.Sandbox) -> None:
+    outcome = plain_box.run("int main(void) { return 0; }", language="c")
+    assert outcome.status == "compile_failed"
+    assert outcome.compilation is not None
+    assert "cannot start gcc" in outcome.compilation.stderr
+
+
+# ------------------------------------------------------------------------------------------- deaths, ours and theirs
+
+
+def test_a_killed_container_is_replaced(own_box: belljar.Sandbox, docker: Engine, host: Host) -> None:
+    before = {each["Id"] for each in ours(docker)}
+    assert own_box.run("print(1)").ok
+    started = threading.Event()
+    failures: list[BaseException] = []
+
+    def long_run() -> None:
+        try:
+            for _ in own_box.stream("print('here', flush=True)\nimport time; time.sleep(60)", timeout=90):
+                started.set()
+        except belljar.BelljarError as error:
+            failures.append(error)
+
+    running = threading.Thread(target=long_run)
+    running.start()
+    assert started.wait(30)
+    newest = max(ours(docker), key=lambda each: each["Created"])
+    os.kill(first_process(docker, newest), signal.SIGKILL)
+    running.join(30)
+    assert not running.is_alive()
+    assert failures, "a program that died with its container has no outcome to give"
+    assert own_box.run("print(2)").stdout == "2\n"
+    assert own_box.facts()["sandbox"]["containers_replaced"] == 1
+    host.wait_until(lambda: newest["Id"] not in {each["Id"] for each in docker.containers()}, "the dead one is removed")
+    assert before
+
+
+def test_runs_survive_a_container_killed_under_load(own_box: belljar.Sandbox, docker: Engine) -> None:
+    """Runs that had not been seen to start are run again; nothing hangs."""
+    outcomes: list[Any] = []
+
+    def work() -> None:
+        for _ in range(30):
+            try:
+                outcomes.append(str(own_box.run("print(1)").status))
+            except SandboxFault as error:
+                outcomes.append(error.code)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for _ in range(2):
+        while len(outcomes) < 20:
+            time.sleep(0.01)
+        for container in ours(docker):
+            if container["State"] == "running" and container["Created"] >= time.time() - 120:
+                with contextlib.suppress(Exception):
+                    docker.client.api.kill(container["Id"])
+        break
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert len(outcomes) == 120
+    assert outcomes.count("ok") > 80
+    assert own_box.run("print(2)").ok
+
+
+_SERVER = """
+import sys, os
+import belljar
+from belljar.settings import load
+flags = dict(each.split("=", 1) for each in sys.argv[1:])
+with belljar.Sandbox(settings=load(environ={}, flags=flags)) as box:
+    print(box.run("print('up')").stdout, flush=True)
+    sys.stdin.read()
+"""
+
+
+def _start_server(settings: Settings, docker: Engine, image: str, runtime_dir: Path) -> subprocess.Popen[str]:
+    given = {
+        "backend": "container",
+        "container.socket": docker.socket,
+        "container.image": image,
+        "runtime_dir": str(runtime_dir),
+        "state_dir": str(settings.state_dir),
+        "jail.uid_base": str(settings.jail.uid_base),
+    }
+    command = [sys.executable, "-c", _SERVER, *(f"{name}={value}" for name, value in given.items())]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    return process
+
+
+def test_containers_end_with_a_server_that_is_killed_and_the_next_one_removes_them(
+    settings: Settings, docker: Engine, plain_image: str, tmp_path: Path, host: Host
+) -> None:
+    server = _start_server(settings, docker, plain_image, tmp_path / "run")
+    assert [each["State"] for each in ours(docker, server.pid)] == ["running"]
+    server.kill()
+    server.wait()
+    host.wait_until(lambda: [each["State"] for each in ours(docker, server.pid)] == ["exited"], "the container ends")
+    server.stdin.close(), server.stdout.close()  # type: ignore[union-attr]
+    successor = _start_server(settings, docker, plain_image, tmp_path / "run")
+    try:
+        assert not ours(docker, server.pid)
+        assert len(ours(docker, successor.pid)) == 1
+    finally:
+        successor.communicate("")
+    assert not ours(docker, successor.pid)
+    assert not list((tmp_path / "run" / "containers").iterdir())
+
+
+def test_a_living_owner_is_no_orphan() -> None:
+    marks = owners.labels("instance-x")
+    assert not owners.is_orphan(marks)
+    assert owners.is_orphan({**marks, f"{owners.LABEL}.born": "1"})
+    assert not owners.is_orphan({**marks, f"{owners.LABEL}.born": "1", f"{owners.LABEL}.place": "another machine"})
+    assert not owners.is_orphan({})
+
+
+def test_an_engine_that_dies_is_survived_by_what_is_warm(settings: Settings, base_tar: Path) -> None:
+    with docker_engine() as engine:
+        image = engine.import_image(base_tar, "belljar-test-plain:1")
+        chosen = container_settings(settings, engine, image, allowed_images=("*",), call_seconds=5.0)
+        with belljar.Sandbox(settings=chosen) as box:
+            assert box.run("print(1)").ok
+            engine.kill()
+            assert box.run("print(2)").stdout == "2\n"
+            began = time.monotonic()
+            with pytest.raises(EngineUnavailable):
+                box.run("print(3)", environment="image:belljar-test-plain:1")
+            assert time.monotonic() - began < 10
+            assert box.run("print(4)").ok
+            engine.start()
+            assert box.run("print(5)", environment="image:belljar-test-plain:1").stdout == "5\n"
+        assert not ours(engine)
+
+
+def test_an_absent_engine_is_an_error_that_says_what_to_do(settings: Settings, tmp_path: Path) -> None:
+    absent = load(flags={"backend": "container", "container.socket": str(tmp_path / "no.sock")})
+    with pytest.raises(EngineUnavailable, match="Is it running"), belljar.Sandbox(settings=absent):
+        pass
+
+
+def test_a_deaf_engine_is_an_error_within_its_time(settings: Settings, tmp_path: Path) -> None:
+    path = str(tmp_path / "deaf.sock")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as deaf:
+        deaf.bind(path)
+        deaf.listen()
+        began = time.monotonic()
+        chosen = load(flags={"backend": "container", "container.socket": path, "container.call_seconds": 1})
+        with pytest.raises(EngineUnavailable), belljar.Sandbox(settings=chosen):
+            pass
+        assert time.monotonic() - began < 10
+
+
+def test_podman_runs_the_same(settings: Settings, base_tar: Path) -> None:
+    with podman_engine() as engine:
+        image = engine.import_image(base_tar, "belljar-test-plain:1")
+        with belljar.Sandbox(settings=container_settings(settings, engine, image)) as box:
+            assert box.run("print(6 * 7)").stdout == "42\n"
+            assert box.run("while True: pass", timeout=1).status == "timed_out"
+            assert box.run("held = bytearray(10**10)").status == "out_of_memory"
+            outcome = box.run("open('a.txt', 'w').write('x')", artifacts=["*.txt"])
+            assert [(file.path, file.content) for file in outcome.artifacts] == [("a.txt", b"x")]
+        assert not engine.containers()
+
+
+def test_nothing_is_left_after_a_close(settings: Settings, docker: Engine, plain_image: str, host: Host) -> None:
+    def left() -> tuple[object, ...]:
+        return host.leftovers(), {each["Id"] for each in docker.containers()}, _cgroups_of(docker)
+
+    with belljar.Sandbox(settings=container_settings(settings, docker, plain_image)) as box:
+        assert box.run("print(1)").ok  # loads what is loaded once
+    before = left()
+    for _ in range(2):
+        with belljar.Sandbox(settings=container_settings(settings, docker, plain_image)) as box:
+            assert box.run("print(1)").ok
+            assert box.run("while True: pass", timeout=1).status == "timed_out"
+    host.wait_until(lambda: left() == before, f"everything is gone again: {before} is now {left()}")
+
+
+def _cgroups_of(docker: Engine) -> int:
+    return sum(1 for each in Path("/sys/fs/cgroup").glob("*/docker/*") if each.is_dir())
+
+
+# ----------------------------------------------------------------------------------------------------- the settings
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({"BACKEND": "kubernetes"}, "docker or podman"),
+        ({"CONTAINER_IMAGE": "x"}, "together"),
+        ({"BELLJAR_BACKEND": "cloud"}, "backend is 'cloud'"),
+        ({"BELLJAR_CONTAINER_FRESH": "always"}, "container.fresh"),
+        ({"BELLJAR_CONTAINER_IMAGES": "js"}, "NAME=IMAGE"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(environ: dict[str, str], message: str) -> None:
+    with pytest.raises(InvalidSettings, match=message):
+        load(environ=environ, takes_familiar_names=True)
+
+
+def test_familiar_names_choose_engine_and_image() -> None:
+    environ = {"BACKEND": "podman", "CONTAINER_IMAGE": "lab/python:3", "CONTAINER_LANGUAGE": "python"}
+    chosen = load(environ=environ, takes_familiar_names=True)
+    assert (chosen.backend, chosen.container.engine, chosen.container.image) == ("container", "podman", "lab/python:3")
+
+
+def test_the_outer_filter_allows_what_guests_may_and_no_kernel_module() -> None:
+    (rule,) = flags.seccomp_profile()["syscalls"]
+    assert {"read", "unshare", "landlock_restrict_self"} <= set(rule["names"])
+    assert not {"init_module", "kexec_load", "bpf", "ptrace", "keyctl", "open_by_handle_at"} & set(rule["names"])

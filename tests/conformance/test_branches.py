@@ -1,0 +1,426 @@
+"""A branch is a whole session of its own: it begins where its parent was, and then neither can reach the other."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import belljar
+from belljar.contract.errors import CannotBranch, SessionBusy, SessionEnded, TooManySessions
+from belljar.contract.execution import Outcome, Output
+from belljar.settings import Settings
+
+if TYPE_CHECKING:
+    from tests.conftest import Host
+
+
+@pytest.fixture(scope="module")
+def roomy(settings: Settings) -> Iterator[belljar.Sandbox]:
+    """Room for many sessions."""
+    sessions = dataclasses.replace(settings.sessions, max_sessions=100)
+    pool = dataclasses.replace(settings.pool, ready_guests=1)
+    with belljar.Sandbox(settings=dataclasses.replace(settings, sessions=sessions, pool=pool)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def session(roomy: belljar.Sandbox) -> Iterator[Any]:
+    with roomy.session() as opened:
+        yield opened
+
+
+@pytest.fixture
+def branch() -> Iterator[Callable[..., Any]]:
+    """Branches a session once; what came of it is closed afterwards."""
+    with contextlib.ExitStack() as stack:
+
+        def one(session: Any, **asked: Any) -> Any:
+            (copy,) = session.branch(**asked)
+            return stack.enter_context(contextlib.closing(copy))
+
+        yield one
+
+
+def said(outcome: Outcome) -> str:
+    assert outcome.ok, (outcome.status, outcome.stderr, outcome.error)
+    return outcome.stdout.strip()
+
+
+Branch = Callable[..., Any]
+
+
+def test_variables_go_their_own_ways(session: Any, branch: Branch) -> None:
+    session.run("import numpy\nx = [1]\na = numpy.ones(1_000_000)\ndef f(): return len(x)")
+    copy = branch(session)
+    assert said(copy.run("x.append(2); a += 1; print(x, a[0], f())")) == "[1, 2] 2.0 2"
+    assert said(session.run("x.append(9); print(x, a[0], f())")) == "[1, 9] 1.0 2"
+    assert said(copy.run("print(x)")) == "[1, 2]"
+
+
+def test_what_is_shown_of_a_branch(session: Any, branch: Branch) -> None:
+    session.run("1")
+    copy = branch(session)
+    state = copy.state()
+    assert (state.parent, state.cells, state.is_busy) == (session.id, 1, False)
+    assert state.limits == session.state().limits
+    assert copy.run("1").cell == 2
+    assert session.state().parent is None
+
+
+@pytest.mark.parametrize("place", ["/work", "/tmp", "/dev/shm"])
+def test_files_go_their_own_ways(session: Any, branch: Branch, place: str) -> None:
+    session.run(f"import os\nos.makedirs('{place}/d/e')\nopen('{place}/d/e/f', 'w').write('before')")
+    copy = branch(session)
+    assert said(copy.run(f"print(open('{place}/d/e/f').read()); open('{place}/d/e/f', 'w').write('copy')")) == "before"
+    assert said(session.run(f"print(open('{place}/d/e/f').read()); open('{place}/new', 'w')")) == "before"
+    assert said(copy.run(f"print(open('{place}/d/e/f').read(), os.path.exists('{place}/new'))")) == "copy False"
+
+
+def test_every_kind_of_file_is_copied(session: Any, branch: Branch) -> None:
+    session.run(
+        "import os\nos.symlink('a', 'link'); open('a', 'wb').write(bytes(range(256)) * 5000)\nos.chmod('a', 0o640)\n"
+        "os.utime('a', (5, 5)); os.mkfifo('pipe'); os.mkdir('empty')\n"
+        "open('closed', 'w').write('x'); os.chmod('closed', 0)"
+    )
+    copy = branch(session)
+    assert (
+        said(
+            copy.run(
+                "import stat\nf = os.stat('a')\nprint(os.readlink('link'), f.st_size, oct(f.st_mode & 0o777), "
+                "f.st_mtime, f.st_uid == os.getuid(), stat.S_ISFIFO(os.stat('pipe').st_mode), os.listdir('empty'))\n"
+                "os.chmod('closed', 0o600)\n"
+                "print(open('closed').read(), open('a', 'rb').read() == bytes(range(256)) * 5000)"
+            )
+        )
+        == "a 1280000 0o640 5.0 True True []\nx True"
+    )
+    assert copy.read_file("a") == bytes(range(256)) * 5000
+
+
+def test_the_host_sees_each_ones_own_files(session: Any, branch: Branch) -> None:
+    session.write_file("f", b"parent")
+    copy = branch(session)
+    copy.write_file("f", b"copy")
+    copy.write_file("g/h", b"new")
+    assert session.read_file("f") == b"parent"
+    assert [file.path for file in session.files()] == ["f"]
+    assert said(copy.run("print(open('f').read(), open('/work/g/h').read())")) == "copy new"
+    assert [file.path for file in copy.run("1;", artifacts=["**"]).artifacts] == ["f", "g/h"]
+
+
+def test_open_files_go_their_own_ways(session: Any, branch: Branch) -> None:
+    session.run("f = open('log', 'w'); f.write('one '); f.flush()\nimport os\nos.makedirs('sub'); os.chdir('sub')")
+    copy = branch(session)
+    copy.run("f.write('copy'); f.flush()")
+    session.run("f.write('parent'); f.flush()")
+    assert said(copy.run("print(os.getcwd(), open('/work/log').read())")) == "/work/sub one copy"
+    assert said(session.run("print(os.getcwd(), open('/work/log').read())")) == "/work/sub one parent"
+
+
+def test_random_numbers_differ_unless_asked_otherwise(session: Any, branch: Branch) -> None:
+    session.run("import random, numpy\nrandom.seed(1); numpy.random.seed(1)")
+    draw = "print(random.random(), numpy.random.rand())"
+    first, second = branch(session), branch(session)
+    same, again = branch(session, reseed=False), branch(session, reseed=False)
+    drawn = [said(each.run(draw)) for each in (session, first, second)]
+    assert len(set(drawn)) == 3
+    assert said(same.run(draw)) == said(again.run(draw)) == drawn[0]
+
+
+def test_a_branch_can_be_branched_and_so_on(session: Any) -> None:
+    with contextlib.ExitStack() as stack:
+        session.run("depth = 0; open('depth', 'w').write('0')")
+        last = session
+        for _ in range(40):
+            (last,) = last.branch()
+            stack.enter_context(contextlib.closing(last))
+            outcome = last.run("depth += 1; open('/work/depth', 'w').write(str(depth)); print(open('depth').read())")
+            assert outcome.ok, outcome.stderr
+        assert said(last.run("print(depth)")) == "40"
+        assert said(session.run("print(depth, open('depth').read())")) == "0 0"
+
+
+def test_several_at_once_are_all_there_or_none(session: Any) -> None:
+    session.run("x = 5")
+    copies = session.branch(4)
+    assert len({copy.id for copy in copies}) == 4
+    assert [said(copy.run(f"x += {n}; print(x)")) for n, copy in enumerate(copies)] == ["5", "6", "7", "8"]
+    for copy in copies:
+        copy.close()
+    with pytest.raises(TooManySessions):
+        session.branch(1000)
+    assert session.run("1").ok
+
+
+def test_a_branch_outlives_its_parent_and_keeps_its_walls(roomy: belljar.Sandbox, branch: Branch) -> None:
+    with roomy.session() as parent:
+        parent.run("x = 3")
+        copy = branch(parent)
+        grandchild = branch(copy)
+    copy.run("import os; os._exit(0)")
+    assert said(grandchild.run("print(x); open('f', 'w').write('x')")) == "3"
+    assert said(branch(grandchild).run("print(x, open('f').read())")) == "3 x"
+
+
+def test_a_branch_that_dies_of_memory_takes_nobody_along(roomy: belljar.Sandbox, branch: Branch) -> None:
+    with roomy.session(memory_mb=100) as parent:
+        parent.run("x = 3")
+        copy, sibling = branch(parent), branch(parent)
+        outcome = copy.run("y = bytearray(300 << 20)")
+        assert outcome.status == "out_of_memory"
+        with pytest.raises(SessionEnded) as caught:
+            copy.run("1")
+        assert caught.value.details["reason"] == "memory"
+        assert said(parent.run("print(x)")) == said(sibling.run("print(x)")) == "3"
+
+
+def test_a_parent_that_dies_takes_no_branch_along(session: Any, branch: Branch) -> None:
+    copy = branch(session)
+    assert session.run("import os; os.abort()").status == "crashed"
+    assert copy.run("1").ok
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "reason"),
+    [
+        pytest.param("import os; os._exit(7)", "failed", "exit", id="exit"),
+        pytest.param("import os; os.abort()", "crashed", "crash", id="crash"),
+        pytest.param(
+            "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass",
+            "timed_out",
+            "timeout",
+            id="stuck",
+        ),
+        pytest.param(
+            "import os; os.write(3, b'garbage'); import time; time.sleep(9)", "crashed", "crash", id="garbage"
+        ),
+    ],
+)
+def test_the_death_of_a_branch_is_honest(session: Any, branch: Branch, code: str, status: str, reason: str) -> None:
+    copy = branch(session)
+    outcome = copy.run(code, timeout=0.5 if reason == "timeout" else 10)
+    assert outcome.status == status
+    if reason == "exit":
+        assert outcome.exit_code == 7
+    with pytest.raises(SessionEnded) as caught:
+        copy.run("1")
+    assert caught.value.details["reason"] == reason
+    assert session.run("1").ok
+
+
+KILL_ALL = """
+import os, signal
+killed = []
+for name in os.listdir('/proc'):
+    if name.isdigit() and int(name) != os.getpid():
+        try:
+            os.kill(int(name), signal.SIGKILL)
+            killed.append(name)
+        except OSError:
+            pass
+try:
+    os.kill(-1, signal.SIGKILL)
+except OSError:
+    pass
+print(len(killed))
+"""
+
+
+def test_a_branch_cannot_kill_its_parent_nor_its_siblings(session: Any, branch: Branch) -> None:
+    first, second = branch(session), branch(session)
+    assert said(first.run(KILL_ALL)) == "0"
+    assert session.run("1").ok
+    assert second.run("1").ok
+
+
+def test_killing_everyone_does_not_reach_ones_branches(session: Any, branch: Branch) -> None:
+    copy = branch(session)
+    session.run("import os; os.kill(-1, 9)")
+    assert copy.run("1").ok
+
+
+def test_a_branch_has_a_network_and_shared_memory_of_its_own(session: Any, branch: Branch) -> None:
+    copy = branch(session)
+    listen = "import socket\nserver = socket.create_server(('127.0.0.1', 8000))"
+    assert copy.run(listen).ok
+    assert session.run(listen).ok
+    talk = "c = socket.create_connection(('127.0.0.1', 8000)); c.send(b'x'); print(server.accept()[0].recv(1))"
+    assert said(copy.run(talk)) == "b'x'"
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        pytest.param(
+            "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()",
+            "threads",
+            id="thread",
+        ),
+        pytest.param("import subprocess\nchild = subprocess.Popen(['sleep', '60'])", "child processes", id="child"),
+        pytest.param(
+            "import os\nif os.fork() == 0: os._exit(0)\nos.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)",
+            "not waited for",
+            id="zombie",
+        ),
+        pytest.param("import tempfile\nf = tempfile.TemporaryFile()", "deleted file", id="deleted_file"),
+        pytest.param("import multiprocessing\nshared = multiprocessing.Array('i', 1000)", "shared", id="shared_memory"),
+        pytest.param(
+            "import numpy\nm = numpy.memmap('big', dtype='u1', mode='w+', shape=(10000,))", "shared", id="mapped_file"
+        ),
+    ],
+)
+def test_what_cannot_be_copied_is_refused_and_told(session: Any, code: str, why: str) -> None:
+    assert session.run(code).ok
+    with pytest.raises(CannotBranch, match=why):
+        session.branch()
+    assert session.run("1").ok
+
+
+def test_a_running_cell_is_not_branched(session: Any) -> None:
+    running = session.stream("print('up')\nimport time; time.sleep(60)", timeout=60)
+    while not isinstance(next(running), Output):
+        pass
+    with pytest.raises(SessionBusy):
+        session.branch()
+    running.close()
+
+
+def test_a_session_that_has_awaited_can_be_branched(session: Any, branch: Branch) -> None:
+    session.run("import asyncio\nawait asyncio.sleep(0)")
+    copy = branch(session)
+    both = "async def f(n):\n    await asyncio.sleep(0.01); return n\nprint(await asyncio.gather(f(1), f(2)))"
+    assert said(copy.run(both)) == said(session.run(both)) == "[1, 2]"
+
+
+def test_a_branch_is_interrupted_and_its_output_is_its_own(session: Any, branch: Branch) -> None:
+    copy = branch(session)
+    answers: list[Outcome] = []
+    spinning = threading.Thread(
+        target=lambda: answers.append(copy.run("print('c'); import time; time.sleep(60)", timeout=1))
+    )
+    spinning.start()
+    assert said(session.run("print('p')")) == "p"
+    spinning.join(30)
+    assert (answers[0].status, answers[0].stdout) == ("timed_out", "c\n")
+    assert said(copy.run("print('again')")) == "again"
+    assert said(copy.run("!echo child")) == "child"
+
+
+def test_the_program_sees_neither_a_child_nor_a_signal(session: Any, branch: Branch) -> None:
+    session.run("import signal\nseen = []\nsignal.signal(signal.SIGCHLD, lambda *_: seen.append(1))")
+    branch(session).close()
+    code = "import os\ntry:\n    os.wait()\nexcept ChildProcessError:\n    print('none', seen)"
+    assert said(session.run(code)) == "none []"
+    assert said(branch(session).run(code)) == "none []"
+
+
+def test_branches_share_memory_until_they_write(roomy: belljar.Sandbox, host: Host) -> None:
+    with roomy.session(memory_mb=400) as session, contextlib.ExitStack() as stack:
+        session.run("import numpy\na = numpy.ones(25_000_000)")
+        before = memory_of(host)
+        copies = [stack.enter_context(contextlib.closing(copy)) for copy in session.branch(10)]
+        assert memory_of(host) - before < 20_000_000
+        assert said(copies[0].run("print(a.sum())")) == "25000000.0"
+        copies[1].run("a += 1")
+        assert copies[1].state().memory_bytes > 190_000_000
+        assert said(session.run("print(a.sum())")) == "25000000.0"
+
+
+def memory_of(host: Host) -> int:
+    """Bytes that all our guests and zygotes have for themselves, shared ones counted once."""
+    total = 0
+    for process in host.guest_processes():
+        with contextlib.suppress(OSError):
+            text = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
+            total += sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:"))
+    return total * 1024
+
+
+def test_a_branch_has_the_walls_of_any_session(session: Any, branch: Branch) -> None:
+    copy = branch(branch(session))
+    outcome = copy.run(
+        "import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+        "print([libc.mount(b'x', b'/work', b'tmpfs', 0, None), libc.unshare(0x20000), libc.unshare(0x10000000), "
+        "libc.umount2(b'/work', 2), libc.setns(0, 0x20000000), libc.chroot(b'/work'), libc.sethostname(b'x', 1)])\n"
+        "for path in ('/x', '/usr/x', '/env/x', '/etc/x', '/dev/x', '/proc/sys/x'):\n"
+        "    try:\n        open(path, 'w')\n        print('wrote', path)\n    except OSError:\n        pass\n"
+        "print(open('/proc/self/uid_map').read().split() == [str(os.getuid())] * 2 + ['1'])"
+    )
+    assert said(outcome) == "[-1, -1, -1, -1, -1, -1, -1]\nTrue"
+    denied = copy.run("with open('big', 'wb') as f:\n    for _ in range(300): f.write(b'x' * (1 << 20))")
+    assert denied.error is not None
+    assert denied.error.type == "OSError"
+
+
+def test_files_that_do_not_fit_are_told(roomy: belljar.Sandbox) -> None:
+    with roomy.session(memory_mb=100, limits={"disk_mb": 120}) as session:
+        for name in ("/work/a", "/tmp/a"):  # 60 MiB each: in pieces, so that the parent itself does not run out
+            session.run(f"with open('{name}', 'wb') as f:\n    for _ in range(60): f.write(b'x' * (1 << 20))")
+        with contextlib.suppress(CannotBranch):
+            session.branch()[0].close()
+        assert session.run("1").ok
+
+
+def live_as_a_family(box: belljar.Sandbox) -> None:
+    parent = box.session().open()
+    parent.run("open('f', 'w').write('x' * 1000)")
+    children = parent.branch(3)
+    grandchild = children[0].branch()[0]
+    children[1].run("import subprocess; subprocess.Popen(['sleep', '99'])")
+    children[2].run("import os; os._exit(1)")
+    parent.close()
+    grandchild.close()
+    for child in children:
+        child.close()
+
+
+def test_nothing_is_left_when_a_family_is_gone(settings: Settings, host: Host) -> None:
+    def ours() -> tuple[int, int, int]:
+        left = host.leftovers()
+        return left.processes, left.cgroups, left.descriptors
+
+    before = ours()
+    with belljar.Sandbox(settings=settings) as box:
+
+        def is_quiet() -> bool:
+            facts = box.facts()["sandbox"]
+            most = 2 * settings.pool.ready_guests  # of two weights
+            return bool(facts["guests"] == facts["ready_guests"] == facts["cells"] == most)
+
+        live_as_a_family(box)
+        host.wait_until(is_quiet, "quiet")
+        quiet = ours()
+        for _ in range(4):
+            live_as_a_family(box)
+        host.wait_until(is_quiet, "quiet")
+        host.wait_until(lambda: all(now <= then for now, then in zip(ours(), quiet, strict=True)), "nothing left")
+    assert ours() == before
+
+
+def test_many_threads_branch_one_session_at_the_same_time(session: Any) -> None:
+    session.run("x = 1")
+    made: list[Any] = []
+    refused: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            made.extend(session.branch())
+        except SessionBusy as error:
+            refused.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert made
+    assert len(made) + len(refused) == 6
+    assert all(said(copy.run("print(x)")) == "1" for copy in made)
+    for copy in made:
+        copy.close()

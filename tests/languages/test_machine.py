@@ -1,0 +1,76 @@
+"""What is found on a machine, and what is prepared for it."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+from belljar.languages import load_all
+from belljar.languages.machine import Machine
+
+
+def _install(root: Path, *paths: str) -> None:
+    for path in paths:
+        file = root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("#!/bin/sh\n")
+        file.chmod(0o755)
+
+
+def test_what_was_missing_is_looked_for_again(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    machine = Machine(tmp_path / "state", {"lua": str(root)})
+    assert machine.find_missing("lua") == ["lua5.4", "luac5.4", "python3"]
+    assert not machine.is_available("lua")
+    assert machine.version("lua") is None
+    _install(root, "usr/bin/lua5.4", "usr/bin/luac5.4", "usr/bin/python3")
+    assert machine.is_available("lua")
+    assert machine.find_command(load_all()["lua"], "lua5.4") == "/usr/bin/lua5.4"
+
+
+def test_another_toolchain_has_another_fingerprint(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    _install(root, "usr/bin/lua5.4", "usr/bin/luac5.4", "usr/bin/python3")
+
+    def fingerprint() -> str:
+        return Machine(tmp_path / "state", {"lua": str(root)}).fingerprint("lua")
+
+    before = fingerprint()
+    assert fingerprint() == before
+    (root / "usr/bin/lua5.4").write_text("#!/bin/sh\n# a newer one\n")
+    assert fingerprint() != before
+
+
+def test_what_is_prepared_is_made_once_for_each_toolchain(tmp_path: Path) -> None:
+    luau = load_all()["luau"]
+    state = tmp_path / "state"
+    made = state / "toolchains/luau/prepared/run.mjs"
+    Machine(state).prepare(luau)
+    assert "LuauState" in made.read_text()
+    assert stat.S_IMODE(made.stat().st_mode) & 0o444 == 0o444
+    first = made.stat().st_ino
+    Machine(state).prepare(luau)
+    assert made.stat().st_ino == first
+    _install(state / "toolchains/luau", "node_modules/luau-web/src/index.js")
+    Machine(state).prepare(luau)
+    assert made.stat().st_ino != first
+    left_over = [path.name for path in made.parent.parent.iterdir() if path.name.startswith(".making")]
+    assert left_over == []
+
+
+def test_a_preparation_that_fails_leaves_nothing_and_stops_nobody(tmp_path: Path) -> None:
+    machine = Machine(tmp_path / "state", {"v": str(tmp_path / "none")})
+    machine.prepare_quietly("ts")  # there is no esbuild to copy
+    assert [path.name for path in (tmp_path / "state/toolchains/ts").iterdir()] == [".lock"]
+
+
+def test_only_places_that_exist_are_shown(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    (root / "etc/php").mkdir(parents=True)
+    machine = Machine(tmp_path / "state", {"php": str(root)})
+    assert machine.bound_places(str(root)) == {
+        "/toolchains": str(tmp_path / "state/toolchains"),
+        "/etc/php": str(root / "etc/php"),
+    }
+    assert str(root) in machine.roots()

@@ -1,0 +1,212 @@
+"""Every language does what a caller may ask of it, and no more than a jail lets it.
+
+The programs are in `programs/LANGUAGE.toml`, one for each case; a case that a language has no means for (SQL opens no
+sockets) is not in its file. All that were selected run side by side, a few at a time, behind all walls.
+
+A toolchain that is missing is skipped, aloud; where BELLJAR_TEST_ALL_LANGUAGES is set, as in CI, it fails instead,
+but for those that no package manager of Debian 12 has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import threading
+import tomllib
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from belljar.assembly import build_engine
+from belljar.contract.execution import Outcome, Status
+from belljar.engine.admission import admit
+from belljar.engine.execute import Engine
+from belljar.languages import load_all, machine_of
+from belljar.settings import Settings
+
+PROGRAMS = Path(__file__).parent / "programs"
+ROOTS = {"swift": "/srv/trixie", "julia": "/srv/bullseye"}  # made by hand as docs/languages.md says, where they are
+NOT_ON_DEBIAN_12 = {"julia", "kotlin", "lean", "swift", "vlang"}
+MUST_HAVE_ALL = bool(os.environ.get("BELLJAR_TEST_ALL_LANGUAGES"))
+GREETING = "žluťoučký 東京 🎉\n"
+_SECONDS = 60.0  # a busy machine may take long over a compiler
+
+#: What each case is given, beside its program.
+GIVEN: dict[str, dict[str, Any]] = {
+    "hello": {},
+    "stdin": {"stdin": "3 4\nnaïve 東京 🎉\n"},
+    "arguments": {"args": ["one", "two words", "trois-é"]},
+    "files": {"files": {"data/numbers.txt": "10\n20\n12\n"}},
+    "algorithm": {},
+    "runtime_error": {},
+    "compile_error": {},
+    "endless_loop": {"limits": {"wall_seconds": 2.0}},
+    "memory_bomb": {"limits": {"memory_mb": 96, "wall_seconds": _SECONDS}},
+    "fork_bomb": {"limits": {"processes": 32, "wall_seconds": 3.0, "memory_mb": 1024}},
+    "network": {},
+    "unicode": {},
+}
+
+
+def _read_programs() -> dict[tuple[str, str], str]:
+    found = {}
+    for name, toolchain in load_all().items():
+        if name == "python":
+            continue
+        found[name, "hello"] = toolchain.hello.source
+        path = PROGRAMS / f"{name}.toml"
+        programs = tomllib.loads(path.read_text()) if path.exists() else {}
+        assert set(programs) <= set(GIVEN), f"{path.name} has a case that is not known"
+        found |= {(name, case): source for case, source in programs.items()}
+    return found
+
+
+SOURCES = _read_programs()
+
+
+class Runs:
+    """An engine on a thread of its own, and every selected program under way in it."""
+
+    def __init__(self, settings: Settings, wanted: list[tuple[str, str]]) -> None:
+        pool = dataclasses.replace(settings.pool, max_running=4, ready_guests=2)
+        # What was compiled in an earlier session proves nothing about today's compiler.
+        languages = dataclasses.replace(settings.languages, compile_cache_bytes=0)
+        self._settings = dataclasses.replace(settings, pool=pool, languages=languages)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self._engine: Engine = self._call(self._open())
+        self._outcomes: dict[tuple[str, str], Future[Outcome]] = {
+            key: asyncio.run_coroutine_threadsafe(self._run(*key), self._loop) for key in wanted
+        }
+
+    def outcome(self, language: str, case: str) -> Outcome:
+        return self._outcomes[language, case].result(timeout=600)
+
+    def run_again(self, language: str, case: str) -> Outcome:
+        return self._call(self._run(language, case))
+
+    def close(self) -> None:
+        for future in self._outcomes.values():
+            future.cancel()
+        self._call(self._engine.close(grace_seconds=0.0))
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _call(self, coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout=600)
+
+    async def _open(self) -> Engine:
+        engine = build_engine(self._settings)
+        await engine.open()
+        return engine
+
+    async def _run(self, language: str, case: str) -> Outcome:
+        asked = {"limits": {"wall_seconds": _SECONDS}, **GIVEN[case]}
+        return await self._engine.run(admit(self._settings, SOURCES[language, case], language=language, **asked))
+
+
+@pytest.fixture(scope="module")
+def settings(settings: Settings) -> Settings:
+    roots = {name: root for name, root in ROOTS.items() if Path(root).is_dir()}
+    return dataclasses.replace(settings, languages=dataclasses.replace(settings.languages, roots=roots))
+
+
+@pytest.fixture(scope="module")
+def runs(request: pytest.FixtureRequest, settings: Settings) -> Iterator[Runs]:
+    machine = machine_of(settings)
+    selected = [getattr(item, "callspec", None) for item in request.session.items]
+    keys = [(spec.params["language"], spec.params["case"]) for spec in selected if spec and "case" in spec.params]
+    started = Runs(settings, [key for key in keys if machine.is_available(key[0])])
+    try:
+        yield started
+    finally:
+        started.close()
+
+
+@pytest.fixture
+def outcome(runs: Runs, settings: Settings, language: str, case: str) -> Outcome:
+    if not machine_of(settings).is_available(language):
+        reason = f"NOT TRIED: {machine_of(settings).explain_missing(language).message}"
+        if MUST_HAVE_ALL and language not in NOT_ON_DEBIAN_12:
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return runs.outcome(language, case)
+
+
+def _cases(*names: str) -> pytest.MarkDecorator:
+    chosen = [(language, case) for language, case in SOURCES if case in names]
+    return pytest.mark.parametrize(("language", "case"), chosen, ids=[f"{a}-{b}" for a, b in chosen])
+
+
+def _show(outcome: Outcome) -> str:
+    said = outcome.compilation
+    return f"{outcome.status} {outcome.exit_code} {outcome.signal}\n{outcome.stdout}\n{outcome.stderr}\n{said}"
+
+
+@pytest.mark.timeout(600)
+@_cases("hello", "stdin", "arguments", "files", "algorithm", "network", "unicode")
+def test_does_its_work(outcome: Outcome, language: str, case: str) -> None:
+    expected = {
+        "hello": load_all()[language].hello.stdout,
+        "stdin": "7\nnaïve 東京 🎉\n",
+        "arguments": "one\ntwo words\ntrois-é\n",
+        "files": "42\n",
+        "algorithm": "328\n",
+        "network": "refused\n",
+        "unicode": GREETING,
+    }[case]
+    assert (outcome.stdout, outcome.status) == (expected, Status.OK), _show(outcome)
+
+
+@pytest.mark.timeout(600)
+@_cases("runtime_error")
+def test_a_failing_program_is_told_from_one_that_cannot_be_compiled(outcome: Outcome, language: str, case: str) -> None:
+    assert outcome.status in (Status.FAILED, Status.CRASHED), _show(outcome)
+    if language != "v":  # a failed proof is all that can fail there
+        assert outcome.stdout.splitlines()[:1] == ["before"], _show(outcome)
+    assert outcome.compilation is None or outcome.compilation.status is Status.OK
+
+
+@pytest.mark.timeout(600)
+@_cases("compile_error")
+def test_a_program_that_cannot_be_compiled(outcome: Outcome, language: str, case: str) -> None:
+    assert outcome.status is Status.COMPILE_FAILED, _show(outcome)
+    assert outcome.compilation is not None
+    assert outcome.compilation.status is Status.FAILED
+    assert (outcome.compilation.stdout + outcome.compilation.stderr).strip(), "it must say why"
+
+
+@pytest.mark.timeout(600)
+@_cases("endless_loop")
+def test_an_endless_loop_is_ended(outcome: Outcome, language: str, case: str) -> None:
+    assert outcome.status is Status.TIMED_OUT, _show(outcome)
+    assert outcome.usage.wall_seconds < 10
+
+
+@pytest.mark.timeout(600)
+@_cases("memory_bomb")
+def test_a_memory_bomb_is_ended(outcome: Outcome, language: str, case: str) -> None:
+    if language == "luau":  # its virtual machine has a small memory of its own, and says so itself
+        assert (outcome.status, "OOM" in outcome.stderr) == (Status.FAILED, True), _show(outcome)
+    else:
+        assert outcome.status is Status.OUT_OF_MEMORY, _show(outcome)
+
+
+@pytest.mark.timeout(600)
+@_cases("fork_bomb")
+def test_a_fork_bomb_is_contained(runs: Runs, outcome: Outcome, language: str, case: str) -> None:
+    """However it ends, it ends in time, and the next program runs."""
+    assert outcome.usage.wall_seconds < 15, _show(outcome)
+    assert outcome.status is not Status.OK or outcome.usage.wall_seconds > 0
+    assert runs.run_again("sh", "hello").status is Status.OK
+
+
+def test_every_language_has_its_programs() -> None:
+    lacking = {name for name in load_all() if name != "python" and not (PROGRAMS / f"{name}.toml").exists()}
+    assert lacking == {"dunit", "gotest", "kotlin", "lean", "vlang"}

@@ -1,0 +1,49 @@
+"""The official SDK, 2.x. Reads where to connect as JSON from the command line; prints what it got as JSON."""
+
+import asyncio
+import json
+import sys
+
+from mcp import Client, StdioServerParameters
+from mcp.client.stdio import stdio_client
+
+
+async def main(target, figure):
+    if "url" in target:
+        place = target["url"]
+    else:
+        command, *arguments = target["command"]
+        place = stdio_client(StdioServerParameters(command=command, args=arguments, env=target["env"]))
+    async with Client(place, mode=target.get("mode", "auto")) as client:
+        tools = (await client.list_tools()).tools
+        answer = await client.call_tool("run_code", {"code": "print(6 * 7)"})
+        picture = await client.call_tool("run_code", {"code": figure})
+        bad = await client.call_tool("run_code", {"cod": "1"})
+        opened = (await client.call_tool("open_session", {})).structured_content["id"]
+        await client.call_tool("run_code", {"code": "x = 41", "session_id": opened})
+        cell = await client.call_tool("run_code", {"code": "x + 1", "session_id": opened})
+        many = await asyncio.gather(*(client.call_tool("run_code", {"code": f"print({n})"}) for n in range(10)))
+        told = []
+
+        async def hear(progress, total, message):
+            told.append(message)
+
+        slow = "import time\nprint('half', flush=True)\ntime.sleep(1.5)"
+        await client.call_tool("run_code", {"code": slow}, progress_callback=hear)
+        resource = await client.read_resource("sandbox://environments")
+        prompts = (await client.list_prompts()).prompts
+        return {
+            "tools": [tool.name for tool in tools],
+            "text": answer.content[0].text,
+            "structured": answer.structured_content["stdout"],
+            "image": [block.data for block in picture.content if block.type == "image"],
+            "bad_is_error": bad.is_error,
+            "cell": cell.content[0].text,
+            "many": [each.content[0].text for each in many],
+            "progress": told,
+            "resource": resource.contents[0].text,
+            "prompts": [prompt.name for prompt in prompts],
+        }
+
+
+print(json.dumps(asyncio.run(main(json.loads(sys.argv[1]), sys.argv[2]))))

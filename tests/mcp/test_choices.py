@@ -1,0 +1,61 @@
+"""From settings and variables to what a server offers."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from belljar.contract.errors import InvalidSettings
+from belljar.frontends.mcp_server.choices import offer_of
+from belljar.settings import load
+
+
+def _offer(environ: dict[str, str] | None = None, **flags: Any) -> Any:
+    named = {name.replace("__", "."): value for name, value in flags.items()}
+    return offer_of(load(environ={}, flags=named), environ or {})
+
+
+def test_nothing_is_passed_through_unless_named() -> None:
+    assert _offer({"A": "1", "B": "2"}).env == {}
+    assert _offer({"A": "1", "B": "2"}, mcp__pass_through_env="A,C").env == {"A": "1"}
+
+
+def test_the_first_image_is_the_default_of_the_back_end_and_others_go_by_name() -> None:
+    offer = _offer(
+        backend="container",
+        container__image="lab/py:1",
+        mcp__python_image="lab/py:1",
+        mcp__javascript_image="lab/js:1",
+    )
+    assert offer.environment_of("python") == "default"
+    assert offer.environment_of("javascript") == "image:lab/js:1"
+    assert offer.environment_of("ruby") == "default"
+    assert offer.language == ""
+
+
+def test_container_image_and_language_hold_for_both_tools() -> None:
+    offer = _offer({"CONTAINER_IMAGE": "lab/js:1", "CONTAINER_LANGUAGE": "JS"}, backend="container")
+    assert (offer.language, offer.environment_of("javascript")) == ("javascript", "image:lab/js:1")
+    assert _offer({"CONTAINER_IMAGE": "lab/js:1"}).language == "", "one without the other means nothing"
+
+
+@pytest.mark.parametrize(
+    ("environ", "flags", "words"),
+    [
+        pytest.param({}, {"mcp__python_image": "x"}, "backend=container", id="image_without_the_back_end"),
+        pytest.param({}, {"mcp__network": True}, "network", id="network"),
+        pytest.param({"CONTAINER_IMAGE": "x", "CONTAINER_LANGUAGE": "cobol"}, {}, "CONTAINER_LANGUAGE", id="language"),
+        pytest.param({}, {"mcp__pass_through_env": "BELLJAR_SERVER_API_KEY"}, "BELLJAR_", id="our_own_key"),
+    ],
+)
+def test_what_cannot_be_had_is_refused(environ: dict[str, str], flags: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidSettings, match=words):
+        _offer(environ, **flags)
+
+
+def test_a_name_of_its_own() -> None:
+    settings = load(environ={})
+    assert offer_of(settings, {}, name="other").name == "other"
+    assert offer_of(dataclasses.replace(settings), {}).name == "belljar"
