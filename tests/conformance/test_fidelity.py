@@ -286,62 +286,12 @@ DIFFERS: dict[str, Difference] = {
     ),
 }
 
-_SHUTDOWN = (
-    "at the end finalizers run in another order, or a moment earlier, than when the interpreter takes itself apart"
-)
-_FRAME = "before Python 3.12 sys.exit is a function of ours, and shows in tracebacks"
-_BY_HAND = "what the program itself put into sys.last_value is taken for its end"
-_OWN_CODE = "an exit code that a subclass of SystemExit computes is not seen"
-_TRACED = "what we do at the end is visible to the program's own tracer"
+_WORDS = "before Python 3.12 our sys.exit words the error of a wrong call in another way"
 
 AWAITING: dict[str, str] = {
-    **dict.fromkeys(
-        (
-            "end/coroutine_and_async_generator_left",
-            "end/del_imports_something_new",
-            "end/del_in_list_and_dict",
-            "end/del_in_two_modules",
-            "end/del_system_exit",
-            "end/is_finalizing",
-            "end/unclosed_file_in_cycle_is_written",
-            "end/unclosed_file_in_function_default",
-        ),
-        _SHUTDOWN,
-    ),
-    **dict.fromkeys(
-        (
-            "exit/caught_traceback",
-            "exit/in_atexit",
-            "exit/in_atexit_after_exit",
-            "exit/keyword_argument",
-            "exit/too_many_arguments",
-            "main/sys_members_are_built_in",
-        ),
-        _FRAME,
-    ),
-    **dict.fromkeys(
-        (
-            "exit/last_value_from_top_level",
-            "exit/last_value_interrupt_by_hand",
-            "exit/last_value_set_by_hand",
-            "exit/last_value_without_traceback",
-        ),
-        _BY_HAND,
-    ),
-    **dict.fromkeys(
-        (
-            "exit/subclass_with_code_attribute",
-            "exit/subclass_with_code_property",
-        ),
-        _OWN_CODE,
-    ),
-    **dict.fromkeys(
-        (
-            "main/profile_at_exit",
-            "main/trace_at_exit",
-        ),
-        _TRACED,
-    ),
+    "exit/empty_tuple": "before Python 3.12 an empty tuple, or one of one, is unpacked by our sys.exit",
+    "exit/keyword_argument": _WORDS,
+    "exit/too_many_arguments": _WORDS,
 }
 
 

@@ -204,7 +204,6 @@ def test_a_forked_child_does_not_show_its_parents_figures_again(box: belljar.San
     assert sizes(outcome) == [USUAL]
 
 
-@pytest.mark.xfail(reason="matplotlib takes our back end for the program and names it in its warnings", strict=True)
 @pytest.mark.parametrize("end", ["plt.show()", ""])
 def test_warnings_while_drawing_name_no_file_of_ours(box: belljar.Sandbox, end: str) -> None:
     outcome = box.run(PLOT + "plt.title('漢字')\n" + end)
@@ -225,13 +224,11 @@ def test_a_show_that_does_not_wait_leaves_its_figures_open(box: belljar.Sandbox)
             "plt.figure(figsize=(1, 1)); plt.show(block=False); plt.close(); plt.figure(figsize=(2, 1))",
             [(100, 100), (200, 100)],
             id="another_figure_of_the_same_number",
-            marks=pytest.mark.xfail(reason="figures that were shown are remembered by number", strict=True),
         ),
         pytest.param(
             "figure, axes = plt.subplots(figsize=(1, 1))\nplt.pause(0.01)\naxes.plot([1, 2])",
             [(100, 100), (100, 100)],
             id="drawn_to_afterwards",
-            marks=pytest.mark.xfail(reason="a figure that was shown is not looked at again", strict=True),
         ),
     ],
 )

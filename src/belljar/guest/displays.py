@@ -13,12 +13,14 @@ import os
 import select
 import struct
 import sys
+import warnings
+import weakref
 from typing import Any
 
 BACKEND_NAME = "_belljar_displays"
 _PIECE = struct.Struct("=QIH")  # number of the picture, its bytes in all, bytes of this piece
 _numbers = itertools.count(1)
-_shown: set[int] = set()  # figures that were shown and stay open
+_shown: Any = weakref.WeakKeyDictionary()  # figures that were shown and stay open, with how they looked
 _owner = 0  # the process whose open figures are shown at its end
 _pipe = -1  # a pipe, not a socket: over a socket a program could send the host its descriptors
 
@@ -59,9 +61,9 @@ def close_pipe() -> None:
         pass  # the program has closed it
 
 
-def note_shown(figure: Any) -> None:
-    """A figure has been shown in another way."""
-    _shown.add(getattr(figure, "number", 0))
+def note_shown(figure: Any, content: bytes) -> None:
+    """A figure has been shown in another way, as this picture."""
+    _shown[figure] = hash(content)
 
 
 def send(mime: str, content: bytes) -> None:
@@ -95,15 +97,27 @@ def show_open_figures() -> None:
 def _show_figures(pyplot: Any, closes: bool) -> None:
     for number in pyplot.get_fignums():
         figure = pyplot.figure(number)
-        if number not in _shown:
-            buffer = io.BytesIO()
-            figure.savefig(buffer, format="png")
-            send("image/png", buffer.getvalue())
+        content = _draw(figure)
+        if _shown.get(figure) != hash(content):
+            send("image/png", content)
         if closes:
-            _shown.discard(number)
             pyplot.close(number)
         else:
-            _shown.add(number)
+            _shown[figure] = hash(content)
+
+
+def _draw(figure: Any) -> bytes:
+    """A warning names the line of the program that shows the figure; at its end there is none."""
+    buffer = io.BytesIO()
+    with warnings.catch_warnings(record=True) as caught:
+        figure.savefig(buffer, format="png")
+    frame: Any = sys._getframe()
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("matplotlib", "belljar"):
+        frame = frame.f_back
+    place = (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("sys", 1)
+    for each in caught or ():
+        warnings.warn_explicit(each.message, each.category, *place)
+    return buffer.getvalue()
 
 
 def __getattr__(name: str) -> Any:

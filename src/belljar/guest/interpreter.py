@@ -263,7 +263,7 @@ def _draw_figure(figure: Any) -> bytes:
     """A figure that is a value has been seen: it is not drawn again at the end of the cell."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
-    displays.note_shown(figure)
+    displays.note_shown(figure, buffer.getvalue())
     return buffer.getvalue()
 
 

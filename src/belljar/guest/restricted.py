@@ -47,7 +47,7 @@ def _prepare(argument: dict[str, Any]) -> None:
     with open(_PROGRAM, "rb") as file:
         source = file.read()
     _check_source(source, rules, source_module, rules_module.is_private, missing)
-    sys.stdout = _Printed(sys.stdout, argument["print_characters"])
+    sys.stdout = sys.__stdout__ = _Printed(sys.stdout, argument["print_characters"])  # type: ignore[misc]
     sys.excepthook = _excepthook
     main = sys.modules["__main__"]
     made = builtins_module.Builtins(rules, rules_module.is_private, missing, main).build()

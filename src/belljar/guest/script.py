@@ -9,23 +9,18 @@ does the part of it that a program can see and ends the process.
 
 from __future__ import annotations
 
-import atexit
-import contextlib
-import ctypes
 import gc
 import os
-import signal
 import socket
 import sys
-import weakref
 from collections.abc import Callable
 from gc import enable as enable_gc
 from os import close, dup2, write
 from os import open as open_file
-from typing import Any, NoReturn, cast
+from typing import Any
 
 from belljar import channel
-from belljar.guest import displays
+from belljar.guest import displays, ending
 
 _PROGRAM = "main.py"
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
@@ -38,22 +33,18 @@ _CHANNEL = 3  # as in `jail/enter.py`
 _receive: Callable[[int, int, int], tuple[bytes, list[tuple[int, int, bytes]], int, Any]]
 _send: Callable[[tuple[bytes]], int]
 _has_generators = False  # of random numbers, beside the one that reseeds itself
-_requested_exit: list[Any] = []  # what `raise SystemExit(...)` asked for, once the interpreter acts on it
 _always_loaded: frozenset[str] = frozenset()  # what every interpreter loads before it looks at a program
-_last_module = ""  # the last one loaded before the fork
 _unloaded: dict[str, Any] = {}  # modules of ours that few programs need, compiled; a guest cannot see their files
 
 
 def prepare(always_loaded: frozenset[str]) -> None:
     """In the warm process, before the first fork: everything that every guest would do anyway."""
-    global _last_module, _always_loaded, _has_generators
+    global _always_loaded, _has_generators
     _always_loaded = always_loaded
     _has_generators = "numpy.random" in sys.modules or "torch" in sys.modules
-    _watch_system_exit()
-    atexit.register(leave)  # first in, so it runs after every exit function of the program
     _name_program([])
     _keep_unloaded()
-    _last_module = next(reversed(sys.modules))
+    ending.prepare()
 
 
 def renew_main() -> None:
@@ -147,7 +138,7 @@ def _keep_unloaded() -> None:
     folder = os.path.dirname(__file__)
     for file_name in os.listdir(folder):
         name, _, ending = file_name.rpartition(".")
-        if ending == "py" and name not in ("__init__", "script", "displays"):
+        if ending == "py" and name not in ("__init__", "script", "displays", "ending"):
             with open(f"{folder}/{file_name}", "rb") as file:
                 _unloaded[name] = compile(file.read(), f"<belljar {name}>", "exec", dont_inherit=True)
 
@@ -213,163 +204,3 @@ def _reseed() -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.seed()
-
-
-def _watch_system_exit() -> None:
-    """Remember the exit code when the interpreter reads it, on its way out, from an uncaught SystemExit.
-
-    CPython keeps that code in a C variable that nothing can ask for. It does read the exception's `code` attribute,
-    though, and it is the only reader with no Python frame behind it. The attribute of a built-in type cannot be set,
-    but the dictionary behind the type can be reached.
-    """
-    members = gc.get_referents(SystemExit.__dict__)[0]
-    real = members["code"]
-
-    def code(self: SystemExit) -> Any:
-        value = real.__get__(self)
-        try:
-            sys._getframe(1)
-        except ValueError:
-            _requested_exit.append(value)
-        return value
-
-    members["code"] = property(code, real.__set__, real.__delete__, real.__doc__)
-    ctypes.pythonapi.PyType_Modified(ctypes.py_object(SystemExit))
-    if sys.version_info < (3, 12):
-        sys.exit = _exit_with_instance
-
-
-def _exit_with_instance(status: Any = None, /) -> NoReturn:
-    """`sys.exit` as it is from Python 3.12 on. Before, it raises a bare number that never becomes an exception."""
-    raise SystemExit(status)
-
-
-_exit_with_instance.__name__ = _exit_with_instance.__qualname__ = "exit"
-_exit_with_instance.__module__ = "sys"
-_exit_with_instance.__doc__ = sys.exit.__doc__
-
-
-def _exit_code() -> int:
-    if _requested_exit:
-        code = _requested_exit[-1]
-        if code is None:
-            return 0
-        return (code & 0xFF if -(1 << 63) <= code < 1 << 63 else 0xFF) if isinstance(code, int) else 1
-    return 1 if _uncaught() is not None else 0
-
-
-def _uncaught() -> BaseException | None:
-    """The exception the interpreter has just printed, if it was the program's own end."""
-    value: BaseException | None = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-    if value is None:
-        return None
-    traceback = value.__traceback__
-    if traceback is None or traceback.tb_frame.f_back is None:
-        return value
-    return None  # somebody set it by hand, as the `code` module does
-
-
-def leave() -> None:
-    """End the process as the interpreter would, without taking it apart."""
-    if _has_caller():
-        return  # the program runs its exit functions by hand
-    code = _exit_code()
-    interrupted = type(_uncaught()) is KeyboardInterrupt and not _requested_exit
-    displays.show_open_figures()
-    clean = _flush()
-    sys.setswitchinterval(1e6)  # from here on daemon threads stand still, as they do when the interpreter ends
-    _let_go_of_program()
-    if not clean or not _flush():
-        code = 120
-    if interrupted:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGINT)
-    os._exit(code)
-
-
-def _has_caller() -> bool:
-    try:
-        sys._getframe(2)
-    except ValueError:
-        return False
-    return True
-
-
-def _let_go_of_program() -> None:
-    """Run the finalizers of what the program made, as the interpreter does.
-
-    Its modules are dropped and collected, so that a finalizer still finds its globals; only what survives that,
-    because somebody else holds it, is emptied by force.
-    """
-    if _uncaught() is not None:
-        for name in ("last_type", "last_value", "last_traceback", "last_exc"):
-            if hasattr(sys, name):
-                setattr(sys, name, None)
-    dropped = []
-    for name in ("__main__", *_modules_of_program()):
-        module = sys.modules.pop(name, None)
-        if module is not None:
-            with contextlib.suppress(TypeError):  # a program may put anything there
-                dropped.append(weakref.ref(module))
-    module = None
-    # A full collection also empties the interpreter's free lists, page by page; a program too short to have had a
-    # collection of its own needs none.
-    gc.collect(1 if gc.get_count()[1:] == (0, 0) else 2)
-    for reference in reversed(dropped):
-        members = getattr(reference(), "__dict__", None)
-        if isinstance(members, dict):
-            _empty(members)
-
-
-def _empty(members: dict[Any, Any]) -> None:
-    """Names with one underscore first, as the language reference says."""
-    for key in [key for key in members if isinstance(key, str) and key[:1] == "_" and key[1:2] != "_"]:
-        members[key] = None
-    for key in [key for key in members if key != "__builtins__"]:
-        members[key] = None
-
-
-def _modules_of_program() -> list[str]:
-    """What was imported since the fork. The dictionary keeps the order; walking all of it would touch every page."""
-    names = []
-    for name in reversed(sys.modules):
-        if name == _last_module:
-            break
-        names.append(name)
-    return names[::-1]
-
-
-def _flush() -> bool:
-    """Flush as the interpreter does at its end: what standard output still holds must not be lost silently."""
-    clean = True
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            if stream is not None and not getattr(stream, "closed", False):
-                stream.flush()
-        except BaseException as error:  # noqa: BLE001  (a stream of the program's making may raise anything)
-            clean = False
-            if stream is sys.stdout:
-                _complain(error, stream)
-    return clean
-
-
-def _complain(error: BaseException, stream: Any) -> None:
-    """The interpreter's way of saying what it cannot raise; its own hook takes no arguments made in Python."""
-    if sys.unraisablehook is not sys.__unraisablehook__:
-        with contextlib.suppress(Exception):
-            sys.unraisablehook(cast(Any, _Unraisable(error, stream)))
-        return
-    with contextlib.suppress(Exception):
-        print(f"Exception ignored in: {stream!r}", file=sys.stderr)
-        import traceback
-
-        trace = error.__traceback__.tb_next if error.__traceback__ else None  # without our own frame
-        traceback.print_exception(type(error), error, trace, file=sys.stderr)
-
-
-class _Unraisable:
-    """What `sys.unraisablehook` is given; its own type cannot be made from Python."""
-
-    def __init__(self, error: BaseException, stream: Any) -> None:
-        self.exc_type, self.exc_value, self.exc_traceback = type(error), error, None
-        self.err_msg, self.object = None, stream
