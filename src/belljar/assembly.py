@@ -13,10 +13,7 @@ from belljar.engine.execute import Engine
 from belljar.environments import Environments
 from belljar.settings import Settings
 from belljar.tools.broker import Broker
-from belljar.tools.mcp_server import McpServer
 from belljar.tools.source import Source
-from belljar.tools.web.access import Web
-from belljar.tools.web.builtin import BuiltIn
 
 
 def build_engine(settings: Settings, progress: Callable[[str], None] | None = None) -> Engine:
@@ -32,8 +29,14 @@ def build_tools(settings: Settings) -> Broker:
     tools = settings.tools
     sources: list[Source] = []
     if tools.builtin:
+        from belljar.tools.web.access import Web  # few servers need it
+        from belljar.tools.web.builtin import BuiltIn
+
         sources.append(BuiltIn(Web(settings.web, settings.llm), tools.builtin, settings.llm.use_model))
-    sources += [McpServer(name, each, tools.start_seconds) for name, each in tools.servers.items()]
+    if tools.servers:
+        from belljar.tools.mcp_server import McpServer  # nor this
+
+        sources += [McpServer(name, each, tools.start_seconds) for name, each in tools.servers.items()]
     return Broker(tools, sources)
 
 

@@ -14,8 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from belljar.contract.errors import InvalidSettings, NotOffered, ToolFailed, UnknownTool
 from belljar.contract.tools import ALL_TOOLS, ToolSpec
 from belljar.settings import ToolSettings
@@ -170,6 +168,8 @@ class Broker:
         except Exception as error:
             _log.info("tool %s failed", tool.spec.name, exc_info=error)
             raise ToolFailed(f"{type(error).__name__}: {error}") from error
+        import msgspec  # most engines never answer a call
+
         try:
             return msgspec.to_builtins(result)
         except (TypeError, ValueError, RecursionError) as error:

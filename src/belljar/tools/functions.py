@@ -15,8 +15,6 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-import msgspec
-
 from belljar.contract.errors import InvalidExecution, ToolFailed
 from belljar.contract.tools import ToolSpec
 from belljar.tools.source import Arguments, Tool, name_in_python
@@ -74,6 +72,8 @@ def _read_schema(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
+    import msgspec  # most engines are given no functions
+
     try:
         return msgspec.to_builtins(value)
     except (TypeError, ValueError):

@@ -17,7 +17,6 @@ from belljar.backends.local.measure import Measurement
 from belljar.backends.local.restriction import PolicyReport
 from belljar.backends.local.run import Companion, Run
 from belljar.backends.local.session import LocalSession
-from belljar.backends.local.toolline import SessionTools, ToolLine
 from belljar.backends.local.world import BARE, HEAVY, SHELL, Guest, World
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import JailSetupFailed, NotOffered, SandboxFault, WallMissing, ZygoteDied
@@ -181,9 +180,10 @@ class LocalSandbox:
                 evidence = companion.complete(evidence)
             return evidence
         except ZygoteDied as error:
-            for companion in companions:
-                if isinstance(companion, ToolLine):
-                    companion.forbid_repeating(error)
+            if execution.tools:
+                from belljar.backends.local.toolline import forbid_repeating
+
+                forbid_repeating(companions, error)
             raise
         finally:
             for companion in companions:
@@ -197,6 +197,8 @@ class LocalSandbox:
         if execution.coverage is not None:
             companions.append(Measurement(execution, execution.coverage, world.environment))
         if execution.tools:
+            from belljar.backends.local.toolline import ToolLine  # few programs call tools
+
             companions.append(ToolLine(self._tools, execution, self._settings.tools, watcher))
         if execution.restrict is not None:
             companions.append(PolicyReport(execution, execution.restrict))
@@ -236,6 +238,8 @@ class LocalSandbox:
         session = LocalSession(FirstBody(world, guest), order.limits, self._settings.request, owner)
         session.foreign = foreign
         if order.tools:
+            from belljar.backends.local.toolline import SessionTools
+
             session.tools = SessionTools(self._tools, order.tools, self._settings.tools)
         await session.start(order, () if session.tools is None else (session.tools.extra,))
         if session.tools is not None:

@@ -13,13 +13,12 @@ import signal
 import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from belljar import channel
 from belljar.backends.local.bodies import Body, FirstBody, has_ended
 from belljar.backends.local.branch import Grown, check_quiet, grow
 from belljar.backends.local.run import Extra, Stream, in_memfd
-from belljar.backends.local.toolline import SessionTools
 from belljar.backends.local.turn import End, Turn
 from belljar.backends.local.world import INTERPRETER_BYTES, SHELL
 from belljar.contract.artifacts import compile_globs
@@ -39,6 +38,9 @@ from belljar.contract.files import File, check_relative_path
 from belljar.contract.sessions import LiveSession, SessionOrder, WorkFile
 from belljar.jail import workdir, workfiles
 from belljar.settings import RequestSettings
+
+if TYPE_CHECKING:
+    from belljar.backends.local.toolline import SessionTools
 
 _SILENCE_SECONDS = 10.0
 _INLINE_BYTES = 64 * 1024

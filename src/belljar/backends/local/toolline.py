@@ -6,7 +6,7 @@ import dataclasses
 import os
 from collections.abc import Sequence
 
-from belljar.backends.local.run import Extra
+from belljar.backends.local.run import Companion, Extra
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import NotOffered, SandboxFault, ZygoteDied
 from belljar.contract.execution import Evidence, Execution
@@ -41,6 +41,13 @@ class ToolLine:
         """Give up what is under way."""
         self._bridge.close()
         os.close(self._theirs)
+
+
+def forbid_repeating(companions: Sequence[Companion], error: ZygoteDied) -> None:
+    """Raise if any of a lost program's companions has been asked for something."""
+    for companion in companions:
+        if isinstance(companion, ToolLine):
+            companion.forbid_repeating(error)
 
 
 class SessionTools:
