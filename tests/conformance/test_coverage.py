@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,14 @@ from belljar.environments import Environments
 from belljar.settings import EnvironmentSettings, Settings
 
 PROGRAMS = Path(__file__).parent / "programs"
+
+
+@pytest.fixture(scope="module")
+def box(settings: Settings) -> Iterator[belljar.Sandbox]:
+    """A local one: no image brings coverage.py where we look for it."""
+    with belljar.Sandbox(settings=settings) as opened:
+        yield opened
+
 
 BRANCHES = """\
 def pick(number):
