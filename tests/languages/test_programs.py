@@ -121,8 +121,9 @@ def settings(settings: Settings) -> Settings:
 def runs(request: pytest.FixtureRequest, settings: Settings) -> Iterator[Runs]:
     machine = machine_of(settings)
     selected = [getattr(item, "callspec", None) for item in request.session.items]
-    keys = [(spec.params["language"], spec.params["case"]) for spec in selected if spec and "case" in spec.params]
-    started = Runs(settings, [key for key in keys if machine.is_available(key[0])])
+    # Other files have parameters of these names, too.
+    keys = [(spec.params.get("language"), spec.params.get("case")) for spec in selected if spec]
+    started = Runs(settings, [key for key in keys if key in SOURCES and machine.is_available(key[0])])
     try:
         yield started
     finally:
