@@ -167,6 +167,11 @@ async def run_mixture(box: belljar.AsyncSandbox, count: int) -> tuple[Counter[st
     return wrong, most_descriptors, most_tasks
 
 
+def no_more_than(before: Any, now: Any) -> bool:
+    """Whether nothing was added. Sandboxes of other tests may let go of something meanwhile, so there may be less."""
+    return all(count <= was for was, count in zip(before[:4], now[:4], strict=True))
+
+
 @pytest.mark.timeout(240)
 def test_nothing_grows_with_mixed_runs_and_nothing_is_left_after_closing(own: Settings, host: Host) -> None:
     outside = type(host)(own)
@@ -185,7 +190,7 @@ def test_nothing_grows_with_mixed_runs_and_nothing_is_left_after_closing(own: Se
                 assert len(asyncio.all_tasks()) < 8
 
     asyncio.run(main())
-    host.wait_until(lambda: outside.leftovers()[:4] == before[:4], f"all is as it was: {before}")
+    host.wait_until(lambda: no_more_than(before, outside.leftovers()), f"all is as it was: {before}")
     first, last = seen[0], seen[-1]
     assert last.mounts == first.mounts
     assert last.files == first.files
@@ -395,4 +400,4 @@ def test_a_sandbox_that_is_dropped_in_the_middle_leaves_nothing(own: Settings, h
 
     with pytest.raises(ZeroDivisionError):
         asyncio.run(main())
-    host.wait_until(lambda: outside.leftovers()[:4] == before[:4], "all is as it was")
+    host.wait_until(lambda: no_more_than(before, outside.leftovers()), "all is as it was")

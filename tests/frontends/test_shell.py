@@ -146,6 +146,23 @@ class Terminal:
         self._seen = plain[found.end() :]
         return plain[: found.end()]
 
+    def press_until(self, key: str, pattern: str) -> None:
+        """Press a key, and again if nothing happens.
+
+        CPython loses a signal that comes just before readline waits for the next key, and sees it with that key.
+        """
+        for _ in range(5):
+            self.type(key)
+            deadline = time.monotonic() + 5
+            while time.monotonic() < deadline and not re.search(pattern, _plain(self._seen), re.DOTALL):
+                if select.select([self._master], [], [], 0.5)[0]:
+                    chunk = os.read(self._master, 65536).decode(errors="replace")
+                    self._seen += chunk
+                    self.everything += chunk
+            if re.search(pattern, _plain(self._seen), re.DOTALL):
+                break
+        self.expect(pattern)
+
     def cell(self, code: str, expected: str) -> None:
         """Type a line and wait for what it shows, then for the next prompt."""
         self.type(code + "\n")
@@ -208,8 +225,7 @@ def test_ctrl_c_interrupts_the_cell_and_nothing_else(at_terminal: Callable[..., 
     shell.cell("x", r"Out\[3\]: 5")
     shell.type("def half(")
     shell.expect(r"def half\(")
-    shell.type("\x03")  # at the prompt it only drops the line
-    shell.expect(r"In \[4\]: ")
+    shell.press_until("\x03", r"In \[4\]: ")  # at the prompt it only drops the line
     shell.cell("x + 1", r"Out\[4\]: 6")
     assert shell.leave() == 0
 

@@ -18,7 +18,7 @@ import threading
 import warnings
 import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Literal, Self, TypedDict, TypeVar, Unpack, cast, overload
@@ -134,8 +134,8 @@ class AsyncSandbox(_Owned):
             CallerError: the request must change. Overloaded: it may work later. SandboxFault: we broke.
         """
         if asked.get("tools"):
-            async with self._lending(asked) as lent:
-                return await self._run(code, lent)
+            with contextlib.ExitStack() as loans:
+                return await self._run(code, await self._lend(asked, loans))
         return await self._run(code, asked)
 
     async def _run(self, code: str, asked: Asked) -> Outcome:
@@ -145,8 +145,9 @@ class AsyncSandbox(_Owned):
 
     async def stream(self, code: str, **asked: Unpack[Asked]) -> AsyncGenerator[Event, None]:
         """Yield what a program does while it does it; closing this early (`aclose`) ends the program."""
-        async with self._lending(asked) as lent:
-            execution = await self._admit(code, lent)
+        # Not an asynchronous context manager: an interpreter that exits would close it and this one side by side.
+        with contextlib.ExitStack() as loans:
+            execution = await self._admit(code, await self._lend(asked, loans))
             engine = await self._ready()
             async with contextlib.aclosing(engine.stream(execution)) as events:
                 async for event in events:
@@ -214,19 +215,16 @@ class AsyncSandbox(_Owned):
         self._check_usable()
         return {} if self._engine is None else self._engine.facts()
 
-    @contextlib.asynccontextmanager
-    async def _lending(self, asked: Asked) -> AsyncIterator[Asked]:
-        """Functions among the tools are offered to this one program, as long as it runs."""
+    async def _lend(self, asked: Asked, loans: contextlib.ExitStack) -> Asked:
+        """Functions among the tools are offered to this one program, until `loans` is closed."""
         given = asked.get("tools")
         if not given or given is True:
-            yield {**asked, "tools": [ALL_TOOLS] if given else []}
-            return
+            return {**asked, "tools": [ALL_TOOLS] if given else []}
         if isinstance(given, str) or not isinstance(given, Sequence):
             raise InvalidExecution("tools must be a list of functions and of names, or True for all", field="tools")
         tools = (await self._ready()).tools
         assert tools is not None
-        with tools.lending(given) as keys:
-            yield {**asked, "tools": keys}
+        return {**asked, "tools": loans.enter_context(tools.lending(given))}
 
     async def _admit(self, code: str, asked: Asked) -> Execution:
         self._check_usable()
