@@ -209,8 +209,7 @@ def test_conversation(at_terminal: Callable[..., Terminal], tmp_path: Path) -> N
     again = at_terminal("--history", "history")
     again.type("\x1b[A")  # up: the last line of the shell before
     again.expect("x")
-    again.type("\x03")
-    again.expect(r"In \[1\]: ")
+    again.press_until("\x03", r"In \[1\]: ")
     assert again.leave() == 0
 
 

@@ -246,8 +246,12 @@ class _OneRun:
         try:
             return await self._run_and_conclude()
         finally:
+            # A loop that is being closed complains about each one that still comes.
+            signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING_SIGNALS)
             for number in heard:
-                signal.signal(number, signal.SIG_IGN)  # a loop that is being closed complains about each one
+                asyncio.get_running_loop().remove_signal_handler(number)
+                signal.signal(number, signal.SIG_IGN)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING_SIGNALS)
 
     async def _run_and_conclude(self) -> int:
         try:
