@@ -9,7 +9,8 @@ set -euo pipefail
 out=${1:?where to write the tar}
 shift
 suite=${SUITE:-bookworm}
-mirror=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
+# Where this machine gets its own packages from; else whatever the tool takes by itself.
+mirror=${DEBIAN_MIRROR:-$(apt-get indextargets --format '$(SITE)' 'Created-By: Packages' 2>/dev/null | grep -m1 '/debian/\?$' || true)}
 packages=(ca-certificates netbase python3 python3-venv "$@")
 list=$(IFS=,; echo "${packages[*]}")
 
@@ -18,11 +19,11 @@ if command -v mmdebstrap >/dev/null; then
     mmdebstrap --quiet --format=tar --variant=minbase --include="$list" \
         --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' \
         --customize-hook='ln -sf python3 "$1/usr/bin/python"' \
-        "$suite" "$out.new" "$mirror"
+        "$suite" "$out.new" ${mirror:+"$mirror"}
 elif command -v debootstrap >/dev/null; then
     root=$(mktemp -d)
     trap 'rm -rf "$root"' EXIT
-    debootstrap --variant=minbase --include="$list" "$suite" "$root" "$mirror"
+    debootstrap --variant=minbase --include="$list" "$suite" "$root" ${mirror:+"$mirror"}
     ln -sf python3 "$root/usr/bin/python"
     tar -C "$root" --exclude=./var/cache/apt --exclude=./dev -cf "$out.new" .
 else
