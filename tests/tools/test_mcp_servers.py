@@ -127,10 +127,13 @@ def is_dead(pid: int) -> bool:
         return True
 
 
-def test_a_server_that_dies_while_idle_is_started_again(stdio_box: belljar.Sandbox, host: Any) -> None:
+def test_a_server_that_dies_while_idle_is_started_again(
+    stdio_box: belljar.Sandbox, host: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     before = int(run(stdio_box, "import tools\nprint(tools.pid())"))
     os.kill(before, signal.SIGKILL)
-    host.wait_until(lambda: is_dead(before), "the server is dead")  # one that is about to die may still take a call
+    host.wait_until(lambda: is_dead(before), "the server is dead")
+    host.wait_until(lambda: "went away" in caplog.text, "its death is noticed")  # until then it may be sent a call
     assert int(run(stdio_box, "import tools\nprint(tools.pid())", timeout=60)) != before
 
 
