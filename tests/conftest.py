@@ -115,14 +115,18 @@ class Host:
 
     def leftovers(self) -> Leftovers:
         """Everything that could be left behind, counted now."""
-        ours = {process.pid for process in self.processes() if process.parent == os.getpid()}
         return Leftovers(
-            processes=len(ours | {process.pid for process in self.guest_processes()}),
+            processes=len(self.own_pids()),
             mounts=len(Path("/proc/self/mountinfo").read_text().splitlines()),
             cgroups=len(self.cgroup_directories()),
             descriptors=len(os.listdir("/proc/self/fd")),
             files=sum(1 for _ in self._settings.runtime_dir.rglob("*")) + len(os.listdir(self._settings.state_dir)),
         )
+
+    def own_pids(self) -> set[int]:
+        """Our children, and everyone with one of our uids."""
+        children = {process.pid for process in self.processes() if process.parent == os.getpid()}
+        return children | {process.pid for process in self.guest_processes()}
 
     def guest_processes(self) -> list[Process]:
         """Wardens, zygotes, sleepers and guests of this test session: everyone with one of its uids."""

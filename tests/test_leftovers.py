@@ -167,15 +167,20 @@ async def run_mixture(box: belljar.AsyncSandbox, count: int) -> tuple[Counter[st
     return wrong, most_descriptors, most_tasks
 
 
-def no_more_than(before: Any, now: Any) -> bool:
-    """Whether nothing was added. Sandboxes of other tests may let go of something meanwhile, so there may be less."""
-    return all(count <= was for was, count in zip(before[:4], now[:4], strict=True))
+def nothing_new(outside: Host, before: Any, pids: set[int]) -> bool:
+    """Whether nobody is there who was not there before, and nothing else was added.
+
+    Not that all is equal: sandboxes and servers of other tests end things of their own meanwhile.
+    """
+    now = outside.leftovers()
+    counts_hold = now.mounts <= before.mounts and now.descriptors <= before.descriptors
+    return outside.own_pids() <= pids and counts_hold and now.cgroups == before.cgroups
 
 
 @pytest.mark.timeout(240)
 def test_nothing_grows_with_mixed_runs_and_nothing_is_left_after_closing(own: Settings, host: Host) -> None:
     outside = type(host)(own)
-    before = settled(outside)
+    before, pids = settled(outside), outside.own_pids()
     seen: list[Any] = []
 
     async def main() -> None:
@@ -190,7 +195,7 @@ def test_nothing_grows_with_mixed_runs_and_nothing_is_left_after_closing(own: Se
                 assert len(asyncio.all_tasks()) < 8
 
     asyncio.run(main())
-    host.wait_until(lambda: no_more_than(before, outside.leftovers()), f"all is as it was: {before}")
+    host.wait_until(lambda: nothing_new(outside, before, pids), f"all is as it was: {before}")
     first, last = seen[0], seen[-1]
     assert last.mounts == first.mounts
     assert last.files == first.files
@@ -389,7 +394,7 @@ def test_a_zygote_that_no_longer_answers_does_not_hold_up_runs_for_ever(own: Set
 
 def test_a_sandbox_that_is_dropped_in_the_middle_leaves_nothing(own: Settings, host: Host) -> None:
     outside = type(host)(own)
-    before = settled(outside)
+    before, pids = settled(outside), outside.own_pids()
 
     async def main() -> None:
         async with belljar.AsyncSandbox(settings=own) as box:
@@ -400,4 +405,4 @@ def test_a_sandbox_that_is_dropped_in_the_middle_leaves_nothing(own: Settings, h
 
     with pytest.raises(ZeroDivisionError):
         asyncio.run(main())
-    host.wait_until(lambda: no_more_than(before, outside.leftovers()), "all is as it was")
+    host.wait_until(lambda: nothing_new(outside, before, pids), "all is as it was")
