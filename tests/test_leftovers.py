@@ -109,7 +109,11 @@ KINDS = [
 @pytest.fixture
 def own(settings: Settings, tmp_path: Path) -> Settings:
     """Settings that no other sandbox of this session shares, with a flood that is soon reached."""
-    jail = dataclasses.replace(settings.jail, cgroup_parent=f"{settings.jail.cgroup_parent}-{secrets.token_hex(4)}")
+    jail = dataclasses.replace(
+        settings.jail,
+        cgroup_parent=f"{settings.jail.cgroup_parent}-{secrets.token_hex(4)}",
+        uid_base=settings.jail.uid_base // 4,  # below those of every other sandbox
+    )
     return dataclasses.replace(
         settings,
         runtime_dir=tmp_path / "run",

@@ -163,7 +163,10 @@ def test_output_appears_while_the_program_runs(start: Callable[..., subprocess.P
 
 
 def test_a_reader_who_does_not_read_does_not_stop_the_clock(start: Callable[..., subprocess.Popen[bytes]]) -> None:
-    process = start("run", "--timeout", "2", "--output-limit", "16000", "-c", "while True: print('x' * 999)")
+    code = (
+        "import time\nwhile True: print('x' * 999, flush=True); time.sleep(0.001)"  # never so much that it is a flood
+    )
+    process = start("run", "--timeout", "2", "--output-limit", "16000", "-c", code)
     assert process.stdout is not None
     wait_for(lambda: pipe_is_full(process.stdout.fileno()))  # type: ignore[union-attr]
     wait_for(lambda: not jailed(process.pid))  # nobody has read a byte, and yet it is over
