@@ -40,7 +40,6 @@ class Grown(NamedTuple):
 
 
 class _Place(NamedTuple):
-    user_namespace: int
     namespaces: list[int]
     directories: list[int]
 
@@ -61,8 +60,11 @@ async def grow(
     directories: list[int],
     limits: Limits,
     order: Callable[[list[int]], Awaitable[None]],
+    forking: asyncio.Lock,
 ) -> Grown:
     """Copy a session; `order` tells it to fork, with the descriptors it needs, and waits for its answer.
+
+    Who holds `forking` has its copy still on the session's own account of processes.
 
     Raises:
         CannotBranch: the session says that it cannot be copied.
@@ -76,9 +78,11 @@ async def grow(
         berth.cgroup.limit(limits.memory_bytes + INTERPRETER_BYTES["shell"], max(2, limits.processes))
         berth.cgroup.begin()
         async with asyncio.timeout(_SECONDS):
-            return await _settle(
-                family, berth, asyncio.create_task(_make_place(family, berth, directories, limits)), order
-            )
+            making = asyncio.create_task(_make_place(family, berth, directories, limits))
+            try:
+                return await _settle(family, berth, making, order, forking)
+            finally:
+                await _drop(making)
     except BaseException as error:
         await _empty(berth)
         family.world.give_back(berth)
@@ -96,6 +100,17 @@ async def _empty(berth: Berth) -> None:
 
 
 async def _make_place(family: Family, berth: Berth, directories: list[int], limits: Limits) -> _Place:
+    """Namespaces and directories for one branch; the first also makes the family's user namespace, before any other."""
+    async with family.founding if family.user_namespace < 0 else contextlib.nullcontext():
+        own, *made = await _have_made(family, berth, directories, limits)
+        if family.user_namespace < 0:
+            family.user_namespace = own
+        else:
+            os.close(own)
+    return _Place(made[:3], made[3:])
+
+
+async def _have_made(family: Family, berth: Berth, directories: list[int], limits: Limits) -> list[int]:
     ours, theirs = channel.pair()
     ours.setblocking(False)
     has_own = family.user_namespace >= 0
@@ -116,7 +131,7 @@ async def _make_place(family: Family, berth: Berth, directories: list[int], limi
             os.close(maker)
     if len(made) != 7:
         raise JailSetupFailed("branch", str(message.get("failed")))
-    return _Place(made[0], made[1:4], made[4:])
+    return made
 
 
 async def _receive(peer: socket.socket, descriptors_max: int) -> tuple[dict[str, object], bytes, list[int]]:
@@ -135,7 +150,11 @@ async def _readable(peer: socket.socket) -> None:
 
 
 async def _settle(
-    family: Family, berth: Berth, making: asyncio.Task[_Place], order: Callable[[list[int]], Awaitable[None]]
+    family: Family,
+    berth: Berth,
+    making: asyncio.Task[_Place],
+    order: Callable[[list[int]], Awaitable[None]],
+    forking: asyncio.Lock,
 ) -> Grown:
     """Have the session fork while the place is made, put the copy into its cgroup, and let it move in."""
     ours, theirs = channel.pair()
@@ -150,31 +169,27 @@ async def _settle(
     lent = [their_stdout, their_stderr]
     owned = [stdout, stderr]
     try:
-        with theirs:
-            await order([theirs.fileno(), *lent])
-        owned.append(await _meet(ours, berth))
+        async with forking:
+            with theirs:
+                await order([theirs.fileno(), *lent])
+            owned.append(await _meet(ours, berth))
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
         ours.setsockopt(socket.SOL_SOCKET, _SO_PASSPIDFD, 0)
-        place = await making
-        owned += place.directories
+        place = await asyncio.shield(making)
         await _move_in(ours, family, berth, place)
-        return Grown(BranchBody(family, berth, ours, stdout, stderr, owned[2]), place.directories, owned[2])
+        directories = [os.dup(each) for each in place.directories]
+        return Grown(BranchBody(family, berth, ours, stdout, stderr, owned[2]), directories, owned[2])
     except BaseException:
         ours.close()
         lent += owned
         raise
     finally:
+        theirs.close()
         for descriptor in lent:
             os.close(descriptor)
-        await _drop(making)
 
 
 async def _move_in(peer: socket.socket, family: Family, berth: Berth, place: _Place) -> None:
-    unused = list(place.namespaces)
-    if family.user_namespace < 0:
-        family.user_namespace = place.user_namespace
-    else:
-        unused.append(place.user_namespace)
     try:
         channel.send(peer, {}, b"place", [family.user_namespace, *place.namespaces])
         _, said, _ = await _receive(peer, 0)
@@ -182,20 +197,19 @@ async def _move_in(peer: socket.socket, family: Family, berth: Berth, place: _Pl
         if berth.cgroup is not None and berth.cgroup.oom_kills():
             raise _do_not_fit() from error
         raise CannotBranch("the copy has ended before it had its place") from error
-    finally:
-        for descriptor in unused:
-            os.close(descriptor)
     if said != b"joined":
         raise JailSetupFailed("branch", said[:500].decode("utf-8", "replace"))
 
 
 async def _drop(making: asyncio.Task[_Place]) -> None:
-    """Whatever was made, and nobody has taken over."""
-    if not making.done():
-        making.cancel()
-        await asyncio.wait([making])
-    if not making.cancelled():
-        making.exception()
+    """Close our copies of what was made: whoever uses it has copies of its own."""
+    making.cancel()
+    while not making.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait([making])
+    if not making.cancelled() and making.exception() is None:
+        for descriptor in (*making.result().namespaces, *making.result().directories):
+            os.close(descriptor)
 
 
 def _do_not_fit() -> CannotBranch:

@@ -296,6 +296,11 @@ class World(ZygoteListener):
         return limits.disk_bytes, max(1, math.ceil(limits.cpu_seconds)), processes, limits.memory_bytes
 
     @property
+    def landlock_version(self) -> int:
+        """What the guests' landlock can do; 0: the operator gave it up."""
+        return int(self._walls["landlock_version"])
+
+    @property
     def busy_guests(self) -> int:
         """How many have a program."""
         return len(self._guests) - sum(map(len, self._ready.values())) - len(self._staying)
