@@ -190,14 +190,17 @@ class Person:
         assert (outcome.error.type, outcome.error.message) == ("ValueError", token)
 
     async def take_too_long(self, model: Model, session: AsyncSession) -> None:
+        """Time is the clock's: on a busy machine it may be up before the cell has done anything."""
         token = self.world.token()
-        model.x += 1
         outcome = await session.run(f"x += 1; print({token!r})\nwhile True: pass", timeout=0.5)
-        assert outcome.status is Status.TIMED_OUT, outcome
-        if outcome.error is not None and outcome.error.type == "SessionEnded":
-            await self.give_up(model, session)
-            return
-        self.expect(model, outcome, Status.TIMED_OUT, f"{token}\n")
+        assert outcome.stdout in ("", f"{token}\n"), (model, outcome)
+        self.expect(model, outcome, Status.TIMED_OUT, outcome.stdout)
+        assert outcome.error is None or outcome.error.type == "KeyboardInterrupt", (model, outcome)
+        seen = await session.run("x")
+        has_begun = bool(outcome.stdout) or value(seen) != str(model.x)
+        model.x += has_begun
+        self.expect(model, seen, Status.OK, "", str(model.x))
+        self.world.done["took too long to begin"] += not has_begun
 
     async def interrupt(self, model: Model, session: AsyncSession) -> None:
         token = self.world.token()
@@ -226,12 +229,7 @@ class Person:
             cell.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await cell
-        try:
-            outcome = await session.run("x")
-        except SessionEnded:
-            await self.give_up(model, session)
-            return
-        self.expect(model, outcome, Status.OK, "", str(model.x))
+        self.expect(model, await session.run("x"), Status.OK, "", str(model.x))
 
     async def stand_in_line(self, model: Model, session: AsyncSession) -> None:
         tokens = [self.world.token() for _ in range(3)]
@@ -314,12 +312,6 @@ class Person:
                 await ask()
             assert caught.value.details["reason"] == reason
 
-    async def give_up(self, model: Model, session: AsyncSession) -> None:
-        """An interrupted cell did not come back in time. On a machine that is far too busy that is nobody's fault."""
-        model.is_leaving = True
-        self.world.done["given up"] += 1
-        await self.bury(model, session, "timeout")
-
     # ---- without the turn: whatever happens meanwhile
 
     async def look_at(self, model: Model) -> None:
@@ -397,7 +389,6 @@ async def drive(server: Server, keys: dict[str, str]) -> None:
         for person in by_owner.values():
             assert await person.client.sessions() == []
         assert world.done["run"] > 0
-        assert world.done["given up"] <= (world.done["take_too_long"] + world.done["disconnect"]) / 2
 
 
 @pytest.mark.timeout(SECONDS * 2 + 120)

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 from belljar import channel
+from belljar.backends.local.grace import Grace
 from belljar.backends.local.run import Extra, PictureReader, Stream, in_memfd
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import ZygoteDied
@@ -29,7 +30,6 @@ from belljar.jail.cgroups import CellCgroup
 from belljar.settings import RequestSettings
 
 _SETTLE_SECONDS = 0.02
-_GRACE_SECONDS = 5.0  # for an interrupted cell to come back, on a busy machine, too
 _AGAIN_SECONDS = 1.5  # one interrupt may be swallowed
 _INLINE_BYTES = 64 * 1024
 _READ_BYTES = 65536
@@ -59,6 +59,9 @@ class Place(Protocol):
 
     def signal_interrupt(self) -> None:
         """SIGINT to the guest's own process."""
+
+    def pids(self) -> list[int]:
+        """Who is in it."""
 
     def end(self, reason: str) -> None:
         """Kill everyone."""
@@ -247,8 +250,18 @@ class Turn:
         """Interrupt the cell, and end the session if that does not bring it back."""
         if not self._is_stopping and not self._answered.done():
             self._is_stopping = True
-            self._timers["grace"] = self._loop.call_later(_GRACE_SECONDS, self._place.end, "timeout")
+            self._grace = Grace(self._place.pids())
+            self._check_grace()
             self._interrupt_again()
+
+    def _check_grace(self) -> None:
+        if self._answered.done():
+            return
+        left = self._grace.left_seconds()
+        if left:
+            self._timers["grace"] = self._loop.call_later(left, self._check_grace)
+        else:
+            self._place.end("timeout")
 
     def _interrupt_again(self) -> None:
         self._place.signal_interrupt()
