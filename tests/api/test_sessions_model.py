@@ -380,13 +380,14 @@ class Person:
         self, model: Model, outcome: Outcome, status: Status, stdout: str = "", shown: str | None = None
     ) -> None:
         """Compare with what the model says: nothing of another cell, nothing lost."""
-        assert outcome.status is status, (model, outcome)
-        assert outcome.stdout == stdout, (model, outcome)
+        what = f"{model}: {outcome.status}, cell {outcome.cell}, {outcome.stdout!r}\n{outcome.stderr}\n{outcome.error}"
+        assert outcome.status is status, what
+        assert outcome.stdout == stdout, what
         assert outcome.cell is not None
-        assert outcome.cell > model.last_cell, (model, outcome)
+        assert outcome.cell > model.last_cell, what
         model.last_cell = outcome.cell
         if shown is not None:
-            assert value(outcome) == shown, (model, outcome)
+            assert value(outcome) == shown, what
 
 
 def value(outcome: Outcome) -> str:

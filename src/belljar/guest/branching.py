@@ -20,6 +20,7 @@ from typing import Any
 _CLONE_NEWUSER, _CLONE_NEWNS, _CLONE_NEWNET, _CLONE_NEWIPC = 0x10000000, 0x20000, 0x40000000, 0x8000000
 _JOINED = (_CLONE_NEWNS, _CLONE_NEWNET, _CLONE_NEWIPC)
 _OWN = ("/work", "/tmp", "/dev/shm")
+_BELOW_OWN = ("/work/", "/tmp/", "/dev/shm/")
 _DELETED = " (deleted)"
 _PR_SET_DUMPABLE = 4
 _SIGCHLD = int(_signal.SIGCHLD)
@@ -37,7 +38,6 @@ _OFFSET_OF_STACK_POINTER = {"x86_64": 160, "aarch64": 432}.get(os.uname().machin
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc_with_lock = ctypes.PyDLL(None, use_errno=True)  # the interpreter's: who shares our memory holds it, too
-_Body = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 _context = ctypes.create_string_buffer(8192)
 if not hasattr(_libc, "getcontext"):
     _OFFSET_OF_STACK_POINTER = -1
@@ -46,6 +46,9 @@ _forgotten: list[Any] = []  # event loops of the original: to close one here wou
 
 #: A mapping that a fork does not copy, of a file that the copy shall have its own of, or of memory that has no name.
 _SHARED = re.compile(rb"^\S+ ...s \S+ \S+ \S+ +((?:/work|/tmp|/dev/shm|/dev/zero|/SYSV)[^\n]*)", re.MULTILINE)
+
+_lines = bytearray(16384)
+_lines_view = memoryview(_lines)
 
 
 class Refused(Exception):
@@ -79,16 +82,14 @@ def look_around() -> list[OpenFile]:
     Raises:
         Refused: something is shared in a way that no copy can undo.
     """
-    shared = _SHARED.search(_read("/proc/self/maps"))
-    if shared is not None:
-        raise Refused(f"memory is shared through {os.fsdecode(shared.group(1))}; close it first")
+    _check_mappings()
     found = []
     for name in os.listdir("/proc/self/fd"):
         try:
             path = os.readlink(f"/proc/self/fd/{name}")
         except OSError:
             continue  # the listing's own
-        if not path.startswith(tuple(f"{each}/" for each in _OWN)) and path not in _OWN:
+        if not path.startswith(_BELOW_OWN) and path not in _OWN:
             continue
         if path.endswith(_DELETED):
             raise Refused(f"the deleted file {path[: -len(_DELETED)]} is open; close it first")
@@ -96,27 +97,39 @@ def look_around() -> list[OpenFile]:
     return found
 
 
-def _read(path: str) -> bytes:
-    descriptor = os.open(path, os.O_RDONLY)
-    pieces: list[bytes] = []
-    while pieces[-1:] != [b""]:
-        pieces.append(os.read(descriptor, 1 << 20))
-    os.close(descriptor)
-    return b"".join(pieces)
+def _check_mappings() -> None:
+    """Read in pieces, into a buffer that is there already: what is touched here is a page more for every branch."""
+    descriptor = os.open("/proc/self/maps", os.O_RDONLY)
+    left = 0  # of a line that goes on in the next piece
+    try:
+        while count := os.readv(descriptor, [_lines_view[left:]]):
+            end = left + count
+            shared = _SHARED.search(_lines, 0, end)
+            if shared is not None:
+                raise Refused(f"memory is shared through {os.fsdecode(bytes(shared.group(1)))}; close it first")
+            whole = _lines.rfind(b"\n", 0, end) + 1
+            left = end - whole
+            _lines_view[:left] = _lines_view[whole:end]
+    finally:
+        os.close(descriptor)
 
 
-def fork_orphan(go_on: Callable[[], None]) -> None:
+def fork_orphan(pass_on: Callable[[], None], go_on: Callable[[], None]) -> None:
     """Fork so that the copy has no parent but the first process of the cell; it calls `go_on`, which never returns.
+
+    Whoever forks it, a process in between with descriptors of its own, calls `pass_on` first.
 
     Raises:
         Refused: nobody was born.
     """
+    global _passing
     handler = _signal.signal(_SIGCHLD, _signal.SIG_DFL)  # the program must see neither a child nor a signal of one
+    _passing = _Passing(pass_on, go_on, handler)
     try:
-        passer = _Passer(go_on, handler)
-        if os.waitpid(passer.start(), 0)[1] or passer.why:
-            raise Refused(passer.why or "the limit of processes leaves no room for the copy while it is made")
+        if os.waitpid(_start_passer(), 0)[1] or _passing.why:
+            raise Refused(_passing.why or "the limit of processes leaves no room for the copy while it is made")
     finally:
+        _passing = None
         _restore(handler)
 
 
@@ -124,51 +137,65 @@ def _restore(handler: Any) -> None:
     _signal.signal(_SIGCHLD, _signal.SIG_DFL if handler is None else handler)
 
 
-class _Passer:
-    """The process in between, which forks the copy and ends, so that the copy is nobody's child.
+class _Passing:
+    """What the process in between does: it forks the copy and ends, so that the copy is nobody's child."""
 
-    To fork is to copy page tables, which for a large session is most of a branch's time; to be forked twice doubles it.
-    So the one in between shares the session's memory, as one made by vfork does: the session stands still meanwhile. It
-    runs further down on the same stack. The copy can never return from there, since what is above belongs to a call
-    that ends in the session only; so it goes on from there, a little deeper on its stack than the original.
-    """
-
-    def __init__(self, go_on: Callable[[], None], handler: Any) -> None:
+    def __init__(self, pass_on: Callable[[], None], go_on: Callable[[], None], handler: Any) -> None:
         self.why = ""
+        self._pass_on = pass_on
         self._go_on = go_on
         self._handler = handler
 
-    def start(self) -> int:
-        """Its pid; when this returns, the copy has been born or will not be."""
-        if _OFFSET_OF_STACK_POINTER < 0 or _libc.getcontext(_context):
-            return self._start_apart()
-        (here,) = struct.unpack_from("=Q", _context, _OFFSET_OF_STACK_POINTER)
-        below = ctypes.c_void_p((here - _STACK_GAP_BYTES) & -_STACK_GAP_BYTES)
-        pid = int(_libc_with_lock.clone(_Body(self._run), below, _CLONE_VM | _CLONE_VFORK | _SIGCHLD, None))
-        if pid < 0:
-            raise Refused(f"no process can be made: {os.strerror(ctypes.get_errno())}")
-        return pid
-
-    def _start_apart(self) -> int:
-        """On a machine whose registers we do not know: with a copy of the memory of its own."""
-        pid = os.fork()
-        if pid == 0:
-            os._exit(self._run(None) or bool(self.why))
-        return pid
-
-    def _run(self, _: object) -> int:
+    def run(self) -> None:
         try:
+            self._pass_on()
             pid = os.fork()
         except BaseException as error:  # noqa: BLE001  (a program may have put anything in the way)
             self.why = str(error) or type(error).__name__
-            return 0
+            return
         if pid == 0:
             try:
                 _restore(self._handler)
                 self._go_on()
             finally:
                 os._exit(71)
-        return 0
+
+
+def _run_passing(_: object) -> int:
+    if _passing is not None:
+        _passing.run()
+    return 0
+
+
+def _start_passer() -> int:
+    """The pid of the one in between; when this returns, the copy has been born or will not be.
+
+    To fork is to copy page tables, which for a large session is most of a branch's time; to be forked twice doubles it.
+    So the one in between shares the session's memory, as one made by vfork does: the session stands still meanwhile. It
+    runs further down on the same stack. The copy can never return from there, since what is above belongs to a call
+    that ends in the session only; so it goes on from there, a little deeper on its stack than the original.
+    """
+    if _OFFSET_OF_STACK_POINTER < 0 or _libc.getcontext(_context):
+        return _fork_passer()
+    (here,) = struct.unpack_from("=Q", _context, _OFFSET_OF_STACK_POINTER)
+    below = ctypes.c_void_p((here - _STACK_GAP_BYTES) & -_STACK_GAP_BYTES)
+    pid = int(_libc_with_lock.clone(_body, below, _CLONE_VM | _CLONE_VFORK | _SIGCHLD, None))
+    if pid < 0:
+        raise Refused(f"no process can be made: {os.strerror(ctypes.get_errno())}")
+    return pid
+
+
+def _fork_passer() -> int:
+    """On a machine whose registers we do not know: with a copy of the memory of its own."""
+    pid = os.fork()
+    if pid == 0:
+        _run_passing(None)
+        os._exit(bool(_passing is None or _passing.why))
+    return pid
+
+
+_passing: _Passing | None = None
+_body = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_run_passing)
 
 
 def join(family: int | None, places: list[int], order: bytes) -> None:

@@ -177,13 +177,23 @@ def _branch(peer: socket.socket, order: bytes, descriptors: list[int]) -> None:
         files = branching.look_around()
         interpreter.flush()
         state = None if b"reseed" in order else random.getstate()
-        branching.fork_orphan(lambda: _live_as_copy(peer, order, descriptors, files, state))
+        branching.fork_orphan(
+            lambda: _pass_on(peer, descriptors[0]),
+            lambda: _live_as_copy(peer, order, descriptors, files, state),
+        )
         answer = b"branched"
     except Exception as error:  # noqa: BLE001  (a program may have put anything in the way)
         answer = b"cannot " + (str(error) or type(error).__name__)[:500].encode("utf-8", "replace")
     for descriptor in descriptors:
         close(descriptor)
     channel.send(peer, {}, answer)
+
+
+def _pass_on(peer: socket.socket, own_channel: int) -> None:
+    """Be put to where the copy belongs, so that all that it takes, from the first page on, is counted there."""
+    dup2(own_channel, 3, False)
+    channel.send(peer, {}, b"passing")
+    channel.receive(peer)
 
 
 def _live_as_copy(peer: socket.socket, order: bytes, descriptors: list[int], files: list[Any], state: Any) -> None:
@@ -193,9 +203,8 @@ def _live_as_copy(peer: socket.socket, order: bytes, descriptors: list[int], fil
 
 def _become_copy(peer: socket.socket, order: bytes, descriptors: list[int], files: list[Any], state: Any) -> None:
     global _pid, _is_unseeded
-    own_channel, stdout, stderr = descriptors
+    _, stdout, stderr = descriptors
     try:
-        dup2(own_channel, 3, False)
         channel.send(peer, {}, b"copy")
         _, _, (family, *places) = channel.receive(peer, 4)
         branching.join(

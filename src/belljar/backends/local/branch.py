@@ -13,8 +13,8 @@ import os
 import signal
 import socket
 import struct
-from collections.abc import Awaitable, Callable
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, NamedTuple
 
 from belljar import channel
 from belljar.backends.local.bodies import BranchBody, Family, has_ended
@@ -170,9 +170,14 @@ async def _settle(
     owned = [stdout, stderr]
     try:
         async with forking:
-            with theirs:
-                await order([theirs.fileno(), *lent])
-            owned.append(await _meet(ours, berth))
+            passing = asyncio.create_task(_admit_passer(ours, berth))
+            try:
+                with theirs:
+                    await order([theirs.fileno(), *lent])
+                await passing
+            finally:
+                await _end(passing)
+        owned.append(await _meet(ours, berth))
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
         ours.setsockopt(socket.SOL_SOCKET, _SO_PASSPIDFD, 0)
         place = await asyncio.shield(making)
@@ -203,21 +208,49 @@ async def _move_in(peer: socket.socket, family: Family, berth: Berth, place: _Pl
 
 async def _drop(making: asyncio.Task[_Place]) -> None:
     """Close our copies of what was made: whoever uses it has copies of its own."""
-    making.cancel()
-    while not making.done():
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.wait([making])
+    await _end(making)
     if not making.cancelled() and making.exception() is None:
         for descriptor in (*making.result().namespaces, *making.result().directories):
             os.close(descriptor)
+
+
+async def _end(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+    while not task.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait([task])
+    if not task.cancelled():
+        task.exception()  # whoever waited for it has heard of it
 
 
 def _do_not_fit() -> CannotBranch:
     return CannotBranch("the files do not fit into a branch; remove some, or open sessions with more memory_mb")
 
 
+async def _admit_passer(peer: socket.socket, berth: Berth) -> None:
+    """Put whoever forks the copy into the branch's cgroup, and let it go on. It ends when the copy is there."""
+    with _speaker(await _hear(peer, b"passing")) as (pid, _):
+        assert berth.cgroup is not None
+        berth.cgroup.admit(pid)
+    channel.send(peer, {}, b"admitted")
+
+
 async def _meet(peer: socket.socket, berth: Berth) -> int:
-    """Hear the copy's first word; who said it goes into the cgroup. The caller owns the pidfd."""
+    """Hear the copy's first word, and see that it is where it should be. The caller owns the pidfd."""
+    with _speaker(await _hear(peer, b"copy")) as (pid, pidfd):
+        if berth.cgroup is None or pid not in berth.cgroup.processes() or has_ended(pidfd):
+            raise CannotBranch("the copy has ended at once")
+        return os.dup(pidfd)
+
+
+class _Word(NamedTuple):
+    is_due: bool
+    pid: int
+    pidfd: int
+
+
+async def _hear(peer: socket.socket, due: bytes) -> _Word:
+    """One word, and who has said it: by the kernel's word, not by the speaker's."""
     await _readable(peer)
     room = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(4)
     packet, ancillary, _, _ = peer.recvmsg(channel.PACKET_BYTES_MAX, room, socket.MSG_CMSG_CLOEXEC)
@@ -227,17 +260,21 @@ async def _meet(peer: socket.socket, berth: Berth) -> int:
             pid = _CREDENTIALS.unpack(content[: _CREDENTIALS.size])[0]
         elif level == socket.SOL_SOCKET and kind == _SCM_PIDFD:
             (pidfd,) = struct.unpack("=i", content[:4])
+    return _Word(packet == channel.build({}, due), pid, pidfd)
+
+
+@contextlib.contextmanager
+def _speaker(word: _Word) -> Iterator[tuple[int, int]]:
+    """Pid and pidfd of who has spoken; who has said something else, or went wrong later, is ended."""
     try:
-        said = channel.parse(packet)[1] if packet else b""
-        if pid <= 1 or pidfd < 0 or said != b"copy" or berth.cgroup is None:
+        if word.pid <= 1 or word.pidfd < 0 or not word.is_due:
             raise CannotBranch("the session's process did not copy itself as it should")
-        berth.cgroup.admit(pid)
-        if has_ended(pidfd):
-            raise CannotBranch("the copy has ended at once")
+        yield word.pid, word.pidfd
     except BaseException:
-        if pidfd >= 0:
+        if word.pidfd >= 0:
             with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            os.close(pidfd)
+                signal.pidfd_send_signal(word.pidfd, signal.SIGKILL)
         raise
-    return pidfd
+    finally:
+        if word.pidfd >= 0:
+            os.close(word.pidfd)
