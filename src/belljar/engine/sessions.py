@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _REMEMBERED_MAX = 10_000
 _RETRY_SECONDS_MAX = 60.0
+_SHOWN_CHARACTERS = 140
 
 _Key = tuple[str, str]  # caller and id
 
@@ -185,7 +186,7 @@ class Sessions:
         reason = session.live.ended if session is not None else self._gone.get((caller, id), (None, 0.0))[0]
         if reason is not None:
             raise SessionEnded(f"session {_show(id)} has ended: {_WHY.get(reason, reason)}", reason=reason)
-        raise SessionNotFound(f"there is no session {_show(id)}; open one first", id=_show(id))
+        raise SessionNotFound(f"there is no session {_show(id)}; open one first", id=str(id)[:_SHOWN_CHARACTERS])
 
     # ---- cells
 
@@ -206,7 +207,9 @@ class Sessions:
         """
         session = self._find(caller, id)
         if session.is_busy and not waits:
-            raise SessionBusy(f"session {_show(id)} runs a cell; wait for it, or interrupt it", id=_show(id))
+            raise SessionBusy(
+                f"session {_show(id)} runs a cell; wait for it, or interrupt it", id=str(id)[:_SHOWN_CHARACTERS]
+            )
         async with session.turn:
             self._find_same(session)
             numbered: list[int] = []
@@ -252,7 +255,9 @@ class Sessions:
         _check_count(count)
         session = self._find(caller, id)
         if session.is_busy:
-            raise SessionBusy(f"session {_show(id)} runs a cell; branch it when that has ended", id=_show(id))
+            raise SessionBusy(
+                f"session {_show(id)} runs a cell; branch it when that has ended", id=str(id)[:_SHOWN_CHARACTERS]
+            )
         self._engine.check_open()
         async with session.turn:
             await self._make_room(caller, count)
@@ -405,4 +410,4 @@ def _check_count(count: object) -> None:
 
 
 def _show(id: object) -> str:
-    return repr(id)[:140]
+    return repr(id)[:_SHOWN_CHARACTERS]
