@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 GRACE_SECONDS = 5.0
-WALL_SECONDS_MAX = 60.0
+WALL_SECONDS_MAX = 30.0
 _LOOK_AGAIN_SECONDS_MIN = 0.05
 
 
