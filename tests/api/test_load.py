@@ -6,28 +6,22 @@ import contextlib
 import json
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from .conftest import JSON, Server, Start
-
-if TYPE_CHECKING:
-    from tests.conftest import Host
 
 CONNECTIONS = 8
 REQUESTS = 60  # on each connection
 
 
-def test_nothing_grows_and_every_answer_is_right(start: Start, host: Host) -> None:
+def test_nothing_grows_and_every_answer_is_right(start: Start) -> None:
     with start() as server:
         for _ in range(2):  # whatever grows once, with the first load, is warm now
             _load(server)
         before = _resident_kilobytes(server), _descriptors(server)
         _load(server)
         assert _resident_kilobytes(server) - before[0] < 4_000
-        # Guests forked ahead hold some, and are made up for in the background.
-        host.wait_until(
-            lambda: _descriptors(server) - before[1] <= CONNECTIONS, f"{before[1]} descriptors, or a few more"
-        )
+        # Guests and cells kept ready hold descriptors too, and come and go with load; a leak would be one a request.
+        assert _descriptors(server) - before[1] < CONNECTIONS * REQUESTS // 4
 
 
 def _load(server: Server) -> None:
