@@ -140,6 +140,23 @@ class McpSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkSettings:
+    """The way out for programs that ask for a network."""
+
+    offered: bool = False  # else every program that asks is refused
+    ports: tuple[str, ...] = ("80", "443")  # that may be connected to
+    allow: tuple[str, ...] = ("*",)  # names of hosts, as globs
+    deny: tuple[str, ...] = ()  # names, as globs, and networks such as 203.0.113.0/24; stronger than the rest
+    allow_private: tuple[str, ...] = ()  # NAME or NAME:PORT; may be reached although the address is not public
+    hosts: tuple[str, ...] = ()  # NAME=ADDRESS, for names that no name server is asked for
+    connections: int = 1000  # of one execution, or one cell
+    connections_at_once: int = 64
+    total_bytes: int = GIB  # of one execution, or one cell, both ways together
+    connect_seconds: float = 15.0  # to find and to reach a host
+    idle_seconds: float = 120.0  # a connection that is silent for so long ends
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ToolServerSettings:
     """One MCP server whose tools programs may call: a command, or a URL."""
 
@@ -276,6 +293,7 @@ class Settings:
     sessions: SessionSettings = field(default_factory=SessionSettings)
     container: ContainerSettings = field(default_factory=ContainerSettings)
     mcp: McpSettings = field(default_factory=McpSettings)
+    network: NetworkSettings = field(default_factory=NetworkSettings)
     tools: ToolSettings = field(default_factory=ToolSettings)
     restriction: Restriction = field(default_factory=Restriction)  # of restricted programs whose caller names none
     web: WebSettings = field(default_factory=WebSettings)
@@ -508,6 +526,7 @@ def _check(settings: Settings) -> None:
         raise InvalidSettings(f"mcp.output is {settings.mcp.output!r} but must be plain or structured")
     _check_sessions(settings.sessions)
     _check_tools(settings.tools)
+    _check_network(settings)
     for name in settings.environments:
         check_environment_name(name)
 
@@ -566,6 +585,36 @@ def _check_tools(tools: ToolSettings) -> None:
     for name, server in tools.servers.items():
         if bool(server.command) == bool(server.url):
             raise InvalidSettings(f"tools.servers.{name} must have either a command or a url")
+
+
+def _check_network(settings: Settings) -> None:
+    network = settings.network
+    for port in network.ports:
+        if not (port.isdigit() and 0 < int(port) < 65536):
+            raise InvalidSettings(f"network.ports: {port!r} is no port")
+    for each in network.allow_private:
+        name, colon, port = each.rpartition(":")
+        if any(letter in each for letter in "*?[/") or (colon and not (name and port.isdigit() and int(port) < 65536)):
+            raise InvalidSettings(f"network.allow_private takes NAME or NAME:PORT, without patterns, not {each!r}")
+    for each in network.hosts:
+        name, equals, address = each.partition("=")
+        if not (name and equals and _is_address(address)):
+            raise InvalidSettings(f"network.hosts takes NAME=ADDRESS, not {each!r}")
+    for name in ("connections", "connections_at_once", "total_bytes", "connect_seconds", "idle_seconds"):
+        if not getattr(network, name) > 0:
+            raise InvalidSettings(f"network.{name} must be above 0")
+    if settings.mcp.network and not network.offered:
+        raise InvalidSettings("mcp.network needs network.offered: set both, or neither")
+
+
+def _is_address(text: str) -> bool:
+    import ipaddress  # few name any
+
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def check_environment_name(name: str) -> None:

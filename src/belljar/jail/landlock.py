@@ -7,6 +7,7 @@ cannot undo. What a kernel's ABI does not know is left out, never refused: the n
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from os import O_CLOEXEC, O_PATH, close, dup
 from os import open as open_path
 
@@ -23,6 +24,8 @@ _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _MAKE_CHAR, _MAKE_BLOCK = 1 << 6, 1 << 11
 _REFER, _TRUNCATE, _IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
 _SCOPE_ABSTRACT_SOCKET, _SCOPE_SIGNAL = 1, 2
+_BIND_TCP, _CONNECT_TCP = 1, 2
+_RULE_NET_PORT = 2
 
 _PATH_ONLY = O_PATH | O_CLOEXEC
 
@@ -87,3 +90,25 @@ def restrict(version: int, writable: tuple[str, ...], devices: str) -> None:
     close(first_free)
     if not Ruleset(version, writable, devices, first_free).put_up():
         raise failure()
+
+
+def restrict_tcp(version: int, ports: Sequence[int]) -> None:
+    """Keep the calling thread from listening over TCP, and from connecting to any other port; since Linux 6.7.
+
+    Raises:
+        OSError: the kernel refused.
+    """
+    if version < 4:
+        return
+    attributes = struct.pack("=QQ", 0, _BIND_TCP | _CONNECT_TCP)
+    ruleset = call(LANDLOCK_CREATE_RULESET, attributes, len(attributes), 0)
+    if ruleset < 0:
+        raise failure()
+    try:
+        for port in ports:
+            if call(LANDLOCK_ADD_RULE, ruleset, _RULE_NET_PORT, struct.pack("=QQ", _CONNECT_TCP, port), 0):
+                raise failure()
+        if call(LANDLOCK_RESTRICT_SELF, ruleset, 0):
+            raise failure()
+    finally:
+        close(ruleset)

@@ -353,6 +353,21 @@ class World(ZygoteListener):
         """Have the place of a branch made."""
         return await self._warden.graft(order, descriptors)
 
+    async def listen(self, place: int, port: int) -> tuple[int, int]:
+        """A listener on a guest's own loopback: its port, and it, which the caller owns.
+
+        Raises:
+            JailSetupFailed: it cannot be had.
+        """
+        try:
+            async with asyncio.timeout(_CELL_SECONDS):
+                return await self._warden.listen(place, port)
+        except TimeoutError as error:
+            self._warden.kill()
+            raise JailSetupFailed("network", "the warden does not answer") from error
+        except StartFailed as error:
+            raise JailSetupFailed("network", str(error)) from error
+
     def keep(self, guest: Guest) -> None:
         """This guest is a session: it stays, and its staying says nothing about how much is going on."""
         self._staying.add(guest.number)

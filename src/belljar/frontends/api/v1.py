@@ -57,6 +57,7 @@ async def show_info(service: Service, request: Request) -> None:
         "version": __version__,
         "backend": service.engine.facts()["backend"],
         "isolation": isolation,
+        "network": settings.network.offered and request.caller.key.network,
         "limits": {
             "default": settings.default_limits.as_json(),
             "ceiling": settings.ceiling_limits.as_json(),
