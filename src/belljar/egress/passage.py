@@ -19,7 +19,6 @@ from belljar.egress.rules import Refused, Rules
 from belljar.egress.speech import Asked
 
 _PIECE_BYTES = 64 * 1024
-_HEAD_SECONDS = 10.0  # to say what is wanted
 _FAREWELL_SECONDS = 1.0  # for a program to read why it was refused
 _FULL_SECONDS = 0.1  # then try again: some descriptor may be free
 _LOOKUPS_AT_ONCE = 4  # a name server may take its time, and threads are few
@@ -44,13 +43,14 @@ class Unreached(Refused):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What one execution may do; all but the last two for all its connections together."""
+    """What one execution may do; the seconds are each connection's, the rest is for all of them together."""
 
     connections: int
     connections_at_once: int
     total_bytes: int
     connect_seconds: float
     idle_seconds: float
+    head_seconds: float = 10.0  # to say what is wanted
 
 
 class Passage:
@@ -148,7 +148,7 @@ class Passage:
                     _abort(upstream)
 
     async def _hear(self, peer: socket.socket) -> Asked:
-        async with asyncio.timeout(_HEAD_SECONDS):
+        async with asyncio.timeout(self._bounds.head_seconds):
             return await speech.hear(
                 lambda count: self._loop.sock_recv(peer, count), lambda said: self._loop.sock_sendall(peer, said)
             )

@@ -127,7 +127,6 @@ _ANSWERS: Mapping[str, Any] = {
                 "type": "object",
                 "additionalProperties": _object({"state": {"enum": ["on", "off", "missing"]}, "detail": _STRING}),
             },
-            "network": _BOOLEAN,
             "limits": _object({"default": _ref("Limits"), "ceiling": _ref("Limits")}),
         }
     ),
