@@ -7,7 +7,7 @@ import ssl
 import subprocess
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,10 @@ class LocalWeb:
 
 
 @contextlib.contextmanager
-def serving(certificate: Path | None = None, address: str = "127.0.0.1") -> Iterator[LocalWeb]:
-    """A server on a free port; with a certificate and key in one file, over TLS."""
+def serving(
+    certificate: Path | None = None, address: str = "127.0.0.1", pages: Mapping[str, tuple[str, bytes]] | None = None
+) -> Iterator[LocalWeb]:
+    """A server on a free port; with a certificate and key in one file, over TLS. `pages`: type and content by path."""
 
     class Answer(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -36,7 +38,10 @@ def serving(certificate: Path | None = None, address: str = "127.0.0.1") -> Iter
         def do_GET(self) -> None:
             web.asked[self.path] += 1
             web.headers = {name.lower(): value for name, value in self.headers.items()}
-            if self.path == ENDLESS:
+            if pages is not None:
+                kind, content = pages.get(self.path, ("", b""))
+                self._say(200 if kind else 404, content, **{"content-type": kind})
+            elif self.path == ENDLESS:
                 self._never_end()
             elif self.path.startswith("/to?"):
                 self._say(302, b"", location=self.path.partition("?")[2])
