@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import subprocess
 import sys
@@ -22,7 +21,7 @@ _ANSWER_SECONDS = 10.0
 
 
 class EgressLost(Exception):
-    """The process has died, or does not answer; the message carries what it said."""
+    """The process has died, does not answer, or will not; the message carries what it said."""
 
 
 class Egress:
@@ -82,7 +81,7 @@ class OpenPassage:
         self.number = number
         self._process = process
         self._totals = totals
-        self._is_open = True
+        self._closing: asyncio.Task[dict[str, int]] | None = None
 
     async def renew(self) -> dict[str, int]:
         """What was counted; counting begins anew. Nothing when the process is gone.
@@ -90,37 +89,31 @@ class OpenPassage:
         A process that does not answer is ended, and with it every connection of every program: who cannot be asked
         cannot be told to stop.
         """
-        return await self._ask("renew")
+        return await (self._ask("renew") if self._closing is None else self.close())
 
     async def close(self) -> dict[str, int]:
         """End every connection of this program, and wait until that is done. What was counted."""
-        if not self._is_open:
-            return {}
-        self._is_open = False
-        return await self._ask("close")
+        self.drop()
+        assert self._closing is not None
+        return await asyncio.shield(self._closing)
 
     def drop(self) -> None:
         """The same, without waiting."""
-        if self._is_open:
-            self._is_open = False
-            with contextlib.suppress(EgressLost):
-                self._process.ask("close", self.number).add_done_callback(_forget)
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().create_task(self._ask("close"))
 
     async def _ask(self, word: str) -> dict[str, int]:
         try:
             async with asyncio.timeout(_ANSWER_SECONDS):
-                counts: dict[str, int] = await asyncio.shield(self._process.ask(word, self.number))
-        except (EgressLost, TimeoutError):
+                counts: dict[str, int] = await self._process.ask(word, self.number)
+        except EgressLost:
+            return {}
+        except TimeoutError:
             self._process.lose()
             return {}
         for name, count in counts.items():
             self._totals[name] += count
         return counts
-
-
-def _forget(answer: asyncio.Future[Any]) -> None:
-    if not answer.cancelled():
-        answer.exception()
 
 
 class _Process:

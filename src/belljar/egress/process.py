@@ -109,6 +109,9 @@ class _Server:
     async def _obey(self, message: dict[str, Any], descriptors: list[int]) -> None:
         word, number = message["word"], message["passage"]
         counts: dict[str, int] = {}
+        if word != "open" and number not in self._passages:
+            self._say({"ask": message["ask"], "failed": "there is no such passage"})
+            return
         if word == "open":
             listener = socket.socket(fileno=descriptors[0])
             if listener.family != socket.AF_INET or not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
