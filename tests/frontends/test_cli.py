@@ -725,6 +725,6 @@ def test_bench_measures_in_one_run(belljar: Belljar) -> None:
 
 
 def test_a_network_is_there_for_who_asks_for_one(belljar: Belljar) -> None:
-    ask = "from urllib.request import *\ntry:\n    urlopen('http://10.0.0.1/')\nexcept OSError as error:\n    print(error)"
+    ask = "from urllib.request import *\ntry:\n    urlopen('http://10.0.0.1/')\nexcept OSError as e:\n    print(e)"
     assert b"HTTP Error 403: 10.0.0.1 cannot be reached" in belljar("run", "--network", "-c", ask).stdout
     assert b"HTTP Error" not in belljar("run", "-c", ask).stdout

@@ -15,6 +15,7 @@ from belljar.jail import policy
 from belljar.settings import NetworkSettings
 
 _ANY_PORT = 0
+_CERTIFICATES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS")  # OpenSSL, requests and pip, Node
 _STAYS_AT_HOME = "localhost,127.0.0.1,::1"
 
 
@@ -73,7 +74,8 @@ class WayOut:
         proxy = f"http://127.0.0.1:{self._port}"
         named = {"http_proxy": proxy, "https_proxy": proxy, "all_proxy": proxy, "no_proxy": _STAYS_AT_HOME}
         upper = {name.upper(): value for name, value in named.items()}
-        return {**named, **upper, "NODE_USE_ENV_PROXY": "1", **env}
+        certificates = dict.fromkeys(_CERTIFICATES, path) if (path := self._world.certificates) else {}
+        return {**named, **upper, **certificates, "NODE_USE_ENV_PROXY": "1", **env}
 
     async def complete(self, evidence: Evidence) -> Evidence:
         """The evidence of a program, or of a cell, with what it used."""

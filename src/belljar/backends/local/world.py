@@ -155,6 +155,11 @@ class World(ZygoteListener):
         """The interpreter as the guests' root has it."""
         return _SYSTEM_PYTHON if self._system else f"{policy.ENVIRONMENT_DIR}/bin/python"
 
+    @property
+    def certificates(self) -> str:
+        """Where programs find the certificates of authorities that sign for web sites; empty: not known."""
+        return next((path for path in policy.CERTIFICATES if Path(self._system + path).is_file()), "")
+
     def _environ(self) -> dict[str, str]:
         """What every program finds in its environment."""
         return guest_environ()
