@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 from local_web import LocalWeb, serving
 
+from belljar.client import Client
+
 if TYPE_CHECKING:
     from tests.api.conftest import Server, Start
 
@@ -60,6 +62,10 @@ def test_a_program_of_a_key_that_may(offering: Offering) -> None:
     used = answer["usage"]["network"]
     assert set(used) == {"connections", "refused", "sent_bytes", "received_bytes"}
     assert (used["connections"], used["refused"]) == (1, 0)
+    with Client(f"http://{offering.server.host}", api_key=offering.granted) as client:
+        seen = client.run(offering.program, network=True).usage.network
+    assert seen is not None
+    assert seen.as_json() == used
     without = offering.server.execute(offering.program, key=offering.granted).body
     assert without["status"] == "failed"
     assert "network" not in without["usage"]

@@ -29,6 +29,7 @@ _LOADED_AHEAD = (concurrent.futures.thread, encodings.idna, stringprep)
 _LOOKUP_THREADS = 32
 _OPEN_FILES_MAX = 16384
 _MEMORY_BYTES_MAX = 1 << 30
+_SAY_AGAIN_SECONDS = 0.02  # when the host has much to read
 _DNS_PORT = 53  # name servers are asked over TCP when an answer is long
 
 
@@ -59,6 +60,7 @@ def confine(uid: int | None, landlock_version: int, ports: list[int]) -> None:
     limits.lower(resource.RLIMIT_FSIZE, 0)
     namespaces.drop_bounding_set()
     if uid is not None:
+        limits.lower(resource.RLIMIT_NPROC, 2 * _LOOKUP_THREADS)
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
@@ -134,7 +136,7 @@ class _Server:
             channel.send(self._control, message)
         except BlockingIOError:
             if "tell" not in message:
-                self._left.set()  # the host does not listen: it must not wait for us in vain
+                self._loop.call_later(_SAY_AGAIN_SECONDS, self._say, message)
         except channel.ChannelClosed:
             self._left.set()
 

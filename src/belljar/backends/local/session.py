@@ -250,8 +250,12 @@ class LocalSession:
         if self.way_out is not None:
             try:
                 twin.way_out = await self.way_out.branch(grown.pidfd)
-            except BaseException:
+            except BaseException as error:
                 await twin.close()
+                if isinstance(
+                    error, JailSetupFailed
+                ):  # most likely the copy's own doing: it has ended, or has the port
+                    raise CannotBranch(f"the copy could not be given its network: {error.message}") from error
                 raise
         return twin
 
