@@ -339,7 +339,9 @@ def _network_row(settings: Settings, usable: list[str]) -> Row:
     try:
         outcome = _run(settings, usable[0], _KNOCK, network=True)
     except BelljarError as error:
-        return dataclasses.replace(row, state=MISSING, seen=f"offered, but: {error.message}", fix="first what is missing above")
+        return dataclasses.replace(
+            row, state=MISSING, seen=f"offered, but: {error.message}", fix="first what is missing above"
+        )
     if outcome.stdout.strip() != "HTTP/1.1 403":
         seen = f"offered, but it does not refuse this machine: {outcome.stdout.strip()} {outcome.stderr.strip()[-300:]}"
         return dataclasses.replace(row, state=MISSING, seen=seen, fix="please report this as SECURITY.md says")
