@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,8 @@ print(json.dumps({
     "listen": outcome(socket.create_server, ("127.0.0.1", 0)),
     "packets": outcome(socket.socket, socket.AF_PACKET, socket.SOCK_RAW),
     "write": outcome(open, sys.argv[4], "w"),
-    "secret": outcome(open, sys.argv[5]),
+    "read": outcome(open, sys.argv[5]),
+    "names": outcome(socket.getaddrinfo, "localhost", 80),
     "root": outcome(os.setuid, 0),
     "kill": outcome(os.kill, os.getppid(), 0),
     "chroot": outcome(os.chroot, "/"),
@@ -45,19 +47,21 @@ print(json.dumps({
 
 
 @pytest.fixture
-def secret(tmp_path: Path) -> Path:
-    path = tmp_path / "secret"
-    path.write_text("a key")
-    path.chmod(0o600)
-    return path
+def others_file() -> Iterator[Path]:
+    """A file that everybody may read."""
+    path = Path(tempfile.gettempdir()) / f"belljar-test-{os.getpid()}-open"
+    path.write_text("of no concern to others")
+    path.chmod(0o644)
+    yield path
+    path.unlink()
 
 
-def test_whoever_breaks_it_gains_little(settings: Settings, sources: Path, secret: Path) -> None:
+def test_whoever_breaks_it_gains_little(settings: Settings, sources: Path, others_file: Path) -> None:
     version = syscalls.landlock_version()
     uid = settings.jail.uid_base + policy.EGRESS_UID
     fresh = Path(tempfile.gettempdir()) / f"belljar-test-{os.getpid()}"  # where anybody else may write
     done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", _LOOK, sources, str(uid), str(version), fresh, secret],
+        [sys.executable, "-I", "-S", "-c", _LOOK, sources, str(uid), str(version), fresh, others_file],
         capture_output=True,
         text=True,
         check=False,
@@ -65,12 +69,12 @@ def test_whoever_breaks_it_gains_little(settings: Settings, sources: Path, secre
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout)
     assert seen["uid"] == uid
-    assert seen["allowed_port"] == "done"
+    assert (seen["allowed_port"], seen["names"]) == ("done", "done")
     if version >= 4:
         assert (seen["other_port"], seen["listen"]) == ("EACCES", "EACCES")
     assert seen["packets"] in ("EPERM", "EAFNOSUPPORT")
     assert (seen["write"], fresh.exists()) == ("EACCES", False)
-    assert seen["secret"] == "EACCES"
+    assert seen["read"] == "EACCES"
     assert seen["root"] == "EPERM"
     assert seen["kill"] == "EPERM"
     assert seen["chroot"] in ("EPERM", "ENOSYS")

@@ -171,6 +171,7 @@ class _Process:
                 return
             except channel.ChannelClosed:
                 self.lose()
+                _log.error("the egress process has died; the next program that needs one gets a new one")
                 return
             self._hear(message)
 

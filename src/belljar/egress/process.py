@@ -1,8 +1,8 @@
 """The process that goes out: exec'd apart from the one that holds keys, without rights, with few doors to the kernel.
 
 Its parser is the first code outside the jail to see a program's bytes. So whoever breaks it must gain little: it has a
-uid that is nobody's, no capability, the guests' own seccomp filter, landlock without a place to write to and with no
-port to connect to but those that programs may, and never heard a key.
+uid that is nobody's, no capability, the guests' own seccomp filter, landlock without a place to write to, with few to
+read from and no port to connect to but those that programs may, and never heard a key.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import signal
 import socket
 import stringprep
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -26,7 +27,10 @@ from belljar.jail import landlock, limits, namespaces, seccomp, syscalls
 
 #: Needed later, when the files of this interpreter may be out of reach.
 _LOADED_AHEAD = (concurrent.futures.thread, encodings.idna, stringprep)
+#: What finding the addresses of a name may need: libraries, and where /etc/resolv.conf and its kin may lead to.
+_READABLE = ("/etc", "/lib", "/lib64", "/run", "/usr")
 _LOOKUP_THREADS = 32
+_STACK_BYTES = 1 << 20
 _OPEN_FILES_MAX = 16384
 _MEMORY_BYTES_MAX = 1 << 30
 _SAY_AGAIN_SECONDS = 0.02  # when the host has much to read
@@ -69,7 +73,7 @@ def confine(uid: int | None, landlock_version: int, ports: list[int]) -> None:
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of uid forgets it
     if landlock_version:
-        landlock.restrict(landlock_version, (), "/dev")
+        landlock.restrict(landlock_version, (), "/dev", tuple(filter(os.path.isdir, _READABLE)))
         landlock.restrict_tcp(landlock_version, ports)
     syscalls.install_seccomp(syscalls.FilterProgram(seccomp.compile_filter(os.uname().machine)))
 
@@ -88,6 +92,7 @@ class _Server:
     async def serve(self) -> None:
         """Until the host leaves; every connection ends with this process."""
         self._loop = asyncio.get_running_loop()
+        threading.stack_size(_STACK_BYTES)
         self._resolve = resolver(ThreadPoolExecutor(_LOOKUP_THREADS))
         self._control.setblocking(False)
         self._left = asyncio.Event()

@@ -20,7 +20,7 @@ _SOCKS_VERSION, _SOCKS_CONNECT, _NO_METHOD = 5, 1, 0xFF
 _IPV4, _NAME, _IPV6 = 1, 3, 4
 _SOCKS_GRANTED, _SOCKS_REFUSED, _SOCKS_UNREACHED, _SOCKS_NO_COMMAND = 0, 2, 4, 7
 _TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
-_REQUEST = re.compile(rb"(" + _TOKEN + rb") ([!-~]+) HTTP/1\.[01]")
+_REQUEST = re.compile(rb"(" + _TOKEN + rb") ([!-~]+) (HTTP/1\.[01])")
 _HEADER = re.compile(rb"(" + _TOKEN + rb"):[ \t]*([\t -~\x80-\xff]*)")
 _URL = re.compile(r"http://([^/?#@]+)([/?][^#]*)?", re.IGNORECASE)
 _AUTHORITY = re.compile(r"(\[[^\]]*\]|[^:\[\]]+)(?::([0-9]{1,5}))?")
@@ -113,7 +113,7 @@ def _read_http(lines: list[bytes], rest: bytes) -> Asked:
     kept = [line for line in kept if not line.lower().startswith(b"proxy-")]
     path = (url[2] or "/").encode()
     anew = (
-        b"%b %b HTTP/1.1" % (method, path if path.startswith(b"/") else b"/" + path),
+        b"%b %b %b" % (method, path if path.startswith(b"/") else b"/" + path, request[3]),
         b"Host: " + url[1].encode(),
         *kept,
         b"Connection: close",

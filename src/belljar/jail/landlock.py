@@ -45,20 +45,28 @@ def handled_rights(version: int) -> int:
 
 
 class Ruleset:
-    """Read and execute anywhere; change things in `writable` only; write to the nodes in `devices`.
+    """Read and execute in `readable`; change things in `writable` only; write to the nodes in `devices`.
 
     Made before the fork. The rules name a directory by its descriptor, so it is decided here which one that will be:
     `first_free` becomes the ruleset's, the next one each directory's in turn.
     """
 
-    def __init__(self, version: int, writable: tuple[str, ...], devices: str, first_free: int) -> None:
+    def __init__(
+        self,
+        version: int,
+        writable: tuple[str, ...],
+        devices: str,
+        first_free: int,
+        readable: tuple[str, ...] = ("/",),
+    ) -> None:
         handled = handled_rights(version)
         # handled file rights, handled TCP rights (none: a loopback of its own is not worth a rule), scopes
         attributes = struct.pack("=QQQ", handled, 0, _SCOPE_ABSTRACT_SOCKET | _SCOPE_SIGNAL)
         self.attributes = attributes[: 24 if version >= 6 else 16 if version >= 4 else 8]
         change = handled & ~(_MAKE_CHAR | _MAKE_BLOCK | _IOCTL_DEV)
         use_device = (READ | _WRITE_FILE | _TRUNCATE | _IOCTL_DEV) & handled
-        allowed = [("/", READ & handled), *((path, change) for path in writable), (devices, use_device)]
+        seen = [(path, READ & handled) for path in readable]
+        allowed = [*seen, *((path, change) for path in writable), (devices, use_device)]
         self.ruleset, self.directory = first_free, first_free + 1
         self.rules = tuple((path, struct.pack("=Qi", rights, self.directory)) for path, rights in allowed)
 
@@ -80,7 +88,7 @@ class Ruleset:
         return True
 
 
-def restrict(version: int, writable: tuple[str, ...], devices: str) -> None:
+def restrict(version: int, writable: tuple[str, ...], devices: str, readable: tuple[str, ...] = ("/",)) -> None:
     """Put the calling thread behind a ruleset made on the spot.
 
     Raises:
@@ -88,7 +96,7 @@ def restrict(version: int, writable: tuple[str, ...], devices: str) -> None:
     """
     first_free = dup(0)
     close(first_free)
-    if not Ruleset(version, writable, devices, first_free).put_up():
+    if not Ruleset(version, writable, devices, first_free, readable).put_up():
         raise failure()
 
 
