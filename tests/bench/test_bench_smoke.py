@@ -143,3 +143,8 @@ def test_quick_mcp_benchmark_compares_every_way(repository: Path, sources: Path)
     told = _run(repository, sources, "bench/mcp_calls.py", "--quick")
     assert [line.split()[0] for line in told.splitlines()[1:4]] == ["/v1/execute", "/mcp,", "/mcp,"]
     assert "target" in told
+
+
+def test_quick_network_benchmark_compares_both(repository: Path, sources: Path) -> None:
+    told = _run(repository, sources, "bench/network.py", "--quick")
+    assert all(row in told for row in ("hello, median", "hello, best", "bytes a second, best"))

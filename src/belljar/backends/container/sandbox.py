@@ -118,6 +118,8 @@ class ContainerSandbox(LocalSandbox):
     ) -> Evidence:
         chosen: object = world
         if isinstance(chosen, RemoteWorld):
+            if execution.network:
+                raise NotOffered(f"network is not offered under {self._container.runtime}", field="network")
             if command is not None:
                 raise NotOffered(
                     f"{execution.language} is not offered under {self._container.runtime}", field="language"

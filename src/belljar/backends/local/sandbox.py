@@ -30,6 +30,7 @@ from belljar.settings import Settings
 
 if TYPE_CHECKING:
     from belljar.backends.local.commands import Command, Commands
+    from belljar.backends.local.outward import WayOut, WaysOut
 
 _log = logging.getLogger("belljar.local")
 _MAINTENANCE_SECONDS = 15.0
@@ -61,6 +62,7 @@ class LocalSandbox:
         self._maintenance: asyncio.TimerHandle | None = None
         self._faults = 0
         self._commands: Commands | None = None
+        self._ways_out: WaysOut | None = None
 
     async def open(self) -> None:
         """Claim what an instance needs, refuse if a wall is missing, and warm the default environment.
@@ -159,7 +161,11 @@ class LocalSandbox:
         weight = world.weigh(execution) if command is None else BARE
         guest = await world.lease(weight, execution.limits)
         companions: list[Companion] = []
+        way_out: WayOut | None = None
         try:
+            if execution.network:
+                way_out = await self._open_way_out(world, guest.cell.sleeper)
+                execution = dataclasses.replace(execution, env=way_out.equip(execution.env))
             self._accompany(execution, world, watcher, companions)
             extras = [each.extra for each in companions]
             run = Run(
@@ -178,8 +184,10 @@ class LocalSandbox:
             world.succeeded()
             for companion in companions:
                 evidence = companion.complete(evidence)
-            return evidence
+            return evidence if way_out is None else await way_out.finish(evidence)
         except ZygoteDied as error:
+            if way_out is not None:
+                await way_out.forbid_repeating(error)
             if execution.tools:
                 from belljar.backends.local.toolline import forbid_repeating
 
@@ -188,6 +196,9 @@ class LocalSandbox:
         finally:
             for companion in companions:
                 companion.close()
+            if way_out is not None:
+                way_out.drop()
+                guest.cell.kill()  # whatever was sent in there, nobody else comes to live in it
             self._let_go(world, guest)
 
     def _accompany(
@@ -203,14 +214,20 @@ class LocalSandbox:
         if execution.restrict is not None:
             companions.append(PolicyReport(execution, execution.restrict))
 
+    async def _open_way_out(self, world: World, place: int) -> WayOut:
+        if self._ways_out is None:
+            from belljar.backends.local.outward import WaysOut  # few programs have a network
+
+            assert self._instance is not None
+            self._ways_out = WaysOut(self._settings.network, self._instance.uid_base, self._landlock_version)
+        return await self._ways_out.open(world, place)
+
     def _let_go(self, world: World, guest: Guest) -> None:
         world.release(guest)
         asyncio.get_running_loop().call_soon(world.refill, guest.weight)  # after the answer is on its way
 
     async def open_session(self, order: SessionOrder) -> LiveSession:
         """Start an interpreter that stays. A guest that is lost before it begins is replaced, a few times."""
-        if order.network:
-            raise NotOffered("sessions here have no network", field="network")
         for attempt in range(_ATTEMPTS):
             try:
                 return await self._open_session(order)
@@ -241,6 +258,13 @@ class LocalSandbox:
             from belljar.backends.local.toolline import SessionTools
 
             session.tools = SessionTools(self._tools, order.tools, self._settings.tools)
+        if order.network:
+            try:
+                session.way_out = await self._open_way_out(world, guest.cell.sleeper)
+            except BaseException:
+                await session.close()
+                raise
+            order = dataclasses.replace(order, env=session.way_out.equip(order.env))
         await session.start(order, () if session.tools is None else (session.tools.extra,))
         if session.tools is not None:
             session.tools.sent()
@@ -327,6 +351,9 @@ class LocalSandbox:
         for world in self._worlds.values():
             await world.close()
         self._worlds.clear()
+        if self._ways_out is not None:
+            await self._ways_out.close()
+            self._ways_out = None
         if hasattr(self, "_berths"):
             self._berths.close()
         if self._cgroups is not None:
@@ -339,6 +366,8 @@ class LocalSandbox:
     def facts(self) -> Mapping[str, Any]:
         """Numbers for monitoring."""
         totals: dict[str, Any] = {"backend": self.name, "sandbox_faults": self._faults}
+        if self._ways_out is not None:
+            totals |= self._ways_out.facts()
         for world in self._worlds.values():
             for key, value in world.facts().items():
                 totals[key] = totals.get(key, 0) + value

@@ -155,6 +155,11 @@ class World(ZygoteListener):
         """The interpreter as the guests' root has it."""
         return _SYSTEM_PYTHON if self._system else f"{policy.ENVIRONMENT_DIR}/bin/python"
 
+    @property
+    def certificates(self) -> str:
+        """Where programs find the certificates of authorities that sign for web sites; empty: not known."""
+        return next((path for path in policy.CERTIFICATES if Path(self._system + path).is_file()), "")
+
     def _environ(self) -> dict[str, str]:
         """What every program finds in its environment."""
         return guest_environ()
@@ -352,6 +357,21 @@ class World(ZygoteListener):
     async def graft(self, order: Mapping[str, Any], descriptors: Sequence[int]) -> tuple[int, int]:
         """Have the place of a branch made."""
         return await self._warden.graft(order, descriptors)
+
+    async def listen(self, place: int, port: int) -> tuple[int, int]:
+        """A listener on a guest's own loopback: its port, and it, which the caller owns.
+
+        Raises:
+            JailSetupFailed: it cannot be had.
+        """
+        try:
+            async with asyncio.timeout(_CELL_SECONDS):
+                return await self._warden.listen(place, port)
+        except TimeoutError as error:
+            self._warden.kill()
+            raise JailSetupFailed("network", "the warden does not answer") from error
+        except StartFailed as error:
+            raise JailSetupFailed("network", str(error)) from error
 
     def keep(self, guest: Guest) -> None:
         """This guest is a session: it stays, and its staying says nothing about how much is going on."""
