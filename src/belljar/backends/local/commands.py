@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from belljar.backends.local.compile_cache import CompileCache, Compiled, key_of
 from belljar.backends.local.run import Extra
+from belljar.backends.local.standby import PACKET_BYTES_MAX, Standby, build_packet
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import InvalidExecution, TooLarge
 from belljar.contract.execution import MIB, Compilation, Evidence, Execution, Limits, Status, classify
@@ -34,6 +35,7 @@ class Command:
     source: str  # the name of the program's file
     root: str  # which system it is part of; empty: this one
     extra: Extra
+    standby: Standby | None = None  # what may have been started ahead for it
 
 
 class RunStep(Protocol):
@@ -130,7 +132,35 @@ class Commands:
         step = dataclasses.replace(
             execution, env={**_environ(toolchain.env, plan), **execution.env}, args=(), limits=limits
         )
-        return await self._run_step(step, watcher, self._command(toolchain, plan, order, descriptors))
+        command = self._command(toolchain, plan, order, descriptors)
+        standby = self._standby(toolchain, plan, dataclasses.replace(step, args=execution.args), compiled)
+        return await self._run_step(step, watcher, dataclasses.replace(command, standby=standby))
+
+    def _standby(
+        self, toolchain: Toolchain, plan: Plan, execution: Execution, compiled: Compiled | None
+    ) -> Standby | None:
+        """What can wait for programs like this one, with this program; None: it has to be started when it comes."""
+        env = _environ(toolchain.env, plan)
+        if not toolchain.standby or execution.env != env:  # a runtime reads its environment before it waits
+            return None
+        given = [(plan.source, execution.code.encode(), False)]
+        given += [(file.path, file.content, False) for file in execution.files]
+        size_bytes = sum(len(content) for _, content, _ in given) + (compiled.size_bytes if compiled else 0)
+        if size_bytes > PACKET_BYTES_MAX:
+            return None
+        if compiled is not None:
+            given += [(path, content, True) for path, content in compiled.read()]
+        packet = build_packet(given, execution.args, bool(execution.stdin))
+        if len(packet) > PACKET_BYTES_MAX:
+            return None
+        argv = plan.fill(toolchain.standby)
+        return self._start_ahead(toolchain, argv, env, execution.limits, packet=packet)
+
+    def _start_ahead(
+        self, toolchain: Toolchain, argv: list[str], env: Mapping[str, str], limits: Limits, **given: Any
+    ) -> Standby:
+        path = self._machine.find_command(toolchain, argv[0])
+        return Standby(argv=tuple(argv), path=path, env=tuple(env.items()), limits=limits, **given)
 
     def _command(
         self, toolchain: Toolchain, plan: Plan, order: Mapping[str, Any], descriptors: tuple[int, ...] = ()
@@ -211,8 +241,14 @@ class Commands:
         argv = toolchain.plan(execution.code, plan.sources[1:], limits.memory_bytes).fill(compile_step.argv)
         step = dataclasses.replace(_bare_step(execution, toolchain, plan, limits), artifacts=compile_step.outputs)
         step = dataclasses.replace(step, env={**step.env, **_environ(compile_step.env, plan)})
+        command = self._command(toolchain, plan, {"argv": argv})
+        if compile_step.standby and not execution.files:  # it sees no file beside the source
+            ahead = self._start_ahead(
+                toolchain, plan.fill(compile_step.standby), step.env, limits, becomes=compile_step.outputs[0]
+            )
+            command = dataclasses.replace(command, standby=ahead)
         try:
-            seen = await self._run_step(step, None, self._command(toolchain, plan, {"argv": argv}))
+            seen = await self._run_step(step, None, command)
         except TooLarge as error:
             seen = Evidence(exit_code=1, stderr=f"the compiled program is too large: {error.message}\n".encode())
         compilation = _compilation_of(seen)

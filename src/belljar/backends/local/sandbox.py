@@ -17,6 +17,7 @@ from belljar.backends.local.measure import Measurement
 from belljar.backends.local.restriction import PolicyReport
 from belljar.backends.local.run import Companion, Run
 from belljar.backends.local.session import LocalSession
+from belljar.backends.local.standby import NotTaken, StandbyPool, StandbyRun, as_standard_input
 from belljar.backends.local.world import BARE, HEAVY, SHELL, Guest, World
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import JailSetupFailed, NotOffered, SandboxFault, WallMissing, ZygoteDied
@@ -61,6 +62,10 @@ class LocalSandbox:
         self._maintenance: asyncio.TimerHandle | None = None
         self._faults = 0
         self._commands: Commands | None = None
+        self._standbys = StandbyPool(self._standby_count(), settings.pool, settings.default_limits)
+
+    def _standby_count(self) -> int:
+        return self._settings.languages.standby_processes if self._settings.pool.ready_guests else 0
 
     async def open(self) -> None:
         """Claim what an instance needs, refuse if a wall is missing, and warm the default environment.
@@ -151,7 +156,43 @@ class LocalSandbox:
         world = self._worlds.get(name)
         if world is None or world.is_lost:
             world = await self._world(name)
-        return await self._run_in(world, execution, watcher, command)
+        if command is None or command.standby is None:
+            return await self._run_in(world, execution, watcher, command)
+        try:
+            seen = await self._run_waiting(world, execution, watcher, command)
+            return seen or await self._run_in(world, execution, watcher, command)
+        finally:
+            asyncio.get_running_loop().call_soon(self._standbys.refill, world, command.standby)
+
+    async def _run_waiting(
+        self, world: World, execution: Execution, watcher: Watcher | None, command: Command
+    ) -> Evidence | None:
+        """By a process that waits for such a program; None: there is none."""
+        standby = command.standby
+        assert standby is not None
+        waiting = self._standbys.take(world, standby, execution)
+        if waiting is None:
+            return None
+        try:
+            if standby.becomes:
+                execution = as_standard_input(execution, self._settings.request)
+            options: dict[str, Any] = {"shows": False, "on_stuck": world.unstick, "beside": world.busy_guests}
+            run = StandbyRun(waiting, standby, execution, watcher, self._settings.request, **options)
+            try:
+                run.start()
+            except ZygoteDied:
+                return None  # it has died while it waited, and the program has not begun
+            evidence = await run.finish()
+            self._standbys.succeeded(world, standby)
+            return evidence
+        except NotTaken:
+            self._standbys.failed(world, standby)
+            if watcher is not None:  # it has heard that the program began
+                raise
+            return None
+        finally:
+            waiting.close()
+            self._let_go(world, waiting.guest)
 
     async def _run_in(
         self, world: World, execution: Execution, watcher: Watcher | None, command: Command | None
@@ -314,6 +355,7 @@ class LocalSandbox:
     def _maintain(self) -> None:
         for world in self._worlds.values():
             world.let_go_of_unused()
+        self._standbys.let_go_of_unused()
         self._maintenance = asyncio.get_running_loop().call_later(_MAINTENANCE_SECONDS, self._maintain)
 
     async def close(self) -> None:
@@ -324,6 +366,7 @@ class LocalSandbox:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError, SandboxFault):
                 await task
+        await self._standbys.close()
         for world in self._worlds.values():
             await world.close()
         self._worlds.clear()
@@ -338,7 +381,7 @@ class LocalSandbox:
 
     def facts(self) -> Mapping[str, Any]:
         """Numbers for monitoring."""
-        totals: dict[str, Any] = {"backend": self.name, "sandbox_faults": self._faults}
+        totals: dict[str, Any] = {"backend": self.name, "sandbox_faults": self._faults, **self._standbys.facts()}
         for world in self._worlds.values():
             for key, value in world.facts().items():
                 totals[key] = totals.get(key, 0) + value
