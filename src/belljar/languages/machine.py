@@ -212,6 +212,10 @@ class Machine:
             self._read_ahead(toolchain)
             self._ready.add(name)
 
+    def is_prepared(self, name: str) -> bool:
+        """Whether what the toolchain's `[prepare]` asks for is there, made for this very toolchain."""
+        return _read_stamp(self.toolchains_dir / name) == self.fingerprint(name)
+
     def prepare_quietly(self, name: str) -> None:
         """As `prepare`; what cannot be made is told to the operator, and done without."""
         toolchain = load_one(name)
@@ -230,7 +234,7 @@ class Machine:
         assert toolchain.prepare is not None
         own = self.toolchains_dir / toolchain.name
         wanted = self.fingerprint(toolchain.name)
-        if _read_stamp(own) == wanted:
+        if self.is_prepared(toolchain.name):
             return
         own.mkdir(parents=True, exist_ok=True)
         with _locked(own / ".lock"):

@@ -93,6 +93,7 @@ class Prepare:
     commands: tuple[tuple[str, ...], ...]
     files: Mapping[str, str]  # written first; `copies` are those that lie beside the TOML file
     optional: bool = False  # the toolchain works without, only slower: its first programs do not wait
+    env: Mapping[str, str] = field(default_factory=dict)  # of the compile step, once all this is made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -390,6 +391,7 @@ def _read_prepare(table: _Table | None) -> Prepare | None:
         commands=tuple(map(tuple, commands)),
         files={**table.strings("files"), **copies},
         optional=table.take("optional", bool, False),
+        env=table.strings("env"),
     )
     table.end()
     return prepare

@@ -240,7 +240,10 @@ class Commands:
         limits = _within(execution.compile_limits or compile_step.limits, self._settings.ceiling_limits)
         argv = toolchain.plan(execution.code, plan.sources[1:], limits.memory_bytes).fill(compile_step.argv)
         step = dataclasses.replace(_bare_step(execution, toolchain, plan, limits), artifacts=compile_step.outputs)
-        step = dataclasses.replace(step, env={**step.env, **_environ(compile_step.env, plan)})
+        env = {**step.env, **_environ(compile_step.env, plan)}
+        if toolchain.prepare is not None and toolchain.prepare.env and self._machine.is_prepared(toolchain.name):
+            env |= _environ(toolchain.prepare.env, plan)
+        step = dataclasses.replace(step, env=env)
         command = self._command(toolchain, plan, {"argv": argv})
         if compile_step.standby and not execution.files:  # it sees no file beside the source
             ahead = self._start_ahead(
