@@ -35,6 +35,7 @@ class Command:
     source: str  # the name of the program's file
     root: str  # which system it is part of; empty: this one
     extra: Extra
+    places: Mapping[str, str] = dataclasses.field(default_factory=dict)  # what its world must show, and where that is
     standby: Standby | None = None  # what may have been started ahead for it
 
 
@@ -61,7 +62,8 @@ class Commands:
         self._machine = machine or machine_of(settings)
         self._cache = CompileCache(settings.state_dir.resolve() / "compiled", settings.languages.compile_cache_bytes)
         self._flights: dict[str, _Flight] = {}
-        self._ready: dict[str, asyncio.Task[None]] = {}
+        self._ready: dict[tuple[str, str], asyncio.Task[None]] = {}  # by name and fingerprint
+        self._places: dict[str, Mapping[str, str]] = {}  # what a toolchain needs to see, beside what every jail shows
         self._in_background: set[asyncio.Task[None]] = set()
 
     async def run(self, execution: Execution, watcher: Watcher | None) -> Evidence:
@@ -88,19 +90,24 @@ class Commands:
 
     async def _make_ready(self, toolchain: Toolchain) -> None:
         name = toolchain.name
-        if name not in self._ready:
-            if not self._machine.is_available(name):
-                raise self._machine.explain_missing(name)
-            self._ready[name] = asyncio.create_task(asyncio.to_thread(self._machine.make_ready, name))
+        if not self._machine.is_available(name):
+            raise self._machine.explain_missing(name)
+        key = name, self._machine.fingerprint(name)
+        if key not in self._ready:
+            self._ready[key] = asyncio.create_task(asyncio.to_thread(self._get_ready, toolchain))
             if toolchain.prepare is not None and toolchain.prepare.optional:
                 work = asyncio.create_task(asyncio.to_thread(self._machine.prepare_quietly, name))
                 self._in_background.add(work)
                 work.add_done_callback(self._in_background.discard)
         try:
-            await asyncio.shield(self._ready[name])
+            await asyncio.shield(self._ready[key])
         except Exception:
-            self._ready.pop(name, None)  # the next one may fare better
+            self._ready.pop(key, None)  # the next one may fare better
             raise
+
+    def _get_ready(self, toolchain: Toolchain) -> None:
+        self._machine.make_ready(toolchain.name)
+        self._places[toolchain.name] = self._machine.places_read_by(toolchain)
 
     # ---- the run step
 
@@ -170,6 +177,7 @@ class Commands:
             source=plan.source,
             root=self._machine.root_of(toolchain.name),
             extra=Extra("command", {**order, "path": path}, descriptors),
+            places=self._places[toolchain.name],
         )
 
     async def _tell_syntax_error(

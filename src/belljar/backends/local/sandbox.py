@@ -50,13 +50,18 @@ class LocalSandbox:
         environments: Environments,
         progress: Callable[[str], None],
         tools: ToolHost | None = None,
+        first_language: str = "python",
     ) -> None:
+        """`first_language`: what the first program will be in, for which everything is made warm."""
         self._settings = settings
+        self._first_language = first_language
         self._tools = tools
         self._environments = environments
         self._progress = progress
         self._worlds: dict[str, World] = {}
+        self._outdated: list[World] = []  # closed when nothing runs in them any more
         self._opening: dict[str, asyncio.Task[World]] = {}
+        self._closing: set[asyncio.Task[None]] = set()
         self._instance: instance.Instance | None = None
         self._cgroups: Cgroups | None = None
         self._maintenance: asyncio.TimerHandle | None = None
@@ -84,7 +89,7 @@ class LocalSandbox:
                 raise WallMissing("; ".join(missing) + ". Nothing was run.", walls=missing)
             kept = max(1, self._settings.pool.ready_guests)
             self._berths = Berths(self._cgroups, changes_uid=os.geteuid() == 0, kept=kept)
-            await self._world(self._first_environment())
+            await self._world(self._first_world())
         except OSError as error:
             await self.close()
             raise SandboxFault(f"cannot use {self._settings.runtime_dir}: {error}") from error
@@ -93,9 +98,14 @@ class LocalSandbox:
             raise
         self._maintain()
 
-    def _first_environment(self) -> str:
+    def _first_world(self) -> str:
         configured = self._settings.environments
-        return "default" if "default" in configured else next(iter(configured), "default")
+        name = "default" if "default" in configured else next(iter(configured), "default")
+        if self._first_language == "python":
+            return name
+        from belljar.languages import machine_of
+
+        return f"{name}{_WITH_TOOLCHAINS}{machine_of(self._settings).root_of(self._first_language)}"
 
     def _find_missing_walls(self) -> list[str]:
         """What cannot be had here and was not given up, each with how to get it."""
@@ -156,6 +166,9 @@ class LocalSandbox:
         world = self._worlds.get(name)
         if world is None or world.is_lost:
             world = await self._world(name)
+        if command is not None and not world.shows(command.places):  # its toolchain was installed after the world
+            self._outdate(name, world)
+            world = await self._world(name)
         if command is None or command.standby is None:
             return await self._run_in(world, execution, watcher, command)
         try:
@@ -163,6 +176,13 @@ class LocalSandbox:
             return seen or await self._run_in(world, execution, watcher, command)
         finally:
             asyncio.get_running_loop().call_soon(self._standbys.refill, world, command.standby)
+
+    def _outdate(self, name: str, world: World) -> None:
+        """Let what runs in it end there; whoever comes from now on gets a new one."""
+        if self._worlds.get(name) is world:
+            del self._worlds[name]
+            self._outdated.append(world)
+            self._standbys.leave(world)
 
     async def _run_waiting(
         self, world: World, execution: Execution, watcher: Watcher | None, command: Command
@@ -356,7 +376,15 @@ class LocalSandbox:
         for world in self._worlds.values():
             world.let_go_of_unused()
         self._standbys.let_go_of_unused()
+        for world in [each for each in self._outdated if each.is_idle or each.is_lost]:
+            self._outdated.remove(world)
+            self._close_in_background(world)
         self._maintenance = asyncio.get_running_loop().call_later(_MAINTENANCE_SECONDS, self._maintain)
+
+    def _close_in_background(self, world: World) -> None:
+        task = asyncio.get_running_loop().create_task(world.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
         """End every process, remove every cgroup, give the instance's slot back."""
@@ -367,9 +395,11 @@ class LocalSandbox:
             with contextlib.suppress(asyncio.CancelledError, SandboxFault):
                 await task
         await self._standbys.close()
-        for world in self._worlds.values():
+        await asyncio.gather(*self._closing, return_exceptions=True)
+        for world in (*self._worlds.values(), *self._outdated):
             await world.close()
         self._worlds.clear()
+        self._outdated.clear()
         if hasattr(self, "_berths"):
             self._berths.close()
         if self._cgroups is not None:

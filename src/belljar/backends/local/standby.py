@@ -239,6 +239,11 @@ class StandbyPool:
             if kind.world.is_lost or now - kind.used_at > self._idle_seconds:
                 self._give_up(key)
 
+    def leave(self, world: World) -> None:
+        """End those of a world that nobody comes to any more."""
+        for key in [key for key, kind in self._kinds.items() if kind.world is world]:
+            self._give_up(key)
+
     async def close(self) -> None:
         """End all of them; the worlds that they live in still have to be closed."""
         self._kept = 0

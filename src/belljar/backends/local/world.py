@@ -151,6 +151,10 @@ class World(ZygoteListener):
         bound = {**bound_places(self.environment), **self._shown}
         return bound, hidden_places(bound, self.environment)
 
+    def shows(self, places: Mapping[str, str]) -> bool:
+        """Whether guests see all of these; where they are was decided when the world was made."""
+        return places.items() <= self._shown.items()
+
     def _python(self) -> str:
         """The interpreter as the guests' root has it."""
         return _SYSTEM_PYTHON if self._system else f"{policy.ENVIRONMENT_DIR}/bin/python"
