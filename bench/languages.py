@@ -29,13 +29,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+from report import replace_between_markers
+
 from belljar.assembly import build_engine
 from belljar.contract.execution import Outcome
 from belljar.engine.admission import admit
 from belljar.engine.execute import Engine
 from belljar.languages import Toolchain, load_all, machine_of
 from belljar.settings import Settings, load
-from report import replace_between_markers
 
 WALLS_TARGET_SECONDS = 0.015
 AGAIN_TARGET_SECONDS = 0.010
