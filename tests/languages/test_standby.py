@@ -156,12 +156,14 @@ def test_a_compiler_that_waits_says_what_it_always_says(settings: Settings) -> N
 
 
 def test_nothing_waits_until_somebody_asks(bare_settings: Settings) -> None:
-    with belljar.Sandbox(settings=bare_settings) as box:
-        box.run("echo", language="sh")
-        assert _facts(box)["standby_processes"] == 0
-        for memory_mb in range(64, 64 + 8 * 8, 8):  # each limit is a kind of its own, and few kinds are kept
+    languages = dataclasses.replace(bare_settings.languages, standby_processes=1)
+    with belljar.Sandbox(settings=dataclasses.replace(bare_settings, languages=languages)) as box:
+        box.run("true", language="sh")
+        for memory_mb in (64, 72, 80, 88, 96, 104):  # each limit is a kind of its own, and each is asked for once
             box.run("0", language="js", memory_mb=memory_mb)
-        deadline = time.monotonic() + 2.0
-        while time.monotonic() < deadline:
-            assert _facts(box)["standby_processes"] <= 4 * bare_settings.languages.standby_processes
-            time.sleep(0.05)
+        assert _facts(box)["standby_processes"] == 0
+        box.run("0", language="js", memory_mb=104)
+        _await_waiting(box, 1)
+        for memory_mb in (64, 72, 80, 88, 96) * 2:  # few kinds are kept
+            box.run("0", language="js", memory_mb=memory_mb)
+        assert _facts(box)["standby_processes"] <= 4

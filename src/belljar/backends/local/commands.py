@@ -141,6 +141,8 @@ class Commands:
         )
         command = self._command(toolchain, plan, order, descriptors)
         standby = self._standby(toolchain, plan, dataclasses.replace(step, args=execution.args), compiled)
+        if standby is not None and execution.limits.memory_bytes != self._settings.default_limits.memory_bytes:
+            standby = dataclasses.replace(standby, is_usual=False)
         return await self._run_step(step, watcher, dataclasses.replace(command, standby=standby))
 
     def _standby(

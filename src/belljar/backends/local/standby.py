@@ -45,6 +45,7 @@ class Standby:
     limits: Limits
     packet: bytes = b""  # for its door; none: the source is its standard input
     becomes: str = ""  # the file that its standard output is, if it is a compiler
+    is_usual: bool = True  # many will ask for such; of any other kind none waits before it was asked for twice
 
     @property
     def kind(self) -> tuple[Any, ...]:
@@ -186,6 +187,7 @@ class _Kind:
     waiting: deque[Waiting] = dataclasses.field(default_factory=deque)
     starting: int = 0
     failures: int = 0
+    times_asked: int = 0
 
 
 class StandbyPool:
@@ -206,6 +208,7 @@ class StandbyPool:
             return None
         kind = self._kind(world, standby)
         kind.used_at = asyncio.get_running_loop().time()
+        kind.times_asked += 1
         if not kind.waiting:
             return None
         waiting = kind.waiting.popleft()
@@ -217,6 +220,8 @@ class StandbyPool:
         if not self._kept or world.is_lost:
             return
         kind = self._kind(world, standby)
+        if not standby.is_usual and kind.times_asked < 2:
+            return
         while len(kind.waiting) + kind.starting < self._kept and kind.failures < _FAILURES_MAX:
             kind.starting += 1
             task = asyncio.get_running_loop().create_task(self._start(kind))
