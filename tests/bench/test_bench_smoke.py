@@ -135,7 +135,7 @@ def test_languages_are_measured(repository: Path, sources: Path, tmp_path: Path)
     rows = json.loads((tmp_path / "languages.json").read_text())
     assert [row["language"] for row in rows] == ["sh", "c"]
     assert all(row[name] > 0 for row in rows for name in ("by_hand", "first", "again"))
-    assert "| c |" in (tmp_path / "languages-table.md").read_text()
+    assert "| c |" in (tmp_path / "languages.md").read_text()
 
 
 @pytest.mark.timeout(300)

@@ -29,8 +29,9 @@ def check(settings: Settings) -> None:
     for name in ("max_running", "zygote_forks"):
         if getattr(settings.pool, name) < 1:
             raise InvalidSettings(f"pool.{name} must be at least 1")
-    if settings.languages.compile_cache_bytes < 0:
-        raise InvalidSettings("languages.compile_cache_bytes must be 0 or more")
+    for name in ("compile_cache_bytes", "standby_processes"):
+        if getattr(settings.languages, name) < 0:
+            raise InvalidSettings(f"languages.{name} must be 0 or more")
     _check_server(settings.server)
     _check_container(settings)
     if settings.mcp.output not in ("plain", "structured"):

@@ -240,6 +240,7 @@ class LanguageSettings:
 
     compile_cache_bytes: int = GIB  # compiled programs kept on disk; 0: none
     compile_cache_shared: bool = False  # callers may get what others have compiled from the same source
+    standby_processes: int = min(4, _CORES)  # of each runtime that can wait (Node, esbuild), started ahead; 0: none
     roots: Mapping[str, str] = field(default_factory=dict)  # languages whose toolchain lives in another root directory
 
 

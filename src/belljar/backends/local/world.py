@@ -113,7 +113,7 @@ class World(ZygoteListener):
         self._ready: dict[str, deque[Guest]] = {BARE: deque(), HEAVY: deque(), SHELL: deque()}
         self._guests: dict[int, Guest] = {}
         self._next_guest = 0
-        self._staying: set[int] = set()  # guests that are sessions
+        self._staying: set[int] = set()  # guests that are sessions, or wait as another command
         self._used_at: dict[str, float] = {}
         self._start_failures = 0
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -150,6 +150,10 @@ class World(ZygoteListener):
             return self._shown, []
         bound = {**bound_places(self.environment), **self._shown}
         return bound, hidden_places(bound, self.environment)
+
+    def shows(self, places: Mapping[str, str]) -> bool:
+        """Whether guests see all of these; where they are was decided when the world was made."""
+        return places.items() <= self._shown.items()
 
     def _python(self) -> str:
         """The interpreter as the guests' root has it."""
@@ -300,6 +304,10 @@ class World(ZygoteListener):
         processes = limits.processes + 2 * self._pool.max_running * limits.processes
         return limits.disk_bytes, max(1, math.ceil(limits.cpu_seconds)), processes, limits.memory_bytes
 
+    def is_ready_for(self, limits: Limits) -> bool:
+        """Whether a guest that was made ahead can be limited so; the rest is the cgroup's, and can be set late."""
+        return self._has_cgroup and self.allowance(limits) == self._default_allowance
+
     @property
     def busy_guests(self) -> int:
         """How many have a program."""
@@ -374,7 +382,7 @@ class World(ZygoteListener):
             raise JailSetupFailed("network", str(error)) from error
 
     def keep(self, guest: Guest) -> None:
-        """This guest is a session: it stays, and its staying says nothing about how much is going on."""
+        """This guest stays, as a session does, and its staying says nothing about how much is going on."""
         self._staying.add(guest.number)
 
     def release(self, guest: Guest) -> None:

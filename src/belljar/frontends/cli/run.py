@@ -285,7 +285,7 @@ class _OneRun:
         raise SandboxFault(f"cannot write the program's output: {self._ended_by.strerror}") from self._ended_by
 
     async def _run(self, outlet: Outlet) -> Outcome:
-        engine = build_engine(self._settings)
+        engine = build_engine(self._settings, first_language=self._execution.language)
         try:
             await engine.open()
             if not self._options.json:
