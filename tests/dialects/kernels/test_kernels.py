@@ -42,7 +42,7 @@ def test_printed_text_and_value_are_lines(kernels: Any, name: str, prefix: str) 
 
 def test_both_prefixes_answer_on_the_main_port(kernels: Any, name: str) -> None:
     for prefix in PREFIXES:
-        answer = kernels.ask("POST", f"{prefix}/execute", {"code": "1"}, port=kernels.native_port)
+        answer = kernels.ask("POST", f"{prefix}/execute", {"code": "1"}, api="native")
         assert answer.lines == [{"text": "1"}]
 
 
