@@ -212,12 +212,13 @@ class Site(Running):
     ) -> http.client.HTTPConnection:
         """Send one request of the newest revision; the caller reads the answer."""
         whole = {**(params or {}), "_meta": {**ENVELOPE, **(params or {}).get("_meta", {})}}
+        named = whole.get("name") or whole.get("uri")
         sent = {
             "Content-Type": "application/json",
             "Accept": "application/json, text/event-stream",
             "MCP-Protocol-Version": NEWEST,
             "Mcp-Method": method,
-            **{"Mcp-Name": whole[key] for key in ("name", "uri") if key in whole},
+            **({"Mcp-Name": named} if named else {}),
             **{name.replace("__", "-"): value for name, value in headers.items()},
         }
         connection = self.connect()
