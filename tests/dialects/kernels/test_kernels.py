@@ -257,7 +257,8 @@ def test_bad_body_is_422(kernels: Any, body: bytes, named: str | None) -> None:
     answer = kernels.ask("POST", f"{PREFIX}/execute", body)
     assert answer.status == 422
     (problem,) = answer.body["detail"]
-    assert problem["loc"] == ["body", *([named] if named else [])]
+    words = [each for each in problem["loc"] if isinstance(each, str)]  # or a place in the text
+    assert words == ["body", *([named] if named else [])]
     assert problem["msg"]
 
 
