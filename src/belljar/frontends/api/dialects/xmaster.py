@@ -61,6 +61,7 @@ class _Asked:
     code: str
     seconds: int | None
     session_id: str | None  # None: nowhere in particular
+    key: str  # of the session
 
     @property
     def shown_id(self) -> str:
@@ -71,11 +72,9 @@ def _read(body: bytes) -> _Asked:
     asked = read_body(ExecuteBody, body)
     if not asked.code.strip():
         raise Refusal(400, "blank", "Code cannot be empty")
-    return _Asked(
-        code=asked.code,
-        seconds=asked.timeout,
-        session_id=None if asked.session_id is UNSET else asked.session_id,
-    )
+    session_id = None if asked.session_id is UNSET else asked.session_id
+    key = "" if session_id is None else _session_key(session_id)
+    return _Asked(code=asked.code, seconds=asked.timeout, session_id=session_id, key=key)
 
 
 class XMaster:
@@ -108,16 +107,14 @@ class XMaster:
         else:
             execution = await self._cell(service, caller, asked)
             sessions = service.engine.sessions
-            outcome = await sessions.run(
-                _owner(caller), _session_key(asked.session_id), execution, execution_id=execution_id
-            )
+            outcome = await sessions.run(_owner(caller), asked.key, execution, execution_id=execution_id)
         _count(service, caller, asked, execution, outcome)
         return _describe(asked, execution, outcome)
 
     async def _cell(self, service: Service, caller: Caller, asked: _Asked) -> Execution:
         """A cell of the session, which is opened if it is not there."""
         assert asked.session_id is not None
-        owner, id = _owner(caller), _session_key(asked.session_id)
+        owner, id = _owner(caller), asked.key
         sessions = service.engine.sessions
         try:
             state = sessions.get(owner, id)
@@ -189,7 +186,7 @@ class XMaster:
             events = service.engine.stream(execution)
         else:
             execution = await self._cell(service, caller, asked)
-            events = service.engine.sessions.stream(_owner(caller), _session_key(asked.session_id), execution)
+            events = service.engine.sessions.stream(_owner(caller), asked.key, execution)
         async with contextlib.aclosing(events):
             async for event in events:
                 if isinstance(event, ToolCalled):
@@ -337,7 +334,7 @@ def _count(service: Service, caller: Caller, asked: _Asked, execution: Execution
         service.executed(execution, outcome)
     else:
         service.health.ran()
-        service.telemetry.ran_cell(caller.name, _session_key(asked.session_id), execution, outcome)
+        service.telemetry.ran_cell(caller.name, asked.key, execution, outcome)
 
 
 def _seconds(caller: Caller, asked: _Asked) -> float:
