@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -25,6 +26,7 @@ from belljar.contract.errors import (
     EngineUnavailable,
     InvalidSettings,
     NotAllowed,
+    NotOffered,
     SandboxFault,
     UnknownEnvironment,
 )
@@ -174,19 +176,79 @@ def test_images_that_are_not_allowed_or_not_there_are_refused(plain_box: belljar
     assert plain_box.run("print(1)").ok
 
 
-def test_an_image_without_python_says_so(settings: Settings, docker: Engine, tmp_path: Path, base_tar: Path) -> None:
-    root = tmp_path / "root"
-    (root / "bin").mkdir(parents=True)
-    (root / "bin" / "nothing").write_text("")
-    tar = tmp_path / "empty.tar"
+_SPY = """#!/usr/bin/bash
+while read -r line; do [[ $line == Cap* ]] && echo "seen $line" >&2; done < /proc/self/status
+exit 1
+"""
+
+
+@pytest.fixture(scope="module")
+def shell_image(docker: Engine, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Bash and its libraries, and nothing else; what is called python3 in it tells what it may do, and fails."""
+    root = tmp_path_factory.mktemp("shell") / "root"
+    (root / "usr" / "bin").mkdir(parents=True)
+    shutil.copy("/bin/bash", root / "usr" / "bin" / "bash")
+    (root / "usr" / "bin" / "python3").write_text(_SPY)
+    (root / "usr" / "bin" / "python3").chmod(0o755)
+    listed = subprocess.run(["ldd", "/bin/bash"], check=True, capture_output=True, text=True).stdout
+    for library in [word for word in listed.split() if word.startswith("/")]:
+        (root / library[1:]).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(library, root / library[1:])
+    tar = root.with_suffix(".tar")
     subprocess.run(["tar", "-C", str(root), "-cf", str(tar), "."], check=True)
-    image = docker.import_image(tar, "belljar-test-empty:1")
-    with (
-        pytest.raises(SandboxFault, match="python3"),
-        belljar.Sandbox(settings=container_settings(settings, docker, image)),
-    ):
-        pass
-    assert not [each for each in docker.containers() if each["Image"] == image]
+    return docker.import_image(tar, "belljar-test-shell:1", ["ENV LD_PRELOAD=/usr/lib/not-there.so"])
+
+
+@pytest.fixture(scope="module")
+def shell_box(settings: Settings, docker: Engine, shell_image: str) -> Iterator[belljar.Sandbox]:
+    with belljar.Sandbox(settings=container_settings(settings, docker, shell_image)) as box:
+        yield box
+
+
+def test_an_image_without_python_runs_its_own_languages(shell_box: belljar.Sandbox) -> None:
+    outcome = shell_box.run("echo $((6 * 7)) /* /tmp/* $LD_PRELOAD; read line; echo $line", language="sh", stdin="in\n")
+    assert outcome.stdout.split() == ["42", "/dev", "/etc", *_linked("/lib", "/lib64"), "/proc", "/tmp"] + [
+        *("/usr", "/work", "/tmp/*", "in")
+    ]
+    assert shell_box.run("while :; do :; done", language="sh", timeout=1).status == "timed_out"
+    compilation = shell_box.run("int main(void) { return 0; }", language="c").compilation
+    assert compilation is not None
+    assert "cannot start gcc" in compilation.stderr
+
+
+def _linked(*paths: str) -> list[str]:
+    """Those that the image has, as this machine's Bash names its libraries by them."""
+    listed = subprocess.run(["ldd", "/bin/bash"], check=True, capture_output=True, text=True).stdout
+    return [path for path in paths if f"{path}/" in listed]
+
+
+def test_an_image_without_python_has_no_python(shell_box: belljar.Sandbox) -> None:
+    with pytest.raises(NotOffered, match="has no Python"):
+        shell_box.run("print(1)")
+    with pytest.raises(NotOffered, match="has no IPython"), shell_box.session() as session:
+        session.run("1")
+
+
+def test_nothing_of_an_image_runs_with_rights(shell_box: belljar.Sandbox, docker: Engine, shell_image: str) -> None:
+    (container,) = [each for each in ours(docker) if each["Image"] == shell_image]
+    said = docker.client.api.logs(container["Id"]).decode()
+    held = {line.split()[1]: int(line.split()[2], 16) for line in said.splitlines() if line.startswith("seen Cap")}
+    assert {held[f"Cap{each}:"] for each in ("Inh", "Prm", "Eff", "Amb")} == {0}
+    assert "LD_PRELOAD" not in said  # our loader would say that it does not find the library
+
+
+def test_restricted_programs_run_in_containers(plain_box: belljar.Sandbox) -> None:
+    assert plain_box.run("print(sum(range(4)))", restrict={}).stdout == "6\n"
+    assert plain_box.run("import os", restrict={}).status == "denied"
+
+
+def test_programs_in_containers_call_tools(plain_box: belljar.Sandbox) -> None:
+    def add(a: int, b: int) -> int:
+        return a + b
+
+    outcome = plain_box.run("import tools\nprint(tools.add(a=2, b=3))", tools=[add])
+    assert outcome.stdout == "5\n", outcome.stderr
+    assert len(outcome.tool_calls) == 1
 
 
 def test_fresh_containers_for_each_run(settings: Settings, docker: Engine, plain_image: str) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 
 from belljar import channel
 from belljar.jail import policy, syscalls
-from belljar.zygote import aboard, plain, warden
+from belljar.zygote import aboard, lent, plain, warden
 from belljar.zygote.protocol import FRAME
 
 _READ_BYTES = 65536
@@ -92,8 +92,9 @@ def _settle() -> None:
 
 def _look(facts: dict[str, Any]) -> dict[str, str]:
     shown = dict.fromkeys((*facts["shown"], "/etc", "/dev"), "")
-    if not facts["prefix"].startswith(tuple(f"{path}/" for path in shown)) and facts["prefix"] not in shown:
-        shown[facts["prefix"]] = ""  # such as /root/.pyenv
+    prefix = facts.get("prefix")
+    if prefix and prefix not in shown and not prefix.startswith(tuple(f"{path}/" for path in shown)):
+        shown[prefix] = ""  # such as /root/.pyenv
     for name in os.listdir("/"):
         if os.path.islink(f"/{name}"):
             shown[f"/{name}"] = os.readlink(f"/{name}")
@@ -231,9 +232,12 @@ class Zygote:
                 os.closerange(4, 1 << 16)
                 warden.reset_signals()
                 python = _greeting["python"]
-                name = os.path.basename(python)
+                command = [os.path.basename(python)]
+                if not python:  # the image has none: what runs us then runs its programs
+                    command = lent.command(lent.IN_CONTAINER, lent.PYTHON)
+                    python = command[0]
                 environ = {**_greeting["environ"], **_greeting["warming"]}
-                os.execve(python, [name, f"{policy.WORK_DIR}/{policy.PROGRAM_NAME}"], environ)
+                os.execve(python, [*command, f"{policy.WORK_DIR}/{policy.PROGRAM_NAME}"], environ)
             finally:
                 os._exit(127)
         theirs.close()

@@ -20,8 +20,9 @@ from typing import Any
 
 from belljar.backends.container.daemon import Daemon
 from belljar.backends.container.vessel import Contents, checked
+from belljar.backends.container.world import describe
 from belljar.backends.local.run import PictureReader, program_packet
-from belljar.backends.local.world import guest_environ, import_pattern
+from belljar.backends.local.world import import_pattern
 from belljar.contract.artifacts import compile_globs
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import (
@@ -35,7 +36,7 @@ from belljar.contract.errors import (
 )
 from belljar.contract.execution import Evidence, Execution, Limits
 from belljar.contract.files import File, check_relative_path
-from belljar.jail import policy
+from belljar.environments import Environment
 from belljar.settings import RequestSettings
 from belljar.zygote.handle import WARMING
 from belljar.zygote.protocol import FRAME
@@ -54,6 +55,7 @@ class RemoteWorld:
         self.name = name
         self.is_lost = False
         self.contents: Contents
+        self.environment: Environment
         self._daemon = daemon
         self._bounds = bounds
         self._default_allowance = _allowance(default_limits)
@@ -86,6 +88,7 @@ class RemoteWorld:
                     f"a container of {self.image!r} did not call in: {await self._said()}"
                 ) from error
             self.contents = checked(self.image, said)
+            self.environment = describe(self.name, self.contents)
             self._greet()
         except BaseException:
             await asyncio.shield(self.close())
@@ -93,10 +96,6 @@ class RemoteWorld:
 
     def _greet(self) -> None:
         contents = self.contents
-        environ = guest_environ()
-        if not contents.python.startswith(f"{policy.ENVIRONMENT_DIR}/"):
-            del environ["VIRTUAL_ENV"]
-            environ["PATH"] = contents.path or "/usr/local/bin:/usr/bin:/bin"
         warm = [name for name in contents.warm if name != "IPython"]
         if warm:
             self._heavy_pattern = import_pattern({name.split(".")[0] for name in warm})
@@ -104,7 +103,7 @@ class RemoteWorld:
             {
                 "do": "greet",
                 "python": contents.python,
-                "environ": environ,
+                "environ": contents.environ(),
                 "warming": WARMING,
                 "imports": warm,
                 "allowance": self._default_allowance,

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from belljar.backends.container import flags, owners
+from belljar.backends.container import flags, loan, owners
 from belljar.backends.container.daemon import Daemon
 from belljar.backends.container.remote import RemoteWorld
 from belljar.backends.container.vessel import Vessel
@@ -38,6 +38,7 @@ from belljar.settings import EnvironmentSettings, Settings
 
 if TYPE_CHECKING:
     from belljar.backends.local.commands import Command, Commands
+    from belljar.languages.machine import Machine
 
 _log = logging.getLogger("belljar.container")
 _IMAGE_PREFIX = "image:"
@@ -79,6 +80,7 @@ class ContainerSandbox(LocalSandbox):
         try:
             await self._daemon.connect()
             await self._sweep()
+            self._loan = await asyncio.to_thread(loan.lend, self._settings.state_dir)
         except BaseException:
             await self.close()
             raise
@@ -98,10 +100,14 @@ class ContainerSandbox(LocalSandbox):
                 await self._daemon.remove(container)
 
     def _make_commands(self) -> Commands:
-        from belljar.backends.container.toolchains import ImageMachine  # when first needed
-        from belljar.backends.local.commands import Commands
+        from belljar.backends.local.commands import Commands  # when first needed
 
-        return Commands(self._settings, self._run_patiently, ImageMachine(self._settings, self._image_ids))
+        return Commands(self._settings, self._run_patiently, self._machine())
+
+    def _machine(self) -> Machine:
+        from belljar.backends.container.toolchains import ImageMachine
+
+        return ImageMachine(self._settings, self._image_ids)
 
     async def _run(self, execution: Execution, watcher: Watcher | None, command: Command | None) -> Evidence:
         if self._container.fresh == "run":
@@ -117,6 +123,12 @@ class ContainerSandbox(LocalSandbox):
         self, world: World, execution: Execution, watcher: Watcher | None, command: Command | None
     ) -> Evidence:
         chosen: object = world
+        if command is None and not world.environment.version:
+            raise NotOffered(
+                f"the image of environment {execution.environment!r} has no Python (3.9 or newer); name a language "
+                "that it has, or another environment",
+                field="language",
+            )
         if isinstance(chosen, RemoteWorld):
             if command is not None:
                 raise NotOffered(
@@ -192,7 +204,7 @@ class ContainerSandbox(LocalSandbox):
         if flags.has_own_kernel(self._container.runtime):
             return await self._launch_foreign(name, image, marks, warm)
         vessel = Vessel(self._daemon, image, owners.new_directory(self._doors))
-        await vessel.launch(marks, warm, self._container)
+        await vessel.launch(marks, warm, self._container, self._loan)
         try:
             world = self._furnish(name, vessel)
         except BaseException:
@@ -207,7 +219,7 @@ class ContainerSandbox(LocalSandbox):
 
     async def _launch_foreign(self, name: str, image: str, marks: Mapping[str, str], warm: tuple[str, ...]) -> World:
         world = RemoteWorld(self._daemon, image, name, self._settings.request, self._settings.default_limits)
-        config = flags.foreign_config(image, marks, self._container, warm, self._daemon.is_podman)
+        config = flags.foreign_config(image, marks, self._container, self._loan, warm, self._daemon.is_podman)
         await world.open(config, self._container.start_seconds)
         return cast(World, world)
 
@@ -221,7 +233,7 @@ class ContainerSandbox(LocalSandbox):
             "landlock_version": self._landlock_version,
             "cgroup": cgroups is not None,
         }
-        environment = describe(name, vessel)
+        environment = describe(name, vessel.contents)
         settings = self._settings
         self._all = [each for each in self._all if not each.is_closed]
         taken = {each.block for each in self._all}

@@ -30,6 +30,7 @@ from belljar.settings import Settings
 
 if TYPE_CHECKING:
     from belljar.backends.local.commands import Command, Commands
+    from belljar.languages.machine import Machine
 
 _log = logging.getLogger("belljar.local")
 _MAINTENANCE_SECONDS = 15.0
@@ -250,7 +251,7 @@ class LocalSandbox:
 
     def _translate(self, order: SessionOrder) -> tuple[SessionOrder, Mapping[str, Any]]:
         """For another language: with room for its interpreter, and what to start."""
-        from belljar.languages import load_one, machine_of
+        from belljar.languages import load_one
         from belljar.languages.sessions import LANGUAGES, order_of
 
         if order.language not in LANGUAGES:
@@ -264,7 +265,13 @@ class LocalSandbox:
             memory_bytes=order.limits.memory_bytes + toolchain.runtime_mb * MIB,
             processes=order.limits.processes + toolchain.runtime_threads,
         )
-        return dataclasses.replace(order, limits=limits), order_of(order.language, machine_of(self._settings))
+        return dataclasses.replace(order, limits=limits), order_of(order.language, self._machine())
+
+    def _machine(self) -> Machine:
+        """Where the toolchains are."""
+        from belljar.languages import machine_of
+
+        return machine_of(self._settings)
 
     async def _world(self, name: str) -> World:
         """The warm world of an environment, opened once however many ask."""
