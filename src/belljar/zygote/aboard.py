@@ -16,7 +16,7 @@ import socket
 from collections.abc import Sequence
 
 from belljar import channel
-from belljar.jail import namespaces, policy, syscalls
+from belljar.jail import policy, syscalls
 from belljar.zygote import warden
 
 #: Top-level directories of an image that are the system's business, or that every guest has of its own.
@@ -74,7 +74,7 @@ def _ask(python: str, names: Sequence[str]) -> dict[str, object]:
         try:
             os.dup2(report, 1)
             os.chdir("/")
-            namespaces.drop_capabilities()
+            syscalls.set_capabilities(0, inheritable=0)
             syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)  # so that the exec gives none back
             environ = {"PATH": os.environ.get("PATH", os.defpath)}
             os.execvpe(python, [python, "-I", "-c", _QUESTION, *names], environ)
