@@ -60,7 +60,8 @@ def describe(warm_imports: Sequence[str]) -> dict[str, object]:
     told = _ask(own if os.path.exists(own) else "python3", warm_imports)
     if told and os.path.exists(own):
         told["python"] = own  # by which it knows that it is an environment
-    return {"shown": shown, "path": os.environ.get("PATH", ""), **told}
+    instruments = f"{policy.ENVIRONMENT_DIR}/share/instruments/coverage"
+    return {"shown": shown, "path": os.environ.get("PATH", ""), "measures": os.path.isdir(instruments), **told}
 
 
 def _ask(python: str, names: Sequence[str]) -> dict[str, object]:

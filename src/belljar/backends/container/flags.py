@@ -23,7 +23,7 @@ _PRELOADED = "/etc/ld.so.preload"  # read by every loader, ours as well
 #: What an image's own variables could make our loader do.
 _NOT_HEARD = ("LD_PRELOAD", "LD_AUDIT", "LD_LIBRARY_PATH", "LD_DEBUG", "LD_PROFILE", "GLIBC_TUNABLES", "LOCPATH")
 CAPABILITIES = ("SYS_ADMIN", "SETUID", "SETGID")
-FOREIGN_CAPABILITIES = (*CAPABILITIES, "SYS_CHROOT", "KILL", "NET_ADMIN", "DAC_OVERRIDE")
+FOREIGN_CAPABILITIES = (*CAPABILITIES, "SYS_CHROOT", "KILL", "NET_ADMIN", "DAC_OVERRIDE", "CHOWN")
 _PACKAGE = Path(__file__).resolve().parents[2]
 _START = (
     f"import sys; sys.dont_write_bytecode = True; sys.path.insert(0, {CODE_DIR!r}); "

@@ -19,6 +19,8 @@ from belljar.backends.container.remote import RemoteWorld
 from belljar.backends.container.vessel import Vessel
 from belljar.backends.container.world import VesselWorld, describe
 from belljar.backends.local import LocalSandbox
+from belljar.backends.local.run import Companion
+from belljar.backends.local.session import LocalSession
 from belljar.backends.local.world import World
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import (
@@ -29,7 +31,7 @@ from belljar.contract.errors import (
     WallMissing,
     ZygoteDied,
 )
-from belljar.contract.execution import Evidence, Execution
+from belljar.contract.execution import Evidence, Execution, Limits
 from belljar.contract.sessions import LiveSession, SessionOrder
 from belljar.contract.tools import ToolHost
 from belljar.environments import Environments
@@ -130,11 +132,7 @@ class ContainerSandbox(LocalSandbox):
                 field="language",
             )
         if isinstance(chosen, RemoteWorld):
-            if command is not None:
-                raise NotOffered(
-                    f"{execution.language} is not offered under {self._container.runtime}", field="language"
-                )
-            return await chosen.run(execution, watcher)
+            return await self._run_there(chosen, execution, watcher, command)
         try:
             return await super()._run_in(world, execution, watcher, command)
         except OSError as error:
@@ -142,9 +140,40 @@ class ContainerSandbox(LocalSandbox):
                 raise
             raise ZygoteDied("the container ended, and its cgroups with it") from error
 
+    async def _run_there(
+        self, world: RemoteWorld, execution: Execution, watcher: Watcher | None, command: Command | None
+    ) -> Evidence:
+        """In a container with a kernel of its own."""
+        companions: list[Companion] = []
+        try:
+            self._accompany(execution, cast(World, world), watcher, companions)
+            extras = [each.extra for each in companions]
+            if command is None:
+                evidence = await world.run(execution, watcher, extras)
+            else:
+                evidence = await world.run(execution, watcher, [*extras, command.extra], command.source)
+            for companion in companions:
+                evidence = companion.complete(evidence)
+            return evidence
+        except ZygoteDied as error:
+            if execution.tools:
+                from belljar.backends.local.toolline import forbid_repeating
+
+                forbid_repeating(companions, error)
+            raise
+        finally:
+            for companion in companions:
+                companion.close()
+
+    async def _seat(self, world: World, order: SessionOrder, allowed: Limits) -> LocalSession:
+        chosen: object = world
+        if not isinstance(chosen, RemoteWorld):
+            return await super()._seat(world, order, allowed)
+        if order.language != "python":
+            raise NotOffered(f"under {self._container.runtime} there are sessions in Python only", field="language")
+        return chosen.seat(order.limits, allowed)
+
     async def _open_session(self, order: SessionOrder) -> LiveSession:
-        if flags.has_own_kernel(self._container.runtime):
-            raise NotOffered(f"there are no sessions under {self._container.runtime}", field="environment")
         if self._container.fresh == "never":
             return await super()._open_session(order)
         world = await self._launch(order.environment, fresh=True)

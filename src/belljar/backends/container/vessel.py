@@ -49,6 +49,7 @@ class Contents:
     shown: tuple[str, ...]
     path: str
     warm: tuple[str, ...]
+    measures: bool = False  # coverage.py lies where we look for it
 
     def environ(self) -> dict[str, str]:
         """What programs find in their environment."""
@@ -232,7 +233,13 @@ def checked(image: str, said: Mapping[str, Any]) -> Contents:
         for name in ("python", "prefix"):
             if not _PATH.fullmatch(said[name]) or ".." in said[name]:
                 raise ValueError(name)
-        warm = tuple(name for name in said["warm"][:_SHOWN_MAX] if _MODULE.fullmatch(name))
-        return dataclasses.replace(found, version=version, python=said["python"], prefix=said["prefix"], warm=warm)
+        return dataclasses.replace(
+            found,
+            version=version,
+            python=said["python"],
+            prefix=said["prefix"],
+            warm=tuple(name for name in said["warm"][:_SHOWN_MAX] if _MODULE.fullmatch(name)),
+            measures=said.get("measures") is True,
+        )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise EnvironmentBroken(f"image {image!r} describes itself in a way that cannot be read") from error

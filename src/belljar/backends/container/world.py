@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -112,9 +113,21 @@ class VesselWorld(World):
             self.is_closed = True
 
 
-def describe(name: str, contents: Contents) -> Environment:
-    """An image in the words that worlds know."""
-    return Environment(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageEnvironment(Environment):
+    """An image in the words that worlds know. No path in it is one of this machine's."""
+
+    measures: bool
+
+    @property
+    def measures_coverage(self) -> bool:
+        """Whether the image brings coverage.py."""
+        return self.measures
+
+
+def describe(name: str, contents: Contents) -> ImageEnvironment:
+    """What an image has said of itself."""
+    return ImageEnvironment(
         name=name,
         root=Path(contents.prefix),
         python=Path(contents.python),
@@ -123,4 +136,5 @@ def describe(name: str, contents: Contents) -> Environment:
         packages=tuple(("ipython", "") for name in contents.warm if name == "IPython"),  # what sessions look for
         warm_imports=tuple(name for name in contents.warm if name != "IPython"),
         built_at="",
+        measures=contents.measures,
     )

@@ -20,7 +20,7 @@ from belljar.backends.local.session import LocalSession
 from belljar.backends.local.world import BARE, HEAVY, SHELL, Guest, World
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import JailSetupFailed, NotOffered, SandboxFault, WallMissing, ZygoteDied
-from belljar.contract.execution import MIB, Evidence, Execution
+from belljar.contract.execution import MIB, Evidence, Execution, Limits
 from belljar.contract.sessions import LiveSession, SessionOrder
 from belljar.contract.tools import ToolHost
 from belljar.environments import Environments
@@ -234,9 +234,8 @@ class LocalSandbox:
                 field="environment",
             )
         # The kernel's own processor limit is for a process's life, and a session's cells have clocks of their own.
-        guest = await world.lease(SHELL, dataclasses.replace(order.limits, cpu_seconds=_UNLIMITED_SECONDS))
-        owner = self._instance.uid_base + guest.cell.berth.uid if self._instance and os.geteuid() == 0 else None
-        session = LocalSession(FirstBody(world, guest), order.limits, self._settings.request, owner)
+        allowed = dataclasses.replace(order.limits, cpu_seconds=_UNLIMITED_SECONDS)
+        session = await self._seat(world, order, allowed)
         session.foreign = foreign
         if order.tools:
             from belljar.backends.local.toolline import SessionTools
@@ -248,6 +247,12 @@ class LocalSandbox:
         world.succeeded()
         asyncio.get_running_loop().call_soon(world.refill, SHELL)
         return session
+
+    async def _seat(self, world: World, order: SessionOrder, allowed: Limits) -> LocalSession:
+        """A session that has not begun yet, in a guest that is allowed so much."""
+        guest = await world.lease(SHELL, allowed)
+        owner = self._instance.uid_base + guest.cell.berth.uid if self._instance and os.geteuid() == 0 else None
+        return LocalSession(FirstBody(world, guest), order.limits, self._settings.request, owner)
 
     def _translate(self, order: SessionOrder) -> tuple[SessionOrder, Mapping[str, Any]]:
         """For another language: with room for its interpreter, and what to start."""
