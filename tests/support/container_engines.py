@@ -30,6 +30,10 @@ _REPOSITORY = Path(__file__).resolve().parents[2]
 _SECONDS = 60.0
 _LABEL = "org.belljar.test"
 _RUNSC = '#!/bin/sh\nexec {runsc} --platform=ptrace --network=none "$@"\n'
+#: crun refuses a machine on which both versions of cgroups are mounted: it is not shown the second.
+_CRUN = """#!/bin/sh
+exec unshare --mount --propagation slave sh -c 'umount /sys/fs/cgroup/unified 2>/dev/null; exec {crun} "$@"' crun "$@"
+"""
 
 
 def needs(*programs: str) -> None:
@@ -158,14 +162,17 @@ def docker_engine() -> Iterator[Engine]:
     """A dockerd of our own, without any network."""
     needs("dockerd", "containerd", "runc")
     directory = _directory("bjd-")
-    runtime = directory / "runsc"
-    runtime.write_text(_RUNSC.format(runsc=shutil.which("runsc", path=_path()) or "/usr/bin/runsc"))
-    runtime.chmod(0o755)
+    runtimes = []
+    for name, script in (("runsc", _RUNSC), ("crun", _CRUN)):
+        runtime = directory / name
+        runtime.write_text(script.format(**{name: shutil.which(name, path=_path()) or f"/usr/bin/{name}"}))
+        runtime.chmod(0o755)
+        runtimes += ["--add-runtime", f"{name}={runtime}"]
     command = [
         *("dockerd", f"--host=unix://{directory}/engine.sock", f"--data-root={directory}/data"),
         *(f"--exec-root={directory}/exec", f"--pidfile={directory}/pid", "--bridge=none"),
         *("--iptables=false", "--ip6tables=false", "--exec-opt", "native.cgroupdriver=cgroupfs"),
-        *("--default-ulimit", "nofile=16384:16384", "--add-runtime", f"runsc={runtime}"),
+        *("--default-ulimit", "nofile=16384:16384", *runtimes),
     ]
     engine = Engine("docker", directory, command, {})
     try:

@@ -5,6 +5,7 @@ Names are opened one by one beneath the directory, and no link is followed: olde
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 
@@ -127,10 +128,14 @@ def _open_dir(root: int, path: str, makes_for: int | None = None) -> int:
         try:
             if makes_for is not None:
                 _make_dir(current, name, makes_for)
-            deeper = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=current)
+            # Without O_DIRECTORY: together with that, older gVisors follow a link all the same.
+            deeper = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=current)
         finally:
             os.close(current)
         current = deeper
+        if not stat.S_ISDIR(os.fstat(current).st_mode):
+            os.close(current)
+            raise NotADirectoryError(errno.ENOTDIR, "not a directory")
     return current
 
 

@@ -68,11 +68,16 @@ def _settle() -> None:
 
 def _serve() -> None:
     while True:
-        frames.wait(min((run.deadline for run in _runs.values() if run.deadline), default=None))
-        for run in [run for run in _runs.values() if run.deadline and run.deadline <= time.monotonic()]:
-            run.deadline_passed = True
-            run.deadline = 0.0
-            run.kill()
+        times = [at for run in _runs.values() for at in (run.deadline, run.next_look) if at]
+        frames.wait(min(times, default=None))
+        now = time.monotonic()
+        for run in list(_runs.values()):
+            if run.deadline and run.deadline <= now:
+                run.deadline_passed = True
+                run.deadline = 0.0
+                run.kill()
+            if run.next_look and run.next_look <= now:
+                run.look(now)
 
 
 def _resume_all() -> None:
@@ -121,10 +126,13 @@ def _reap(woken: int) -> None:
 class Tenant:
     """Whoever has a guest: a program, or a session."""
 
+    look_seconds = 0.1  # between two looks at its memory; most programs have ended by the first
+
     def __init__(self, number: int, asked: dict[str, Any], blob: bytes) -> None:
         self.number = number
         self.deadline = 0.0
-        self.deadline_passed = False
+        self.next_look = 0.0
+        self.deadline_passed = self.is_out_of_memory = False
         self.was_told = False  # the host knows how it ended
         self.guest: plainguests.Guest | None = None
         self.lines = Lines(number)
@@ -156,9 +164,18 @@ class Tenant:
         elif word == "pause":
             self.lines.pause(message["is_paused"])
 
+    def look(self, now: float) -> None:
+        """No cgroup counts the memory of all its processes together, so we add it up now and then."""
+        assert self.guest is not None
+        self.next_look = 0.0 if self.was_told else now + self.look_seconds
+        if self.next_look and self.guest.resident_bytes() > self._asked["memory_bytes"]:
+            self.is_out_of_memory = True
+            self.kill()
+
     def watch_news(self) -> None:
         """Hear who the guest's first process is, and how it ends."""
         assert self.guest is not None
+        self.next_look = time.monotonic() + self.look_seconds
         self.guest.hear_news()
         frames.watch(self.guest.news, self._on_news)
 
@@ -332,7 +349,7 @@ class Run(Tenant):
         if guest is None or not guest.has_left or self.was_told:
             return
         self.was_told = True
-        self.deadline = 0.0
+        self.deadline = self.next_look = 0.0
         status, cpu, peak = self.end()
         self._paused.clear()
         for stream, descriptor in (("stdout", guest.stdout), ("stderr", guest.stderr)):
@@ -348,6 +365,7 @@ class Run(Tenant):
             "peak_bytes": peak,
             "deadline_passed": self.deadline_passed,
             "flooded": self.flooded,
+            "out_of_memory": self.is_out_of_memory,
             "paths": plainfiles.walk(self._work_dir) if self._work_dir >= 0 else [],
         }
         frames.say({"run": self.number, "ended": ended})
@@ -389,6 +407,8 @@ class Run(Tenant):
 
 class Session(Tenant):
     """An interpreter that stays. All that it says goes over lines; its directories stay here."""
+
+    look_seconds = 1.0
 
     def begin(self) -> None:
         """Get a guest of sessions, and pass on what it and the host say to each other."""
@@ -440,6 +460,7 @@ class Session(Tenant):
         if guest is None or not guest.has_left or self.was_told:
             return
         self.was_told = True
-        status, cpu, peak = self.end()
+        self.next_look = 0.0
+        status, _, _ = self.end()
         self.lines.drain()
-        frames.say({"run": self.number, "ended": {"status": status, "cpu_microseconds": cpu, "peak_bytes": peak}})
+        frames.say({"run": self.number, "ended": {"status": status, "out_of_memory": self.is_out_of_memory}})

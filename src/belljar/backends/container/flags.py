@@ -57,6 +57,9 @@ def config(
     host["CapAdd"] = list(CAPABILITIES)
     host["SecurityOpt"] = security_options(door, is_podman=is_podman)
     host["Binds"].append(f"{door}:{DOOR_DIR}:ro")
+    if os.geteuid() != 0:  # in a user namespace a new /proc can be mounted only where the old one is not masked
+        host["SecurityOpt"] += ["unmask=ALL"] if is_podman else ["systempaths=unconfined"]
+        host["CapAdd"] = [*CAPABILITIES, "SETFCAP"]  # to map root again
     host["Tmpfs"] = {"/tmp": "rw,size=64k"}  # where the warden builds: an image need not have any directory
     return chosen
 

@@ -48,6 +48,8 @@ _log = logging.getLogger("belljar.container")
 _TEXT_BYTES_MAX = 8 << 20
 _PATIENCE_SECONDS = 30.0  # over a run's own time, before the container is taken to be stuck
 _STDOUT = 1
+_OWN_BYTES = 64 << 20  # of an interpreter and what it has imported, which is not the program's
+_RESERVED_BYTES = 1 << 40
 _Heard: TypeAlias = "asyncio.Queue[tuple[dict[str, Any], bytes]]"
 
 
@@ -196,7 +198,8 @@ class RemoteWorld:
         self._check_not_lost()
         body = RemoteBody(self._next_run + 1, self._send, self, lambda: self._forget(body.number))
         self._enrol(body.hear)
-        self._send({"do": "open", "run": body.number, "allowance": _allowance(allowed), **body.numbers})
+        order = {"do": "open", "run": body.number, "memory_bytes": limits.memory_bytes + _OWN_BYTES, **body.numbers}
+        self._send({**order, "allowance": _allowance(allowed)})
         return RemoteSession(body, limits, self._bounds, None)
 
     def succeeded(self) -> None:
@@ -223,7 +226,8 @@ class RemoteWorld:
             "packet_bytes": len(packet),
             "lent_bytes": len(lent),
             "kinds": kinds,
-            "allowance": _allowance(execution.limits),
+            "allowance": _allowance(execution.limits, has_runtime=execution.language != "python"),
+            "memory_bytes": execution.limits.memory_bytes + _OWN_BYTES,
             "default_allowance": self._default_allowance,
             "wall_seconds": execution.limits.wall_seconds,
             "output_bytes": execution.limits.output_bytes,
@@ -397,6 +401,7 @@ class _Asked:
             signal=-code if code < 0 else None,
             deadline_passed=bool(ended["deadline_passed"]),
             cpu_exhausted=code == -signal.SIGKILL and cpu_seconds > self.execution.limits.cpu_seconds,
+            oom_kills=int(bool(ended.get("out_of_memory"))),
             output_flooded=bool(ended["flooded"]),
             stdout=bytes(self._kept["stdout"]),
             stderr=bytes(self._kept["stderr"]),
@@ -410,6 +415,10 @@ class _Asked:
         )
 
 
-def _allowance(limits: Limits) -> list[int]:
-    """What is fixed at the fork: disk, CPU, processes, memory."""
-    return [limits.disk_bytes, max(1, math.ceil(limits.cpu_seconds)), limits.processes, limits.memory_bytes]
+def _allowance(limits: Limits, *, has_runtime: bool = False) -> list[int]:
+    """What is fixed at the fork: disk, CPU, processes, address space.
+
+    Runtimes of other languages reserve far more of that than they use; then only what is used counts.
+    """
+    address_bytes = _RESERVED_BYTES if has_runtime else limits.memory_bytes
+    return [limits.disk_bytes, max(1, math.ceil(limits.cpu_seconds)), limits.processes, address_bytes]

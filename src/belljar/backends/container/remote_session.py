@@ -18,6 +18,7 @@ from belljar import channel
 from belljar.backends.container.lines import Lines, Send
 from belljar.backends.local.bodies import Body, Family
 from belljar.backends.local.session import LocalSession
+from belljar.backends.local.turn import End
 from belljar.contract.errors import CannotBranch
 from belljar.contract.files import check_relative_path
 from belljar.contract.sessions import LiveSession
@@ -38,6 +39,7 @@ class RemoteBody(Body):
 
     def __init__(self, number: int, send: Send, world: Any, forget: Callable[[], None]) -> None:
         self.number = number
+        self.is_out_of_memory = False
         self.family = cast(Family, SimpleNamespace(world=world))  # the rest of a family lives in a cell
         self.cgroup = None
         self.ended = lambda status: None
@@ -67,7 +69,9 @@ class RemoteBody(Body):
             if answer is not None and not answer.done():
                 answer.set_result((message, blob))
         elif message.keys() & {"ended", "failed", "lost"}:
-            self._end((message.get("ended") or {}).get("status"))
+            ended = message.get("ended") or {}
+            self.is_out_of_memory = bool(ended.get("out_of_memory"))
+            self._end(ended.get("status"))
 
     def _end(self, status: int | None) -> None:
         if not self._has_gone.is_set():
@@ -122,6 +126,12 @@ class RemoteSession(LocalSession):
         if len(descriptors) == 3:  # stand for its directories; there is no pidfd
             descriptors = [*descriptors, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)]
         super()._hear_first_word(message, descriptors)
+
+    def _judge(self, status: int | None) -> str:
+        return "memory" if self._body.is_out_of_memory else super()._judge(status)
+
+    def _describe_end(self, reason: str, status: int | None) -> End:
+        return super()._describe_end(reason, status)._replace(oom_kills=int(reason == "memory"))
 
     def signal_interrupt(self) -> None:
         """SIGINT to the guest's own process."""

@@ -10,6 +10,7 @@ import asyncio
 import errno
 import fnmatch
 import logging
+import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
@@ -256,8 +257,8 @@ class ContainerSandbox(LocalSandbox):
         assert self._instance is not None
         cgroups = self._cgroups_in(vessel)
         walls: Mapping[str, Any] = {
-            "as_root": True,
-            "changes_uid": True,
+            "as_root": os.geteuid() == 0,  # else the engine is this user's own, and so is every id in its containers
+            "changes_uid": os.geteuid() == 0,
             "uid_base": self._instance.uid_base,
             "landlock_version": self._landlock_version,
             "cgroup": cgroups is not None,

@@ -116,7 +116,7 @@ class Vessel:
                 calling.cancel()
         peer, _ = calling.result()
         self._socket = peer
-        self._hold(peer)
+        await self._hold(peer)
         message = await _receive(peer)
         self.contents = checked(self.image, message)
 
@@ -128,13 +128,13 @@ class Vessel:
                 f"{await self._said()}"
             )
 
-    def _hold(self, peer: socket.socket) -> None:
+    async def _hold(self, peer: socket.socket) -> None:
         """Make sure of who called: the first process of the container that the engine has just started for us."""
         pid = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[0]
         if pid <= 0:
             raise SandboxFault("the container engine is not in this machine's pid namespace; its fork cannot be held")
         self._pidfd = os.pidfd_open(pid)
-        if self._id not in Path(f"/proc/{pid}/cgroup").read_text():
+        if pid != (await self._daemon.state(self._id)).get("Pid"):
             raise SandboxFault("somebody else called at the container's door")
         self.pid = pid
 
