@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from container_engines import Engine, container_settings, docker_engine, podman_engine
+from container_engines import Engine, container_settings, docker_engine, needs, podman_engine
 
 import belljar
 from belljar.backends.container import flags, owners
@@ -216,6 +216,15 @@ def test_an_image_without_python_runs_its_own_languages(shell_box: belljar.Sandb
     assert "cannot start gcc" in compilation.stderr
 
 
+def test_a_language_has_the_image_that_is_named_after_it(
+    settings: Settings, docker: Engine, plain_image: str, shell_image: str
+) -> None:
+    chosen = container_settings(settings, docker, plain_image, images=(f"sh={shell_image}",))
+    with belljar.Sandbox(settings=chosen) as box:
+        assert box.run("import sys; print(sys.prefix)").stdout == "/usr\n"
+        assert box.run("type -P ls cat || echo none", language="sh").stdout == "none\n"
+
+
 def _linked(*paths: str) -> list[str]:
     """Those that the image has, as this machine's Bash names its libraries by them."""
     listed = subprocess.run(["ldd", "/bin/bash"], check=True, capture_output=True, text=True).stdout
@@ -267,6 +276,11 @@ def test_sessions_live_in_containers(settings: Settings, docker: Engine, guest_i
         assert session.run("x = 20").ok
         assert session.run("print(x + 1)").stdout == "21\n"
         assert box.facts()["sandbox"]["containers"] == (2 if fresh == "session" else 1)
+        with box.session(language="sh") as shell:
+            assert [shell.run(cell).stdout for cell in ("x=20", "echo $((x + 1))")] == ["", "21\n"]
+        report = box.run("x = 1\nif x > 2:\n    print(3)\n", coverage=True).coverage
+        assert report is not None
+        assert report.files[0].missing == (3,)
     assert not [each for each in ours(docker) if each["Image"] == guest_image and each["State"] != "running"]
 
 
@@ -442,6 +456,13 @@ def test_podman_runs_the_same(settings: Settings, base_tar: Path) -> None:
             outcome = box.run("open('a.txt', 'w').write('x')", artifacts=["*.txt"])
             assert [(file.path, file.content) for file in outcome.artifacts] == [("a.txt", b"x")]
         assert not engine.containers()
+
+
+def test_crun_runs_the_same(settings: Settings, docker: Engine, plain_image: str) -> None:
+    needs("crun")
+    with belljar.Sandbox(settings=container_settings(settings, docker, plain_image, runtime="crun")) as box:
+        assert box.run("print(6 * 7)").stdout == "42\n"
+        assert box.run("held = bytearray(10**10)").status == "out_of_memory"
 
 
 def test_nothing_is_left_after_a_close(settings: Settings, docker: Engine, plain_image: str, host: Host) -> None:

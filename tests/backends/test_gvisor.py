@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -39,6 +42,27 @@ def vbox(settings: Settings, docker: Engine, guest_image: str) -> Iterator[bellj
 
 def test_the_kernel_is_gvisors(vbox: belljar.Sandbox) -> None:
     assert vbox.run("import platform; print(platform.release())").stdout == "4.4.0\n"
+
+
+def test_the_doctor_says_whose_walls_are_whose(vbox: belljar.Sandbox, docker: Engine, settings: Settings) -> None:
+    environ = {
+        "PATH": "/usr/bin:/bin",
+        "BELLJAR_BACKEND": "container",
+        "BELLJAR_CONTAINER_RUNTIME": "runsc",
+        "BELLJAR_CONTAINER_SOCKET": docker.socket,
+        "BELLJAR_CONTAINER_IMAGE": "belljar-test-guest:1",
+        "BELLJAR_STATE_DIR": str(settings.state_dir),
+        "BELLJAR_RUNTIME_DIR": str(settings.runtime_dir / "doctor"),
+    }
+    command = [sys.executable, "-m", "belljar", "doctor", "--json"]
+    ended = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    tables = json.loads(ended.stdout)
+    walls = {row["name"]: (row["state"], row["meaning"].split(":")[0]) for row in tables["walls"]}
+    assert walls["kernel"] == ("ok", "outer wall")
+    assert walls["seccomp"] == ("ok", "inner wall")
+    assert walls["landlock"][0] == "note"
+    assert [row["state"] for row in tables["program"]] == ["ok"]
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
 """How a container is started: everything shut, but for what the warden needs until its world stands.
 
-The warden starts as the container's root with four capabilities. Once it has built the guests' root and owns a user
-namespace whose ids are nobody's, no process in the container holds any capability outside that namespace: the keeper
-has become nobody, the warden is root of nothing but its own world. `docs/containers.md` lists what each is for.
+The warden starts as the container's root with a few capabilities, and from our own files: nothing of the image runs
+with them. Once it has built the guests' root and owns a user namespace whose ids are nobody's, no process in the
+container holds any capability outside that namespace: the keeper has become nobody, the warden is root of nothing but
+its own world. `docs/containers.md` lists what each is for.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ def config(
     host["SecurityOpt"] = security_options(door, is_podman=is_podman)
     host["Binds"].append(f"{door}:{DOOR_DIR}:ro")
     if os.geteuid() != 0:  # in a user namespace a new /proc can be mounted only where the old one is not masked
-        host["SecurityOpt"] += ["unmask=ALL"] if is_podman else ["systempaths=unconfined"]
+        host |= {"MaskedPaths": [], "ReadonlyPaths": []}
+        host["SecurityOpt"] += ["unmask=ALL"] if is_podman else []
         host["CapAdd"] = [*CAPABILITIES, "SETFCAP"]  # to map root again
     host["Tmpfs"] = {"/tmp": "rw,size=64k"}  # where the warden builds: an image need not have any directory
     return chosen

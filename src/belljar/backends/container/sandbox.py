@@ -7,6 +7,7 @@ pidfds and cgroups reach through the container's walls, and a run in a warm cont
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import errno
 import fnmatch
 import logging
@@ -111,6 +112,12 @@ class ContainerSandbox(LocalSandbox):
         from belljar.backends.container.toolchains import ImageMachine
 
         return ImageMachine(self._settings, self._image_ids)
+
+    async def run(self, execution: Execution, watcher: Watcher | None = None) -> Evidence:
+        """Run one program, in the image for its language where the operator has named one."""
+        if execution.environment == "default" and execution.language in self._images:
+            execution = dataclasses.replace(execution, environment=execution.language)
+        return await super().run(execution, watcher)
 
     async def _run(self, execution: Execution, watcher: Watcher | None, command: Command | None) -> Evidence:
         if self._container.fresh == "run":
