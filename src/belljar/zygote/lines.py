@@ -17,10 +17,12 @@ from collections import deque
 from typing import Any
 
 from belljar import channel
+from belljar.jail import policy
 from belljar.zygote import frames
 
 _PACKET_BYTES = channel.PACKET_BYTES_MAX
 _DESCRIPTORS = 8
+_SOCKETS_MAX = 80  # of one run; more than anybody is answered over
 _RIGHTS = (socket.SOL_SOCKET, socket.SCM_RIGHTS)
 _ZERO = b"\0"
 
@@ -130,9 +132,12 @@ class Lines:
         return True
 
     def _take(self, descriptor: int) -> dict[str, Any]:
-        """What a guest has sent: a socket becomes a line, anything else is kept here."""
-        if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-            self.kept.append(descriptor)
+        """What a guest has sent: a socket becomes a line, its directories are kept, and anything more is dropped."""
+        if not stat.S_ISSOCK(os.fstat(descriptor).st_mode) or len(self._sockets) >= _SOCKETS_MAX:
+            if len(self.kept) < len(policy.WRITABLE_DIRS):
+                self.kept.append(descriptor)
+            else:
+                os.close(descriptor)
             return {"kind": "other"}
         self._next_own -= 1
         self.speak(self._next_own, socket.socket(fileno=descriptor))

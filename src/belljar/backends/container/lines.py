@@ -24,6 +24,7 @@ from belljar import channel
 
 _BEHIND_BYTES = 1 << 20  # that nobody has read yet: the guest then waits
 _DESCRIPTORS = 8
+_SOCKETS_MAX = 96  # of one run, whatever its container says
 _FILE_BYTES_MAX = 256 << 20
 _RIGHTS = (socket.SOL_SOCKET, socket.SCM_RIGHTS)
 
@@ -71,6 +72,7 @@ class Lines:
 
     def speak(self, number: int, peer: socket.socket) -> None:
         """Pass packets on, both ways, over a socket that is ours from now on."""
+        self._drop(number)
         self._sockets[number] = peer
         self._loop.add_reader(peer, self._on_packet, number)
 
@@ -146,18 +148,22 @@ class Lines:
 
     def _pass_on(self, peer: socket.socket, sent: list[dict[str, Any]], packet: bytes) -> None:
         theirs: list[int] = []
+        made: dict[int, socket.socket] = {}
         try:
             for each in sent[:_DESCRIPTORS]:
-                if each.get("kind") == "socket":
-                    ours, end = channel.pair()
-                    self.speak(int(each["line"]), ours)
+                if each.get("kind") == "socket" and len(self._sockets) + len(made) < _SOCKETS_MAX:
+                    made[int(each["line"])], end = channel.pair()
                     theirs.append(end.detach())
                 else:
                     theirs.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
             rights = [(*_RIGHTS, array.array("i", theirs))] if theirs else []
             with contextlib.suppress(BrokenPipeError, ConnectionError):
                 peer.sendmsg((packet,), rights, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+            while made:
+                self.speak(*made.popitem())
         finally:
+            for ours in made.values():
+                ours.close()
             for descriptor in theirs:
                 os.close(descriptor)
 

@@ -76,7 +76,7 @@ class RemoteBody(Body):
     def _end(self, status: int | None) -> None:
         if not self._has_gone.is_set():
             self._has_gone.set()
-            for answer in self._asked.values():
+            for answer in list(self._asked.values()):
                 answer.cancel()
             self.ended(status)
 
@@ -86,8 +86,11 @@ class RemoteBody(Body):
         answer: asyncio.Future[tuple[dict[str, Any], bytes]] = asyncio.get_running_loop().create_future()
         self._asked[number] = answer
         self._send({"do": "file", "run": self.number, "asked": number, **work}, blob)
-        async with asyncio.timeout(_SILENCE_SECONDS):
-            return await answer
+        try:
+            async with asyncio.timeout(_SILENCE_SECONDS):
+                return await answer
+        finally:
+            self._asked.pop(number, None)
 
     def interrupt(self) -> None:
         """SIGINT to its process."""
