@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import shutil
@@ -18,6 +19,7 @@ from typing import Any
 
 import pytest
 from container_engines import Engine, container_settings, docker_engine, needs, podman_engine
+from local_web import serving
 
 import belljar
 from belljar.backends.container import flags, owners
@@ -31,7 +33,7 @@ from belljar.contract.errors import (
     UnknownEnvironment,
 )
 from belljar.jail import policy
-from belljar.settings import Settings, load
+from belljar.settings import NetworkSettings, Settings, load
 
 Host = Any
 
@@ -65,6 +67,15 @@ def first_process(docker: Engine, container: dict[str, Any]) -> int:
 
 
 # ------------------------------------------------------------------------------------------------------ the walls
+
+
+def test_a_program_in_a_container_without_a_network_reaches_what_it_may(plain_settings: Settings) -> None:
+    with serving() as web:
+        network = NetworkSettings(offered=True, hosts=("in.test=127.0.0.1",), allow_private=(f"in.test:{web.port}",))
+        ask = f"import urllib.request\nprint(urllib.request.urlopen('http://in.test:{web.port}/').read())"
+        with belljar.Sandbox(settings=dataclasses.replace(plain_settings, network=network)) as box:
+            assert box.run(ask, network=True).stdout == "b'hello'\n"
+            assert box.run(ask).status == "failed"
 
 
 def test_a_container_is_shut_but_for_what_its_warden_needs(plain_box: belljar.Sandbox, docker: Engine) -> None:
@@ -466,8 +477,13 @@ def test_crun_runs_the_same(settings: Settings, docker: Engine, plain_image: str
 
 
 def test_nothing_is_left_after_a_close(settings: Settings, docker: Engine, plain_image: str, host: Host) -> None:
+    made: set[str] = set()
+
     def left() -> tuple[object, ...]:
-        return host.leftovers(), {each["Id"] for each in docker.containers()}, _cgroups_of(docker)
+        """What is ours: other engines may come and go on this machine."""
+        mounted = Path("/proc/self/mountinfo").read_text().count(f" {docker.directory}/")
+        cgroups = [path for each in made for path in Path("/sys/fs/cgroup").glob(f"*/docker/{each}")]
+        return host.leftovers()._replace(mounts=mounted), {each["Id"] for each in docker.containers()}, cgroups
 
     with belljar.Sandbox(settings=container_settings(settings, docker, plain_image)) as box:
         assert box.run("print(1)").ok  # loads what is loaded once
@@ -476,11 +492,10 @@ def test_nothing_is_left_after_a_close(settings: Settings, docker: Engine, plain
         with belljar.Sandbox(settings=container_settings(settings, docker, plain_image)) as box:
             assert box.run("print(1)").ok
             assert box.run("while True: pass", timeout=1).status == "timed_out"
+            made |= {each["Id"] for each in ours(docker)}
+    made -= {each["Id"] for each in ours(docker)}
+    assert len(made) >= 2
     host.wait_until(lambda: left() == before, f"everything is gone again: {before} is now {left()}")
-
-
-def _cgroups_of(docker: Engine) -> int:
-    return sum(1 for each in Path("/sys/fs/cgroup").glob("*/docker/*") if each.is_dir())
 
 
 # ----------------------------------------------------------------------------------------------------- the settings

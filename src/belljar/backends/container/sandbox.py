@@ -72,7 +72,6 @@ class ContainerSandbox(LocalSandbox):
         self._all: list[VesselWorld] = []
         self._used_at: dict[str, float] = {}
         self._session_worlds: list[World] = []
-        self._closing: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
         """Reach the engine, clear up after dead owners, and warm the default image.
@@ -90,7 +89,7 @@ class ContainerSandbox(LocalSandbox):
             raise
         await super().open()
 
-    def _first_environment(self) -> str:
+    def _first_world(self) -> str:
         return "default"
 
     def _open_cgroups(self) -> None:
@@ -140,6 +139,8 @@ class ContainerSandbox(LocalSandbox):
                 field="language",
             )
         if isinstance(chosen, RemoteWorld):
+            if execution.network:
+                raise NotOffered(f"network is not offered under {self._container.runtime}", field="network")
             return await self._run_there(chosen, execution, watcher, command)
         try:
             return await super()._run_in(world, execution, watcher, command)
@@ -173,13 +174,15 @@ class ContainerSandbox(LocalSandbox):
             for companion in companions:
                 companion.close()
 
-    async def _seat(self, world: World, order: SessionOrder, allowed: Limits) -> LocalSession:
+    async def _seat(self, world: World, order: SessionOrder, allowed: Limits) -> tuple[LocalSession, int]:
         chosen: object = world
         if not isinstance(chosen, RemoteWorld):
             return await super()._seat(world, order, allowed)
         if order.language != "python":
             raise NotOffered(f"under {self._container.runtime} there are sessions in Python only", field="language")
-        return chosen.seat(order.limits, allowed)
+        if order.network:
+            raise NotOffered(f"network is not offered under {self._container.runtime}", field="network")
+        return chosen.seat(order.limits, allowed), -1
 
     async def _open_session(self, order: SessionOrder) -> LiveSession:
         if self._container.fresh == "never":
@@ -209,11 +212,6 @@ class ContainerSandbox(LocalSandbox):
             if name not in self._images and world.is_idle and is_old:
                 del self._worlds[name]
                 self._close_in_background(world)
-
-    def _close_in_background(self, world: World) -> None:
-        task = asyncio.get_running_loop().create_task(world.close())
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
 
     async def _open_world(self, name: str) -> World:
         try:

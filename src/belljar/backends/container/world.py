@@ -98,6 +98,11 @@ class VesselWorld(World):
     def _imports(self, weight: str) -> list[str]:
         return super()._imports(weight) if self.vessel.contents.python else list(lent.IMPORTS)
 
+    @property
+    def certificates(self) -> str:
+        """The image's programs know where its own are."""
+        return ""
+
     def _environ(self) -> dict[str, str]:
         return self.vessel.contents.environ()
 
