@@ -20,7 +20,7 @@ _OWN_KERNEL = {
     "memory": ("ok", "inner wall: of all processes of a run together, added up ten times a second"),
     "landlock": ("note", "not to be had inside this runtime"),
     "cgroup": ("note", "not to be had inside this runtime: processor time is limited for each process of a run"),
-    "offered": ("note", "not offered: branches of sessions, and sessions in other languages than Python"),
+    "offered": ("note", "not offered: a network, branches of sessions, and sessions in other languages than Python"),
 }
 
 
