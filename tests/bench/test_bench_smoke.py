@@ -135,7 +135,7 @@ def test_languages_are_measured(repository: Path, sources: Path, tmp_path: Path)
     rows = json.loads((tmp_path / "languages.json").read_text())
     assert [row["language"] for row in rows] == ["sh", "c"]
     assert all(row[name] > 0 for row in rows for name in ("by_hand", "first", "again"))
-    assert "| c |" in (tmp_path / "languages-table.md").read_text()
+    assert "| c |" in (tmp_path / "languages.md").read_text()
 
 
 @pytest.mark.timeout(300)
@@ -167,3 +167,8 @@ def test_quick_tool_benchmark_checks_every_answer(repository: Path, sources: Pat
     report = json.loads((tmp_path / "tool-calls.json").read_text())
     assert all(each["p50_ms"] > 0 and each["pool_seconds"] > 0 for each in report["rows"].values())
     assert "<!-- tool-calls:begin -->" in (tmp_path / "tools.md").read_text()
+
+
+def test_quick_network_benchmark_compares_both(repository: Path, sources: Path) -> None:
+    told = _run(repository, sources, "bench/network.py", "--quick")
+    assert all(row in told for row in ("hello, median", "hello, best", "bytes a second, best"))

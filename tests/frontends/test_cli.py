@@ -738,3 +738,12 @@ def test_bench_measures_in_one_run(belljar: Belljar) -> None:
     for line in lines:
         assert 0 < line["p50_seconds"] <= line["p99_seconds"]
         assert line["runs_per_second"] > 0
+
+
+# ---- a network
+
+
+def test_a_network_is_there_for_who_asks_for_one(belljar: Belljar) -> None:
+    ask = "from urllib.request import *\ntry:\n    urlopen('http://10.0.0.1/')\nexcept OSError as e:\n    print(e)"
+    assert b"HTTP Error 403: 10.0.0.1 cannot be reached" in belljar("run", "--network", "-c", ask).stdout
+    assert b"HTTP Error" not in belljar("run", "-c", ask).stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 import math
 import re
 
@@ -28,14 +29,16 @@ def check(settings: Settings) -> None:
     for name in ("max_running", "zygote_forks"):
         if getattr(settings.pool, name) < 1:
             raise InvalidSettings(f"pool.{name} must be at least 1")
-    if settings.languages.compile_cache_bytes < 0:
-        raise InvalidSettings("languages.compile_cache_bytes must be 0 or more")
+    for name in ("compile_cache_bytes", "standby_processes"):
+        if getattr(settings.languages, name) < 0:
+            raise InvalidSettings(f"languages.{name} must be 0 or more")
     _check_server(settings.server)
     _check_container(settings)
     if settings.mcp.output not in ("plain", "structured"):
         raise InvalidSettings(f"mcp.output is {settings.mcp.output!r} but must be plain or structured")
     _check_sessions(settings.sessions)
     _check_tools(settings.tools)
+    _check_network(settings)
     for name in settings.environments:
         check_environment_name(name)
 
@@ -94,6 +97,34 @@ def _check_tools(tools: ToolSettings) -> None:
     for name, server in tools.servers.items():
         if bool(server.command) == bool(server.url):
             raise InvalidSettings(f"tools.servers.{name} must have either a command or a url")
+
+
+def _check_network(settings: Settings) -> None:
+    network = settings.network
+    for port in network.ports:
+        if not (port.isdigit() and 0 < int(port) < 65536):
+            raise InvalidSettings(f"network.ports: {port!r} is no port")
+    for each in network.allow_private:
+        name, colon, port = each.rpartition(":")
+        if any(letter in each for letter in "*?[/") or (colon and not (name and port.isdigit() and int(port) < 65536)):
+            raise InvalidSettings(f"network.allow_private takes NAME or NAME:PORT, without patterns, not {each!r}")
+    for each in network.hosts:
+        name, equals, address = each.partition("=")
+        if not (name and equals and _is_address(address)):
+            raise InvalidSettings(f"network.hosts takes NAME=ADDRESS, not {each!r}")
+    for name in ("connections", "connections_at_once", "total_bytes", "connect_seconds", "idle_seconds"):
+        if not getattr(network, name) > 0:
+            raise InvalidSettings(f"network.{name} must be above 0")
+    if settings.mcp.network and not network.offered:
+        raise InvalidSettings("mcp.network needs network.offered: set both, or neither")
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def check_environment_name(name: str) -> None:

@@ -97,6 +97,11 @@ class Call:
     caller: Caller
     report: Report | None = None  # None: the client did not ask for progress
 
+    @property
+    def has_network(self) -> bool:
+        """Whether programs get one: the server gives it, and this caller may have it."""
+        return self.offer.network and self.caller.key.network
+
     async def run(self, execution: Execution) -> Outcome:
         """Run a program that stands alone."""
         tail = Tail() if self.report else None

@@ -85,7 +85,7 @@ async def _find_or_open(call: Call, session_id: str) -> SessionState:
         id=session_id,
         environment=call.offer.environment_of("python"),
         env=call.offer.env,
-        network=call.offer.network,
+        network=call.has_network,
         caller=call.caller.owner,
     )
     return await call.open_session(order)

@@ -110,11 +110,12 @@ def prepare(
         artifacts=asked.artifacts if asked else (),
         timeout=asked.timeout if asked else None,
         limits=limits,
+        network=call.has_network,
         caller=call.caller.name,
     )
     environment = call.offer.environment_of(execution.language)
-    if environment != "default" or call.offer.network:
-        execution = dataclasses.replace(execution, environment=environment, network=call.offer.network)
+    if environment != "default":
+        execution = dataclasses.replace(execution, environment=environment)
     return execution
 
 

@@ -79,7 +79,7 @@ async def open_session(call: Call, asked: OpenSession) -> Json:
         memory_mb=asked.memory_mb,
         idle_seconds=asked.idle_seconds,
         env=call.offer.env,
-        network=call.offer.network,
+        network=call.has_network,
         files=[File(path=each.path, content=each.read(f"files[{at}]")) for at, each in enumerate(asked.files)],
         caller=call.caller.owner,
     )
