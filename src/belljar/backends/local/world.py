@@ -159,6 +159,10 @@ class World(ZygoteListener):
         """The interpreter as the guests' root has it."""
         return _SYSTEM_PYTHON if self._system else f"{policy.ENVIRONMENT_DIR}/bin/python"
 
+    def _imports(self, weight: str) -> list[str]:
+        """What a zygote of this weight imports ahead."""
+        return [] if weight == BARE else list(self.environment.warm_imports)
+
     @property
     def certificates(self) -> str:
         """Where programs find the certificates of authorities that sign for web sites; empty: not known."""
@@ -214,7 +218,7 @@ class World(ZygoteListener):
     async def _start_zygote(self, weight: str) -> ZygoteHandle:
         fresh = ZygoteHandle(weight, self)
         greeting = {
-            "imports": [] if weight == BARE else list(self.environment.warm_imports),
+            "imports": self._imports(weight),
             "stays": weight == SHELL,
             "environ": self._environ(),
             "landlock_version": self._walls["landlock_version"],
