@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 import math
 import re
 
@@ -37,6 +38,7 @@ def check(settings: Settings) -> None:
         raise InvalidSettings(f"mcp.output is {settings.mcp.output!r} but must be plain or structured")
     _check_sessions(settings.sessions)
     _check_tools(settings.tools)
+    _check_network(settings)
     for name in settings.environments:
         check_environment_name(name)
 
@@ -95,6 +97,41 @@ def _check_tools(tools: ToolSettings) -> None:
     for name, server in tools.servers.items():
         if bool(server.command) == bool(server.url):
             raise InvalidSettings(f"tools.servers.{name} must have either a command or a url")
+
+
+def _check_network(settings: Settings) -> None:
+    network = settings.network
+    for port in network.ports:
+        if not _is_port(port):
+            raise InvalidSettings(f"network.ports: {port!r} is no port")
+    for each in network.allow_private:
+        name, colon, port = each.rpartition(":")
+        if any(letter in each for letter in "*?[/") or (colon and not (name and _is_port(port))):
+            raise InvalidSettings(f"network.allow_private takes NAME or NAME:PORT, without patterns, not {each!r}")
+    for each in network.deny:
+        if "/" in each and not _is_address(each, is_network=True):
+            raise InvalidSettings(f"network.deny: {each!r} is no network; write it as 203.0.113.0/24")
+    for each in network.hosts:
+        name, equals, address = each.partition("=")
+        if not (name and equals and _is_address(address)):
+            raise InvalidSettings(f"network.hosts takes NAME=ADDRESS, not {each!r}")
+    for name in ("connections", "connections_at_once", "total_bytes", "connect_seconds", "idle_seconds"):
+        if not getattr(network, name) > 0:
+            raise InvalidSettings(f"network.{name} must be above 0")
+    if settings.mcp.network and not network.offered:
+        raise InvalidSettings("mcp.network needs network.offered: set both, or neither")
+
+
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdigit() and 0 < int(text) < 65536
+
+
+def _is_address(text: str, *, is_network: bool = False) -> bool:
+    try:
+        (ipaddress.ip_network if is_network else ipaddress.ip_address)(text)
+    except ValueError:
+        return False
+    return True
 
 
 def check_environment_name(name: str) -> None:

@@ -127,6 +127,23 @@ class McpSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkSettings:
+    """The way out for programs that ask for a network."""
+
+    offered: bool = False  # else every program that asks is refused
+    ports: tuple[str, ...] = ("80", "443")  # that may be connected to
+    allow: tuple[str, ...] = ("*",)  # names of hosts, as globs
+    deny: tuple[str, ...] = ()  # names, as globs, and networks such as 203.0.113.0/24; stronger than the rest
+    allow_private: tuple[str, ...] = ()  # NAME or NAME:PORT; may be reached although the address is not public
+    hosts: tuple[str, ...] = ()  # NAME=ADDRESS, for names that no name server is asked for
+    connections: int = 1000  # of one execution, or one cell
+    connections_at_once: int = 64
+    total_bytes: int = GIB  # of one execution, or one cell, both ways together
+    connect_seconds: float = 15.0  # to find and to reach a host
+    idle_seconds: float = 120.0  # a connection that is silent for so long ends
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ToolServerSettings:
     """One MCP server whose tools programs may call: a command, or a URL."""
 
@@ -264,6 +281,7 @@ class Settings:
     sessions: SessionSettings = field(default_factory=SessionSettings)
     container: ContainerSettings = field(default_factory=ContainerSettings)
     mcp: McpSettings = field(default_factory=McpSettings)
+    network: NetworkSettings = field(default_factory=NetworkSettings)
     tools: ToolSettings = field(default_factory=ToolSettings)
     restriction: Restriction = field(default_factory=Restriction)  # of restricted programs whose caller names none
     web: WebSettings = field(default_factory=WebSettings)

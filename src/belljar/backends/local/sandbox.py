@@ -21,7 +21,7 @@ from belljar.backends.local.standby import NotTaken, StandbyPool, StandbyRun, as
 from belljar.backends.local.world import BARE, HEAVY, SHELL, Guest, World
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import JailSetupFailed, NotOffered, SandboxFault, WallMissing, ZygoteDied
-from belljar.contract.execution import MIB, Evidence, Execution
+from belljar.contract.execution import MIB, Evidence, Execution, Limits
 from belljar.contract.sessions import LiveSession, SessionOrder
 from belljar.contract.tools import ToolHost
 from belljar.environments import Environments
@@ -31,6 +31,8 @@ from belljar.settings import Settings
 
 if TYPE_CHECKING:
     from belljar.backends.local.commands import Command, Commands
+    from belljar.backends.local.outward import WayOut, WaysOut
+    from belljar.languages.machine import Machine
 
 _log = logging.getLogger("belljar.local")
 _MAINTENANCE_SECONDS = 15.0
@@ -67,6 +69,7 @@ class LocalSandbox:
         self._maintenance: asyncio.TimerHandle | None = None
         self._faults = 0
         self._commands: Commands | None = None
+        self._ways_out: WaysOut | None = None
         self._standbys = StandbyPool(self._standby_count(), settings.pool, settings.default_limits)
 
     def _standby_count(self) -> int:
@@ -169,7 +172,7 @@ class LocalSandbox:
         if command is not None and not world.shows(command.places):  # its toolchain was installed after the world
             self._outdate(name, world)
             world = await self._world(name)
-        if command is None or command.standby is None:
+        if command is None or command.standby is None or execution.network:  # what waits has no way out
             return await self._run_in(world, execution, watcher, command)
         try:
             seen = await self._run_waiting(world, execution, watcher, command)
@@ -220,7 +223,11 @@ class LocalSandbox:
         weight = world.weigh(execution) if command is None else BARE
         guest = await world.lease(weight, execution.limits)
         companions: list[Companion] = []
+        way_out: WayOut | None = None
         try:
+            if execution.network:
+                way_out = await self._open_way_out(world, guest.cell.sleeper)
+                execution = dataclasses.replace(execution, env=way_out.equip(execution.env))
             self._accompany(execution, world, watcher, companions)
             extras = [each.extra for each in companions]
             run = Run(
@@ -239,8 +246,10 @@ class LocalSandbox:
             world.succeeded()
             for companion in companions:
                 evidence = companion.complete(evidence)
-            return evidence
+            return evidence if way_out is None else await way_out.finish(evidence)
         except ZygoteDied as error:
+            if way_out is not None:
+                await way_out.forbid_repeating(error)
             if execution.tools:
                 from belljar.backends.local.toolline import forbid_repeating
 
@@ -249,6 +258,9 @@ class LocalSandbox:
         finally:
             for companion in companions:
                 companion.close()
+            if way_out is not None:
+                way_out.drop()
+                guest.cell.kill()  # whatever was sent in there, nobody else comes to live in it
             self._let_go(world, guest)
 
     def _accompany(
@@ -264,14 +276,20 @@ class LocalSandbox:
         if execution.restrict is not None:
             companions.append(PolicyReport(execution, execution.restrict))
 
+    async def _open_way_out(self, world: World, place: int) -> WayOut:
+        if self._ways_out is None:
+            from belljar.backends.local.outward import WaysOut  # few programs have a network
+
+            assert self._instance is not None
+            self._ways_out = WaysOut(self._settings.network, self._instance.uid_base, self._landlock_version)
+        return await self._ways_out.open(world, place)
+
     def _let_go(self, world: World, guest: Guest) -> None:
         world.release(guest)
         asyncio.get_running_loop().call_soon(world.refill, guest.weight)  # after the answer is on its way
 
     async def open_session(self, order: SessionOrder) -> LiveSession:
         """Start an interpreter that stays. A guest that is lost before it begins is replaced, a few times."""
-        if order.network:
-            raise NotOffered("sessions here have no network", field="network")
         for attempt in range(_ATTEMPTS):
             try:
                 return await self._open_session(order)
@@ -294,14 +312,20 @@ class LocalSandbox:
                 field="environment",
             )
         # The kernel's own processor limit is for a process's life, and a session's cells have clocks of their own.
-        guest = await world.lease(SHELL, dataclasses.replace(order.limits, cpu_seconds=_UNLIMITED_SECONDS))
-        owner = self._instance.uid_base + guest.cell.berth.uid if self._instance and os.geteuid() == 0 else None
-        session = LocalSession(FirstBody(world, guest), order.limits, self._settings.request, owner)
+        allowed = dataclasses.replace(order.limits, cpu_seconds=_UNLIMITED_SECONDS)
+        session, sleeper = await self._seat(world, order, allowed)
         session.foreign = foreign
         if order.tools:
             from belljar.backends.local.toolline import SessionTools
 
             session.tools = SessionTools(self._tools, order.tools, self._settings.tools)
+        if order.network:
+            try:
+                session.way_out = await self._open_way_out(world, sleeper)
+            except BaseException:
+                await session.close()
+                raise
+            order = dataclasses.replace(order, env=session.way_out.equip(order.env))
         await session.start(order, () if session.tools is None else (session.tools.extra,))
         if session.tools is not None:
             session.tools.sent()
@@ -309,9 +333,16 @@ class LocalSandbox:
         asyncio.get_running_loop().call_soon(world.refill, SHELL)
         return session
 
+    async def _seat(self, world: World, order: SessionOrder, allowed: Limits) -> tuple[LocalSession, int]:
+        """A session that has not begun yet, in a guest that is allowed so much; and who holds its cell's namespaces."""
+        guest = await world.lease(SHELL, allowed)
+        owner = self._instance.uid_base + guest.cell.berth.uid if self._instance and os.geteuid() == 0 else None
+        body = FirstBody(world, guest)
+        return LocalSession(body, order.limits, self._settings.request, owner), guest.cell.sleeper
+
     def _translate(self, order: SessionOrder) -> tuple[SessionOrder, Mapping[str, Any]]:
         """For another language: with room for its interpreter, and what to start."""
-        from belljar.languages import load_one, machine_of
+        from belljar.languages import load_one
         from belljar.languages.sessions import LANGUAGES, order_of
 
         if order.language not in LANGUAGES:
@@ -325,7 +356,13 @@ class LocalSandbox:
             memory_bytes=order.limits.memory_bytes + toolchain.runtime_mb * MIB,
             processes=order.limits.processes + toolchain.runtime_threads,
         )
-        return dataclasses.replace(order, limits=limits), order_of(order.language, machine_of(self._settings))
+        return dataclasses.replace(order, limits=limits), order_of(order.language, self._machine())
+
+    def _machine(self) -> Machine:
+        """Where the toolchains are."""
+        from belljar.languages import machine_of
+
+        return machine_of(self._settings)
 
     async def _world(self, name: str) -> World:
         """The warm world of an environment, opened once however many ask."""
@@ -399,6 +436,9 @@ class LocalSandbox:
         for world in (*self._worlds.values(), *self._outdated):
             await world.close()
         self._worlds.clear()
+        if self._ways_out is not None:
+            await self._ways_out.close()
+            self._ways_out = None
         self._outdated.clear()
         if hasattr(self, "_berths"):
             self._berths.close()
@@ -412,6 +452,8 @@ class LocalSandbox:
     def facts(self) -> Mapping[str, Any]:
         """Numbers for monitoring."""
         totals: dict[str, Any] = {"backend": self.name, "sandbox_faults": self._faults, **self._standbys.facts()}
+        if self._ways_out is not None:
+            totals |= self._ways_out.facts()
         for world in self._worlds.values():
             for key, value in world.facts().items():
                 totals[key] = totals.get(key, 0) + value

@@ -159,6 +159,15 @@ class World(ZygoteListener):
         """The interpreter as the guests' root has it."""
         return _SYSTEM_PYTHON if self._system else f"{policy.ENVIRONMENT_DIR}/bin/python"
 
+    def _imports(self, weight: str) -> list[str]:
+        """What a zygote of this weight imports ahead."""
+        return [] if weight == BARE else list(self.environment.warm_imports)
+
+    @property
+    def certificates(self) -> str:
+        """Where programs find the certificates of authorities that sign for web sites; empty: not known."""
+        return next((path for path in policy.CERTIFICATES if Path(self._system + path).is_file()), "")
+
     def _environ(self) -> dict[str, str]:
         """What every program finds in its environment."""
         return guest_environ()
@@ -209,7 +218,7 @@ class World(ZygoteListener):
     async def _start_zygote(self, weight: str) -> ZygoteHandle:
         fresh = ZygoteHandle(weight, self)
         greeting = {
-            "imports": [] if weight == BARE else list(self.environment.warm_imports),
+            "imports": self._imports(weight),
             "stays": weight == SHELL,
             "environ": self._environ(),
             "landlock_version": self._walls["landlock_version"],
@@ -304,6 +313,11 @@ class World(ZygoteListener):
         return self._has_cgroup and self.allowance(limits) == self._default_allowance
 
     @property
+    def landlock_version(self) -> int:
+        """What the guests' landlock can do; 0: the operator gave it up."""
+        return int(self._walls["landlock_version"])
+
+    @property
     def busy_guests(self) -> int:
         """How many have a program."""
         return len(self._guests) - sum(map(len, self._ready.values())) - len(self._staying)
@@ -360,6 +374,21 @@ class World(ZygoteListener):
     async def graft(self, order: Mapping[str, Any], descriptors: Sequence[int]) -> tuple[int, int]:
         """Have the place of a branch made."""
         return await self._warden.graft(order, descriptors)
+
+    async def listen(self, place: int, port: int) -> tuple[int, int]:
+        """A listener on a guest's own loopback: its port, and it, which the caller owns.
+
+        Raises:
+            JailSetupFailed: it cannot be had.
+        """
+        try:
+            async with asyncio.timeout(_CELL_SECONDS):
+                return await self._warden.listen(place, port)
+        except TimeoutError as error:
+            self._warden.kill()
+            raise JailSetupFailed("network", "the warden does not answer") from error
+        except StartFailed as error:
+            raise JailSetupFailed("network", str(error)) from error
 
     def keep(self, guest: Guest) -> None:
         """This guest stays, as a session does, and its staying says nothing about how much is going on."""
