@@ -313,6 +313,11 @@ class World(ZygoteListener):
         return self._has_cgroup and self.allowance(limits) == self._default_allowance
 
     @property
+    def landlock_version(self) -> int:
+        """What the guests' landlock can do; 0: the operator gave it up."""
+        return int(self._walls["landlock_version"])
+
+    @property
     def busy_guests(self) -> int:
         """How many have a program."""
         return len(self._guests) - sum(map(len, self._ready.values())) - len(self._staying)
