@@ -120,7 +120,8 @@ def _keep(pid: int, warden: socket.socket, orders: dict[str, Any]) -> None:
 def own_code() -> dict[str, bytes]:
     """The sources a zygote needs, read before the host's files are out of reach."""
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    names = ["__init__.py", "channel.py", "zygote/__init__.py", "zygote/protocol.py", "zygote/server.py"]
+    names = ["__init__.py", "channel.py"]
+    names += [f"zygote/{name}.py" for name in ("__init__", "protocol", "server", "text")]
     for folder in ("jail", "guest"):
         names += [f"{folder}/{name}" for name in sorted(os.listdir(f"{package}/{folder}")) if name.endswith(".py")]
     code = {}
