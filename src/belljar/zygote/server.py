@@ -28,7 +28,7 @@ from belljar.guest.script import receive as receive_program
 from belljar.jail import enter as jail
 from belljar.jail import limits, mounts, namespaces, policy, seccomp, syscalls
 from belljar.jail.enter import CHANNEL, StepFailed, choose_pid_namespace, enter
-from belljar.zygote import heap, protocol, text
+from belljar.zygote import heap, pages, protocol
 
 _control: socket.socket  # stands where a guest's own socket will: the same object then speaks over that
 _cells: dict[int, tuple[int, list[int]]] = {}  # sleeper and cgroup files by the number of the cell
@@ -79,7 +79,7 @@ def _get_warm(always_loaded: frozenset[str]) -> None:
     if greeting["stays"]:
         receive_program = _import_shell().serve  # a guest of ours stays in there
     warm_up(greeting["imports"], greeting["environ"], always_loaded)
-    text.make_shareable()
+    pages.share_libraries()
     _woken, alarm = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     _signal.signal(_signal.SIGCHLD, operator.is_)  # anything that takes two arguments; the wake-up is the point
     _signal.set_wakeup_fd(alarm, warn_on_full_buffer=False)
@@ -98,6 +98,7 @@ def _get_warm(always_loaded: frozenset[str]) -> None:
         script.renew_main()
     channel.send(_control, {"warm": sys.version.split()[0]})
     heap.fill_holes()  # those that this has left
+    pages.share_heap()
 
 
 def _loop() -> bool:

@@ -1,16 +1,18 @@
-"""The warm process's program text, laid out so that forking, running and ending a guest costs less.
+"""The warm process's pages, laid out so that forking, running and ending a guest costs less.
 
-The kernel does not copy page tables of mapped files at a fork: every guest finds its libraries' pages again one fault
-after the other, and takes them off its page tables one by one when it ends. Two things spare most of that, and neither
-changes a byte of what is mapped:
+A fork copies the page table of what was written to, entry by entry, and none of mapped files: every guest finds its
+libraries' pages again one fault after the other. At its end all entries are taken down one by one. Three things spare
+much of that, and none changes a byte of what is mapped:
 
 - What a library has that cannot be written to (its headers, its code, its constants) becomes one mapping instead of
   three: a fork copies mappings one by one. It is all executable then, which means nothing in a process whose program
   may map what it likes.
 - Each aligned 2 MB of it that is in use becomes a copy in one huge page of the warm process. All of its guests share
   that page, by one entry of the page table that the fork does copy.
+- Each aligned 2 MB of the heap becomes a huge page, too. A guest that writes to one has it split into small pages, of
+  which it copies those that it writes to, as ever.
 
-Where the kernel has no huge page to give, the file stays mapped as it was.
+Where the kernel has no huge page to give, everything stays as it was.
 """
 
 from __future__ import annotations
@@ -39,7 +41,15 @@ _munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _mprotect.argtypes = _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
-def make_shareable() -> None:
+def share_heap() -> None:
+    """In the warm process, when everything lies where it will."""
+    for first, last, rights, _, name, _ in list(_mappings()):
+        if rights == "rw-p" and name in ("", "[heap]"):
+            for piece in range(-(-first // _HUGE) * _HUGE, last - _HUGE + 1, _HUGE):
+                _madvise(piece, _HUGE, _MADV_COLLAPSE)
+
+
+def share_libraries() -> None:
     """In the warm process, alone in its address space, after all its imports."""
     for start, end, resident in list(_libraries()):
         _mprotect(start, end - start, _READ_EXECUTE)
@@ -95,6 +105,6 @@ def _mappings() -> Iterator[tuple[int, int, str, int, str, int]]:
             elif fields[0] == "Rss:":
                 in_memory = int(fields[1]) * 1024
             elif fields[0] == "Anonymous:":
-                if fields[1] != "0":  # symbols were bound in it: no longer what the file says
+                if fields[1] != "0" and rights[1] == "-":  # symbols were bound in it: no longer what the file says
                     rights = "changed"
                 yield int(first, 16), int(last, 16), rights, offset, name, in_memory
