@@ -23,7 +23,7 @@ from typing import Any
 
 from belljar import channel
 from belljar.jail import mounts, namespaces, policy, seccomp, syscalls
-from belljar.zygote import grafts
+from belljar.zygote import grafts, heap, pages
 
 _OWN_WORLD = (
     syscalls.CLONE_NEWNS
@@ -143,7 +143,11 @@ class Warden:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the host's to answer
         signal.set_wakeup_fd(alarm, warn_on_full_buffer=False)
+        pages.share_libraries()  # every cell takes two forks
+        gc.collect()
+        heap.fill_holes()
         gc.freeze()
+        pages.share_heap()
         channel.send(control, {"ready": True})
 
     def serve(self) -> None:

@@ -34,7 +34,7 @@ BARE, HEAVY, SHELL = "bare", "heavy", "shell"
 _WARM_SECONDS = 120.0  # for imports, however slow the disk
 _CELL_SECONDS = 30.0
 _SYSTEM_PYTHON = "/usr/bin/python3"  # what is warm in a world that shows another system
-_TRIM_SECONDS = 0.2
+_TRIM_SECONDS = 5.0  # making a cell costs as much as a few runs; one that waits, a hundredth of a ready guest
 _USE_WHAT_IS_WARM = ("scipy", "seaborn", "sklearn", "statsmodels", "pylab")  # slow without numpy at hand
 #: A guest pays for every page of the interpreter it touches, because touching copies it. That is not the program's.
 INTERPRETER_BYTES = {BARE: 4 << 20, HEAVY: 16 << 20, SHELL: 32 << 20}
