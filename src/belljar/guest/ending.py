@@ -174,7 +174,7 @@ def leave() -> None:
     """Prepare the last steps, unless the interpreter should do all of it."""
     if _getframe().f_back is not None:
         return  # the program runs its exit functions by hand
-    if _has_left_nothing():
+    if has_left_nothing():
         _exit(0)
     code = _exit_code()
     displays.show_open_figures()
@@ -192,7 +192,7 @@ def leave() -> None:
     _steps[_LETTING_GO] = held.clear  # from its end: `__main__` goes first
 
 
-def _has_left_nothing() -> bool:
+def has_left_nothing() -> bool:
     """Whether this is the end of most programs: all was well, and nothing is there that could still do something.
 
     What follows in `leave` would find the same, but this is flat, and takes its names from this module alone: every
@@ -287,4 +287,4 @@ def _flush() -> bool:
     return True
 
 
-IN_EVERY_GUEST = (*(leave, _has_left_nothing, _is_young),)
+IN_EVERY_GUEST = (*(leave, has_left_nothing, _is_young),)
