@@ -15,7 +15,7 @@ from typing import Any
 
 _SMALL_MAX = 512  # larger objects are the C library's
 _POOL = 16 << 10  # where Python keeps objects of one size
-_POOL_HEAD = 64  # whoever lies closer to its start is the first of a new pool
+_POOL_HEAD = 64  # whoever lies closer to its start is the first in it
 _FILLER_BYTES_MAX = 4 << 20  # of each size
 _ROOM_AT_THE_TOP = 124 << 10  # what the C library just does not give back
 _C_SIZES = (65536, 16384, 4096, 2048, 1024, 768, 640, 528, 512, *range(504, 23, -16))
@@ -50,13 +50,18 @@ def fill_holes() -> None:
 
 
 def _fill_pools(size: int) -> bool:
-    """Take every free place for objects of this size; False when Python begins no new pool: it has none."""
+    """Take every free place for objects of this size; False when Python begins no new pool: it has none.
+
+    A pool is new if its first two places are given out one after the other.
+    """
     head = b"".__sizeof__()
+    before = 0
     for number in range(_FILLER_BYTES_MAX // size):
         filler = bytes(size - head) if size > head else object() if size == 16 else float(number)
         _kept.append(filler)
-        if id(filler) % _POOL < _POOL_HEAD:
+        if before % _POOL < _POOL_HEAD and id(filler) == before + size:
             return True
+        before = id(filler)
     return False
 
 
