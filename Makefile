@@ -20,7 +20,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup languages run hello test check format bench soak http load mcpb clean
+.PHONY: help setup languages run hello test check format bench languagebench soak http load mcpb clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -63,6 +63,9 @@ format: $(INSTALLED) ## put the code into shape
 
 bench: setup ## measure beside peers; prints a table and draws a plot
 	$(BIN)/python bench/run.py $(BENCH_ARGS)
+
+languagebench: setup ## every language by hand and through Belljar; writes its table into docs/languages.md
+	$(BIN)/python bench/languages.py --output-dir docs $(BENCH_ARGS)
 
 soak: setup ## tens of thousands of mixed runs; fails when anything is left behind
 	$(BIN)/python bench/soak.py $(SOAK_ARGS)

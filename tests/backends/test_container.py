@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 from container_engines import Engine, container_settings, docker_engine, podman_engine
+from local_web import serving
 
 import belljar
 from belljar.backends.container import flags, owners
@@ -29,7 +31,7 @@ from belljar.contract.errors import (
     UnknownEnvironment,
 )
 from belljar.jail import policy
-from belljar.settings import Settings, load
+from belljar.settings import NetworkSettings, Settings, load
 
 Host = Any
 
@@ -63,6 +65,15 @@ def first_process(docker: Engine, container: dict[str, Any]) -> int:
 
 
 # ------------------------------------------------------------------------------------------------------ the walls
+
+
+def test_a_program_in_a_container_without_a_network_reaches_what_it_may(plain_settings: Settings) -> None:
+    with serving() as web:
+        network = NetworkSettings(offered=True, hosts=("in.test=127.0.0.1",), allow_private=(f"in.test:{web.port}",))
+        ask = f"import urllib.request\nprint(urllib.request.urlopen('http://in.test:{web.port}/').read())"
+        with belljar.Sandbox(settings=dataclasses.replace(plain_settings, network=network)) as box:
+            assert box.run(ask, network=True).stdout == "b'hello'\n"
+            assert box.run(ask).status == "failed"
 
 
 def test_a_container_is_shut_but_for_what_its_warden_needs(plain_box: belljar.Sandbox, docker: Engine) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import threading
 import time
@@ -13,8 +14,8 @@ import pytest
 from container_engines import Engine, container_settings, needs
 
 import belljar
-from belljar.contract.errors import SandboxFault, TooLarge
-from belljar.settings import Settings
+from belljar.contract.errors import NotOffered, SandboxFault, TooLarge
+from belljar.settings import NetworkSettings, Settings
 
 PROGRAMS = Path(__file__).resolve().parents[1] / "conformance" / "programs"
 THEMES = ("exit", "print", "source", "traceback")
@@ -25,8 +26,14 @@ VARYING = ("exit/daemon_thread_prints_for_ever",)
 @pytest.fixture(scope="module")
 def vbox(settings: Settings, docker: Engine, guest_image: str) -> Iterator[belljar.Sandbox]:
     needs("runsc")
-    with belljar.Sandbox(settings=container_settings(settings, docker, guest_image, runtime="runsc")) as box:
+    offering = dataclasses.replace(settings, network=NetworkSettings(offered=True))
+    with belljar.Sandbox(settings=container_settings(offering, docker, guest_image, runtime="runsc")) as box:
         yield box
+
+
+def test_a_network_is_refused(vbox: belljar.Sandbox) -> None:
+    with pytest.raises(NotOffered, match="network is not offered under runsc"):
+        vbox.run("1", network=True)
 
 
 def test_the_kernel_is_gvisors(vbox: belljar.Sandbox) -> None:

@@ -33,6 +33,7 @@ _OWN_WORLD = (
     | syscalls.CLONE_NEWCGROUP
 )
 _CELL = syscalls.CLONE_NEWPID | syscalls.CLONE_NEWNET | syscalls.CLONE_NEWNS
+_BACKLOG = 64
 _SLEEP = ("/usr/bin/sleep", "/bin/sleep")
 
 
@@ -174,6 +175,9 @@ class Warden:
             channel.send(self.control, {"ask": message["ask"], "missing": missing})
             return
         try:
+            if "listen" in message:
+                self.listen(message, *descriptors)
+                return
             if "graft" in message:
                 pid = grafts.begin(message["graft"], descriptors)
             else:
@@ -187,6 +191,22 @@ class Warden:
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
+
+    def listen(self, message: dict[str, Any], place: int) -> None:
+        """Answer with a listener on the loopback of another network; nobody there holds it, or can take it away."""
+        own = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        syscalls.setns(place, syscalls.CLONE_NEWNET)
+        try:
+            listener = socket.create_server(("127.0.0.1", message["listen"]), backlog=_BACKLOG)
+        finally:
+            try:
+                syscalls.setns(own, syscalls.CLONE_NEWNET)
+            except OSError:
+                os._exit(70)  # every cell made from here on would be in a guest's network
+            os.close(own)
+        with listener:
+            port = listener.getsockname()[1]
+            channel.send(self.control, {"ask": message["ask"], "port": port}, descriptors=[listener.fileno()])
 
     def start_zygote(self, message: dict[str, Any], control: int, log: int) -> int:
         """Exec the environment's interpreter; it finds our code by PYTHONPATH and serves from its start-up."""

@@ -67,7 +67,6 @@ class ContainerSandbox(LocalSandbox):
         self._all: list[VesselWorld] = []
         self._used_at: dict[str, float] = {}
         self._session_worlds: list[World] = []
-        self._closing: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
         """Reach the engine, clear up after dead owners, and warm the default image.
@@ -84,7 +83,7 @@ class ContainerSandbox(LocalSandbox):
             raise
         await super().open()
 
-    def _first_environment(self) -> str:
+    def _first_world(self) -> str:
         return "default"
 
     def _open_cgroups(self) -> None:
@@ -118,6 +117,8 @@ class ContainerSandbox(LocalSandbox):
     ) -> Evidence:
         chosen: object = world
         if isinstance(chosen, RemoteWorld):
+            if execution.network:
+                raise NotOffered(f"network is not offered under {self._container.runtime}", field="network")
             if command is not None:
                 raise NotOffered(
                     f"{execution.language} is not offered under {self._container.runtime}", field="language"
@@ -160,11 +161,6 @@ class ContainerSandbox(LocalSandbox):
             if name not in self._images and world.is_idle and is_old:
                 del self._worlds[name]
                 self._close_in_background(world)
-
-    def _close_in_background(self, world: World) -> None:
-        task = asyncio.get_running_loop().create_task(world.close())
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
 
     async def _open_world(self, name: str) -> World:
         try:

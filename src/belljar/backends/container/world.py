@@ -91,6 +91,11 @@ class VesselWorld(World):
     def _python(self) -> str:
         return self.vessel.contents.python
 
+    @property
+    def certificates(self) -> str:
+        """The image's programs know where its own are."""
+        return ""
+
     def _environ(self) -> dict[str, str]:
         usual = guest_environ()
         if self._python().startswith(f"{policy.ENVIRONMENT_DIR}/"):

@@ -40,6 +40,7 @@ from belljar.jail import workdir, workfiles
 from belljar.settings import RequestSettings
 
 if TYPE_CHECKING:
+    from belljar.backends.local.outward import WayOut
     from belljar.backends.local.toolline import SessionTools
 
 _SILENCE_SECONDS = 10.0
@@ -71,6 +72,7 @@ class LocalSession:
         self._background = Background(limits.output_bytes)
         self._idle_check: asyncio.TimerHandle | None = None
         self.tools: SessionTools | None = None
+        self.way_out: WayOut | None = None  # of a session that was given a network
         self.foreign: Mapping[str, Any] | None = None  # what is started for a language that is not Python
         body.ended = self._on_process_ended
         body.memory_event = self._on_memory_event
@@ -197,6 +199,8 @@ class LocalSession:
                 await self._wait_until_buried()
                 raise self._ended_error() from None
             evidence = await self._turn.finish()
+            if self.way_out is not None:
+                evidence = await self.way_out.complete(evidence)
             return evidence if self.tools is None else self.tools.complete(evidence)
         finally:
             self._turn = None
@@ -243,6 +247,16 @@ class LocalSession:
         twin = LocalSession(grown.body, self._limits, self._bounds, self._owner)
         twin.tools = None if self.tools is None else self.tools.branch()
         twin._begin_as_copy(grown, self._cells)
+        if self.way_out is not None:
+            try:
+                twin.way_out = await self.way_out.branch(grown.pidfd)
+            except BaseException as error:
+                await twin.close()
+                if isinstance(
+                    error, JailSetupFailed
+                ):  # most likely the copy's own doing: it has ended, or has the port
+                    raise CannotBranch(f"the copy could not be given its network: {error.message}") from error
+                raise
         return twin
 
     def _order_copy(self, reseed: bool) -> Callable[[list[int]], Awaitable[None]]:
@@ -444,6 +458,8 @@ class LocalSession:
             self._started.exception()
         if self.tools is not None:
             self.tools.close()
+        if self.way_out is not None:
+            await self.way_out.close()
         await self._body.release()
         for tell in self._tells:
             tell()

@@ -85,6 +85,7 @@ def _examine(settings: Settings, tell: Callable[[str], None], tries_languages: b
         "machine": list(_machine_rows(probed["facts"])),
         "environments": environments,
         "program": [_program_row(rest, usable, lacking - {*settings.jail.without_walls})],
+        "network": [_network_row(rest, usable)],
         "languages": list(_language_rows(rest, tell, tries_languages and bool(usable))),
     }
 
@@ -206,7 +207,7 @@ def _image_rows(settings: Settings) -> Iterator[Row]:
             yield dataclasses.replace(row, state=OK if outcome.ok else MISSING, seen=seen)
 
 
-def _run(settings: Settings, environment: str, code: str) -> Outcome:
+def _run(settings: Settings, environment: str, code: str, *, network: bool = False) -> Outcome:
     """One program in one environment, and no other environment opened for it."""
     narrowed = dataclasses.replace(
         settings,
@@ -215,7 +216,7 @@ def _run(settings: Settings, environment: str, code: str) -> Outcome:
     )
     seconds = min(_HEAVY_SECONDS, settings.ceiling_limits.wall_seconds)
     with Sandbox(settings=narrowed, progress=_say_nothing) as box:
-        return box.run(code, environment=environment, timeout=seconds)
+        return box.run(code, environment=environment, timeout=seconds, network=network)
 
 
 def _say_nothing(_line: str) -> None:
@@ -320,6 +321,33 @@ def _program_row(settings: Settings, usable: list[str], lacking: set[str]) -> Ro
     return dataclasses.replace(broken, state=OK, seen=seen)
 
 
+_KNOCK = """
+import os, socket, urllib.parse
+proxy = urllib.parse.urlsplit(os.environ["http_proxy"])
+way = socket.create_connection((proxy.hostname, proxy.port), 10)
+way.sendall(b"CONNECT 127.0.0.1:443 HTTP/1.1\\r\\n\\r\\n")
+print(way.makefile().readline()[:12])
+"""
+
+
+def _network_row(settings: Settings, usable: list[str]) -> Row:
+    """What a program with a network reaches: its proxy, which must refuse it this machine."""
+    row = Row(name="network", state=OK, seen="not offered to programs", meaning="the way out, for those who ask for it")
+    if not settings.network.offered or not usable:
+        return row
+    ports = ", ".join(settings.network.ports)
+    try:
+        outcome = _run(settings, usable[0], _KNOCK, network=True)
+    except BelljarError as error:
+        return dataclasses.replace(
+            row, state=MISSING, seen=f"offered, but: {error.message}", fix="first what is missing above"
+        )
+    if outcome.stdout.strip() != "HTTP/1.1 403":
+        seen = f"offered, but it does not refuse this machine: {outcome.stdout.strip()} {outcome.stderr.strip()[-300:]}"
+        return dataclasses.replace(row, state=MISSING, seen=seen, fix="please report this as SECURITY.md says")
+    return dataclasses.replace(row, seen=f"offered to those who ask and may: ports {ports}; this machine is refused")
+
+
 def _breaches(seen: dict[str, Any], tops_of_environment: set[str]) -> Iterator[str]:
     """What is not as promised. Beside the system's directories only the way to the environment's Python is shown."""
     if seen["uid"] == 0 or seen["host_uid"] == 0:
@@ -352,6 +380,7 @@ _TITLES = {
     "machine": "Machine",
     "environments": "Guest environments",
     "program": "From inside",
+    "network": "The way out",
     "languages": "Languages beside Python",
 }
 
