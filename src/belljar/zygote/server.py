@@ -28,6 +28,7 @@ from belljar.guest.script import receive as receive_program
 from belljar.jail import enter as jail
 from belljar.jail import limits, mounts, namespaces, policy, seccomp, syscalls
 from belljar.jail.enter import CHANNEL, StepFailed, choose_pid_namespace, enter
+from belljar.jail.mounts import fresh_dir_options
 from belljar.zygote import heap, pages, protocol
 
 _control: socket.socket  # stands where a guest's own socket will: the same object then speaks over that
@@ -138,7 +139,7 @@ def _fork(order: bytes, peer: int, stdout: int, stderr: int) -> bool:
     """
     guest, cell, uid, disk_bytes, *substitutes = _unpack_order(order, _HEAD_BYTES)
     sleeper, cgroups = _cells[cell]
-    options = mounts.fresh_dir_options(disk_bytes)
+    options = fresh_dir_options(disk_bytes)
     try:
         choose_pid_namespace(sleeper)
         pid = fork()
