@@ -316,7 +316,9 @@ def test_a_new_one_goes_out_when_it_has_died(offering: Settings, web: LocalWeb, 
         events = box.stream(
             f"import socket, time\n{PORT}print('begun', flush=True)\n"
             "while True:\n    try:\n        socket.create_connection(('127.0.0.1', port), 5).close()\n"
-            "    except ConnectionRefusedError:\n        break\n    time.sleep(0.05)\nprint('gone')",
+            "    except ConnectionRefusedError:\n        break\n"
+            "    except ConnectionResetError:\n        pass  # it dies\n"
+            "    time.sleep(0.05)\nprint('gone')",
             network=True,
             timeout=60,
         )

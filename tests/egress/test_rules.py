@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from belljar.contract.errors import InvalidSettings
 from belljar.egress import rules
 from belljar.egress.addresses import is_public
 from belljar.egress.rules import Refused, Rules, read_host
+from belljar.settings import load
 
 
 def _rules(**chosen: Any) -> Rules:
@@ -117,3 +119,16 @@ def test_hosts_have_one_form(text: str, host: str) -> None:
 def test_what_is_no_host_is_refused(text: str) -> None:
     with pytest.raises(Refused):
         read_host(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("ports", "0"), ("ports", "http"), ("allow_private", "*.test"), ("allow_private", "a.test:x")),
+        *(("hosts", "a.test"), ("hosts", "a.test=b.test"), ("deny", "203.0.113.9/24"), ("total_bytes", "0")),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(name: str, value: str) -> None:
+    """Above all those that would be silently without effect."""
+    with pytest.raises(InvalidSettings, match=f"network.{name}"):
+        load(environ={}, flags={f"network.{name}": value})

@@ -33,7 +33,6 @@ class Egress:
         self._current: _Process | None = None
         self._starting = asyncio.Lock()
         self.counts = {"connections": 0, "refused": 0, "sent_bytes": 0, "received_bytes": 0}  # of all programs
-        self.replaced = 0
 
     async def open(self, listener: int) -> OpenPassage:
         """A passage behind this listener, of which the caller keeps his copy.
@@ -57,7 +56,6 @@ class Egress:
 
     async def _start(self) -> None:
         if self._current is not None:
-            self.replaced += 1
             await self._current.close()
         process = self._current = _Process(self._orders)
         try:

@@ -26,7 +26,6 @@ _URL = re.compile(r"http://([^/?#@]+)([/?][^#]*)?", re.IGNORECASE)
 _AUTHORITY = re.compile(r"(\[[^\]]*\]|[^:\[\]]+)(?::([0-9]{1,5}))?")
 #: About one connection only, or written anew.
 _NOT_PASSED_ON = {b"connection", b"keep-alive", b"te", b"trailer", b"upgrade", b"host"}
-_REASONS = {400: "Bad Request", 403: "Forbidden", 429: "Too Many Requests", 502: "Bad Gateway", 504: "Gateway Timeout"}
 
 Receive = Callable[[int], Awaitable[bytes]]  # at most so many bytes; none when the other side has finished
 Send = Callable[[bytes], Awaitable[None]]
@@ -74,10 +73,9 @@ def refusal(reason: str, status: int, is_socks: bool) -> bytes:
     """What the program hears when there will be no connection; in HTTP with the reason where clients show it."""
     if is_socks:
         return _socks_reply(_SOCKS_REFUSED if status in (403, 429) else _SOCKS_UNREACHED)
-    text = f"{reason}\n".encode("ascii", "replace")
-    phrase = reason.encode("ascii", "replace").replace(b"\r", b" ").replace(b"\n", b" ") or _REASONS[status].encode()
-    head = (b"HTTP/1.1 %d %b" % (status, phrase), b"Content-Type: text/plain", b"Content-Length: %d" % len(text))
-    return b"\r\n".join((*head, b"Connection: close", b"", text))
+    phrase = " ".join(reason.split()).encode("ascii", "replace")
+    head = (b"HTTP/1.1 %d %b" % (status, phrase), b"Content-Type: text/plain", b"Content-Length: %d" % len(phrase))
+    return b"\r\n".join((*head, b"Connection: close", b"", phrase))
 
 
 # ---- HTTP

@@ -287,4 +287,4 @@ def _flush() -> bool:
     return True
 
 
-IN_EVERY_GUEST = (*(leave, has_left_nothing, _is_young),)
+IN_EVERY_GUEST = (leave, has_left_nothing, _is_young)

@@ -102,12 +102,15 @@ def _check_tools(tools: ToolSettings) -> None:
 def _check_network(settings: Settings) -> None:
     network = settings.network
     for port in network.ports:
-        if not (port.isdigit() and 0 < int(port) < 65536):
+        if not _is_port(port):
             raise InvalidSettings(f"network.ports: {port!r} is no port")
     for each in network.allow_private:
         name, colon, port = each.rpartition(":")
-        if any(letter in each for letter in "*?[/") or (colon and not (name and port.isdigit() and int(port) < 65536)):
+        if any(letter in each for letter in "*?[/") or (colon and not (name and _is_port(port))):
             raise InvalidSettings(f"network.allow_private takes NAME or NAME:PORT, without patterns, not {each!r}")
+    for each in network.deny:
+        if "/" in each and not _is_address(each, is_network=True):
+            raise InvalidSettings(f"network.deny: {each!r} is no network; write it as 203.0.113.0/24")
     for each in network.hosts:
         name, equals, address = each.partition("=")
         if not (name and equals and _is_address(address)):
@@ -119,9 +122,13 @@ def _check_network(settings: Settings) -> None:
         raise InvalidSettings("mcp.network needs network.offered: set both, or neither")
 
 
-def _is_address(text: str) -> bool:
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdigit() and 0 < int(text) < 65536
+
+
+def _is_address(text: str, *, is_network: bool = False) -> bool:
     try:
-        ipaddress.ip_address(text)
+        (ipaddress.ip_network if is_network else ipaddress.ip_address)(text)
     except ValueError:
         return False
     return True

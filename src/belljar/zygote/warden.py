@@ -23,7 +23,7 @@ from typing import Any
 
 from belljar import channel
 from belljar.jail import mounts, namespaces, policy, seccomp, syscalls
-from belljar.zygote import grafts, heap, pages
+from belljar.zygote import grafts, heap, lent, pages
 
 _OWN_WORLD = (
     syscalls.CLONE_NEWNS
@@ -219,8 +219,12 @@ class Warden:
                     os.dup2(source, target)
                 os.closerange(4, 1 << 20)
                 reset_signals()
-                name = os.path.basename(message["python"])  # by which the interpreter finds itself on its PATH
-                os.execve(message["python"], [name, f"{policy.WORK_DIR}/{policy.PROGRAM_NAME}"], message["environ"])
+                python = message["python"]
+                command = [os.path.basename(python)]  # by which the interpreter finds itself on its PATH
+                if python.startswith(lent.IN_ROOT):
+                    command = lent.command(lent.IN_ROOT, lent.PYTHON)
+                    python = command[0]
+                os.execve(python, [*command, f"{policy.WORK_DIR}/{policy.PROGRAM_NAME}"], message["environ"])
             finally:
                 os._exit(127)
         return pid
@@ -296,7 +300,10 @@ def _sleep_for_ever(until_exec: int, seccomp_filter: syscalls.FilterProgram) -> 
         os.dup2(null, target)
     os.dup2(until_exec, 3, inheritable=False)
     os.closerange(4, 1 << 20)
-    os.execve(next(filter(os.path.exists, _SLEEP), _SLEEP[0]), ["sleep", "infinity"], {})
+    command = lent.command(lent.IN_ROOT, lent.SLEEP)
+    if not os.path.exists(command[-1]):
+        command = [next(filter(os.path.exists, _SLEEP), _SLEEP[0])]
+    os.execve(command[0], [*command, "infinity"], {})
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from belljar.backends.local.standby import NotTaken, StandbyPool, StandbyRun, as
 from belljar.backends.local.world import BARE, HEAVY, SHELL, Guest, World
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import JailSetupFailed, NotOffered, SandboxFault, WallMissing, ZygoteDied
-from belljar.contract.execution import MIB, Evidence, Execution
+from belljar.contract.execution import MIB, Evidence, Execution, Limits
 from belljar.contract.sessions import LiveSession, SessionOrder
 from belljar.contract.tools import ToolHost
 from belljar.environments import Environments
@@ -32,6 +32,7 @@ from belljar.settings import Settings
 if TYPE_CHECKING:
     from belljar.backends.local.commands import Command, Commands
     from belljar.backends.local.outward import WayOut, WaysOut
+    from belljar.languages.machine import Machine
 
 _log = logging.getLogger("belljar.local")
 _MAINTENANCE_SECONDS = 15.0
@@ -311,9 +312,8 @@ class LocalSandbox:
                 field="environment",
             )
         # The kernel's own processor limit is for a process's life, and a session's cells have clocks of their own.
-        guest = await world.lease(SHELL, dataclasses.replace(order.limits, cpu_seconds=_UNLIMITED_SECONDS))
-        owner = self._instance.uid_base + guest.cell.berth.uid if self._instance and os.geteuid() == 0 else None
-        session = LocalSession(FirstBody(world, guest), order.limits, self._settings.request, owner)
+        allowed = dataclasses.replace(order.limits, cpu_seconds=_UNLIMITED_SECONDS)
+        session, sleeper = await self._seat(world, order, allowed)
         session.foreign = foreign
         if order.tools:
             from belljar.backends.local.toolline import SessionTools
@@ -321,7 +321,7 @@ class LocalSandbox:
             session.tools = SessionTools(self._tools, order.tools, self._settings.tools)
         if order.network:
             try:
-                session.way_out = await self._open_way_out(world, guest.cell.sleeper)
+                session.way_out = await self._open_way_out(world, sleeper)
             except BaseException:
                 await session.close()
                 raise
@@ -333,9 +333,16 @@ class LocalSandbox:
         asyncio.get_running_loop().call_soon(world.refill, SHELL)
         return session
 
+    async def _seat(self, world: World, order: SessionOrder, allowed: Limits) -> tuple[LocalSession, int]:
+        """A session that has not begun yet, in a guest that is allowed so much; and who holds its cell's namespaces."""
+        guest = await world.lease(SHELL, allowed)
+        owner = self._instance.uid_base + guest.cell.berth.uid if self._instance and os.geteuid() == 0 else None
+        body = FirstBody(world, guest)
+        return LocalSession(body, order.limits, self._settings.request, owner), guest.cell.sleeper
+
     def _translate(self, order: SessionOrder) -> tuple[SessionOrder, Mapping[str, Any]]:
         """For another language: with room for its interpreter, and what to start."""
-        from belljar.languages import load_one, machine_of
+        from belljar.languages import load_one
         from belljar.languages.sessions import LANGUAGES, order_of
 
         if order.language not in LANGUAGES:
@@ -349,7 +356,13 @@ class LocalSandbox:
             memory_bytes=order.limits.memory_bytes + toolchain.runtime_mb * MIB,
             processes=order.limits.processes + toolchain.runtime_threads,
         )
-        return dataclasses.replace(order, limits=limits), order_of(order.language, machine_of(self._settings))
+        return dataclasses.replace(order, limits=limits), order_of(order.language, self._machine())
+
+    def _machine(self) -> Machine:
+        """Where the toolchains are."""
+        from belljar.languages import machine_of
+
+        return machine_of(self._settings)
 
     async def _world(self, name: str) -> World:
         """The warm world of an environment, opened once however many ask."""

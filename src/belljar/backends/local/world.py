@@ -158,6 +158,10 @@ class World(ZygoteListener):
         """The interpreter as the guests' root has it."""
         return _SYSTEM_PYTHON if self._system else f"{policy.ENVIRONMENT_DIR}/bin/python"
 
+    def _imports(self, weight: str) -> list[str]:
+        """What a zygote of this weight imports ahead."""
+        return [] if weight == BARE else list(self.environment.warm_imports)
+
     @property
     def certificates(self) -> str:
         """Where programs find the certificates of authorities that sign for web sites; empty: not known."""
@@ -213,7 +217,7 @@ class World(ZygoteListener):
     async def _start_zygote(self, weight: str) -> ZygoteHandle:
         fresh = ZygoteHandle(weight, self)
         greeting = {
-            "imports": [] if weight == BARE else list(self.environment.warm_imports),
+            "imports": self._imports(weight),
             "stays": weight == SHELL,
             "environ": self._environ(),
             "landlock_version": self._walls["landlock_version"],
@@ -306,6 +310,11 @@ class World(ZygoteListener):
     def is_ready_for(self, limits: Limits) -> bool:
         """Whether a guest that was made ahead can be limited so; the rest is the cgroup's, and can be set late."""
         return self._has_cgroup and self.allowance(limits) == self._default_allowance
+
+    @property
+    def landlock_version(self) -> int:
+        """What the guests' landlock can do; 0: the operator gave it up."""
+        return int(self._walls["landlock_version"])
 
     @property
     def busy_guests(self) -> int:

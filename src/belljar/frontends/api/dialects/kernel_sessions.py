@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Coroutine, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 from msgspec import Struct
 
@@ -29,8 +29,6 @@ _WORK_DIR = "/work"  # as a program sees it
 _PLAIN = re.compile(rb"[A-Za-z0-9._-]")
 _ODD_START = "0~~"  # before a name that does not start with a letter or digit; no escape looks like this
 _REPLACED_MAX = 8  # sessions that one request may push out, if others open theirs meanwhile
-
-_T = TypeVar("_T")
 
 
 class UploadBody(Struct):
@@ -121,7 +119,7 @@ async def find_or_open(service: Service, request: Request, session_id: str) -> S
     for _ in range(_REPLACED_MAX):
         try:
             with caller.opening(1, lambda: sessions.list(caller.owner)):
-                state = await while_connected(request, sessions.open(order))
+                state = await request.while_connected(sessions.open(order))
             service.telemetry.opened(caller.name, state)
             return state
         except SessionExists:  # somebody was quicker, or it is being opened: wait for that one
@@ -212,15 +210,3 @@ def _asked_id(request: Request) -> str:
 def wrap(data: dict[str, Any]) -> bytes:
     """The form of its later answers."""
     return encode_json({"resultCode": 0, "resultMsg": "success", "data": data})
-
-
-async def while_connected(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
-    """Do `work` as long as the client is there to hear of it; who leaves has his cell interrupted."""
-    task = asyncio.ensure_future(work)
-    request.on_hang_up(task.cancel)
-    try:
-        return await task
-    except asyncio.CancelledError:
-        if (ours := asyncio.current_task()) is not None and ours.cancelling():
-            raise
-        raise ConnectionError("the client left") from None

@@ -29,7 +29,6 @@ from belljar.frontends.api.dialects.kernel_sessions import (
     name_of,
     show_session,
     terminate_session,
-    while_connected,
     wrap,
 )
 from belljar.frontends.api.replies import NO_SNIFFING, Headers, Refusal, encode_json, refusal_of, reply
@@ -72,7 +71,7 @@ async def execute(service: Service, request: Request) -> None:
     """POST …/execute: a line for each thing that happens."""
     async with _prepare(service, request) as cell:
         stream = _Lines(request, cell.headers)
-        await while_connected(request, _stream(service, request, cell, stream))
+        await request.while_connected(_stream(service, request, cell, stream))
         await stream.end()
 
 
@@ -86,7 +85,7 @@ async def execute_sync(service: Service, request: Request) -> None:
                 data[kind].append(line if key == "error" else line[key])
 
     async with _prepare(service, request) as cell:
-        await while_connected(request, _run(service, request, cell, collect))
+        await request.while_connected(_run(service, request, cell, collect))
         await reply(request.send, wrap(data), headers=cell.headers)
 
 
