@@ -18,6 +18,7 @@ Where the kernel has no huge page to give, everything stays as it was.
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Iterator
 
 _HUGE = 2 << 20
@@ -95,6 +96,8 @@ def _libraries() -> Iterator[tuple[int, int, int]]:
 
 def _mappings() -> Iterator[tuple[int, int, str, int, str, int]]:
     """Start, end, rights, offset in the file, path and bytes in memory of every mapping; the last is no library."""
+    if not os.path.exists("/proc/self/smaps"):
+        return  # a kernel that does not tell
     with open("/proc/self/smaps") as file:
         for line in file:
             fields = line.split(None, 5)
