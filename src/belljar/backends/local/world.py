@@ -16,6 +16,7 @@ import re
 import socket
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ class Guest:
         self.cell = cell
         self.zygote = zygote
         self.weight = zygote.weight
-        self.pid: int | None = None
+        self.pid: int | None = None  # known once its zygote is gone: the warden then reports by it
         self.has_ended = False
         self.ended: Callable[[int | None, float], None] | None = None  # wait status (None: unknown), CPU seconds
         self.channel, self.their_channel = channel.pair()
@@ -247,14 +248,30 @@ class World(ZygoteListener):
             del self._zygotes[zygote.weight]
             if not self._is_closing and not self.is_lost and zygote.weight not in self._starting:
                 self._starting[zygote.weight] = self._in_background(self._start_zygote(zygote.weight))
+        self._find_orphans(zygote)
         for guest in list(self._guests.values()):
             if guest.pid is None and guest.zygote is zygote:
                 guest.cell.kill()
                 self._end(guest, None, 0.0)
 
+    def _find_orphans(self, zygote: ZygoteHandle) -> dict[int, Guest]:
+        """Its guests by their pids: from now on the warden reports what becomes of them."""
+        orphans = {}
+        for guest in list(self._guests.values()):
+            if guest.zygote is not zygote:
+                continue
+            if guest.pid is None:
+                guest.pid = zygote.pid_of(guest.number, guest.cell.number)
+                if guest.pid is None:
+                    continue
+                self._warden.watch(guest.pid, partial(self.guest_ended, guest.number))
+            if not guest.has_ended:  # the warden may have known already
+                orphans[guest.pid] = guest
+        return orphans
+
     def _zygote_reaped(self, zygote: ZygoteHandle) -> None:
         """Its guests are the warden's children now, but for those it had reaped and not yet told us about."""
-        orphans = {each.pid: each for each in self._guests.values() if each.zygote is zygote and each.pid is not None}
+        orphans = self._find_orphans(zygote)
         if orphans and not self._is_closing and not self.is_lost:
             self._in_background(self._end_unreported(orphans))
 
@@ -466,13 +483,6 @@ class World(ZygoteListener):
             self._berths.give_back(cell.berth)
 
     # ---- what the zygotes and the warden say
-
-    def guest_born(self, number: int, pid: int) -> None:
-        """Remember the pid: if the zygote dies, the warden reports by it."""
-        guest = self._guests.get(number)
-        if guest is not None:
-            guest.pid = pid
-            self._warden.watch(pid, lambda status, cpu: self.guest_ended(number, status, cpu))
 
     def guest_unborn(self, number: int, reason: str) -> None:
         """The fork failed: the cell is of no use."""
