@@ -264,7 +264,7 @@ class ZygoteHandle:
         self._pidfd = -1
         self._births = -1
         self._births_kept: bytes | None = None  # what stood in it when the zygote was closed
-        self._cells: set[int] = set()
+        self.cells: set[int] = set()  # those it can fork into
         self._warm: asyncio.Future[str] = self._loop.create_future()
         self.started_at = self._loop.time()
 
@@ -295,19 +295,29 @@ class ZygoteHandle:
     def _said(warden: WardenHandle) -> str:
         return warden.log.tail.decode("utf-8", "replace").strip() or "it said nothing"
 
-    def fork(self, order: bytes, cell: int, cell_descriptors: Sequence[int], descriptors: Sequence[int]) -> None:
-        """Fork a guest into `cell`, as `protocol.FORK` says; the caller keeps its copies of all descriptors.
+    def add_cell(self, cell: int, descriptors: Sequence[int]) -> None:
+        """Tell it of a cell; the caller keeps its copies of the descriptors.
 
         Raises:
             channel.ChannelClosed: the zygote is gone.
         """
-        if self.is_lost:
-            raise channel.ChannelClosed("the zygote is gone")
-        if cell not in self._cells:
-            self._cells.add(cell)
-            channel.send(self._socket, {"cell": cell}, descriptors=cell_descriptors)
+        self._check_alive()
+        channel.send(self._socket, {"cell": cell}, descriptors=descriptors)
+        self.cells.add(cell)
+
+    def fork(self, order: bytes, descriptors: Sequence[int]) -> None:
+        """Fork a guest, as `protocol.FORK` says; the caller keeps its copies of the descriptors.
+
+        Raises:
+            channel.ChannelClosed: the zygote is gone.
+        """
+        self._check_alive()
         self.forks += 1
         channel.send_packet(self._socket, channel.NO_MESSAGE + order, descriptors)
+
+    def _check_alive(self) -> None:
+        if self.is_lost:
+            raise channel.ChannelClosed("the zygote is gone")
 
     def pid_of(self, guest: int, cell: int) -> int | None:
         """The guest's pid in the warden's pid namespace; None if it was not forked."""
@@ -321,8 +331,8 @@ class ZygoteHandle:
 
     def forget_cell(self, cell: int) -> None:
         """The cell is gone; drop what the zygote holds of it."""
-        if cell in self._cells:
-            self._cells.discard(cell)
+        if cell in self.cells:
+            self.cells.discard(cell)
             with contextlib.suppress(channel.ChannelClosed, BlockingIOError):
                 channel.send(self._socket, {"forget": cell})
 

@@ -160,21 +160,20 @@ class LocalSandbox:
         guest = await world.lease(weight, execution.limits)
         companions: list[Companion] = []
         try:
-            self._accompany(execution, world, watcher, companions)
+            if execution.coverage is not None or execution.tools or execution.restrict is not None:
+                self._accompany(execution, world, watcher, companions)
             extras = [each.extra for each in companions]
             run = Run(
                 guest,
                 execution,
                 watcher,
                 self._settings.request,
+                world,
                 shows=weight == HEAVY,
-                on_stuck=world.unstick,
                 extras=extras if command is None else [*extras, command.extra],
-                beside=world.busy_guests,
                 source=policy.PROGRAM_NAME if command is None else command.source,
             )
-            run.start()
-            evidence = await run.finish()
+            evidence = await run.play()
             world.succeeded()
             for companion in companions:
                 evidence = companion.complete(evidence)

@@ -13,7 +13,6 @@ import logging
 import math
 import os
 import re
-import socket
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -22,6 +21,7 @@ from typing import Any
 
 from belljar import channel
 from belljar.backends.local.cells import CELLS_MAX, Berth, Berths, Cell
+from belljar.backends.local.patience import Patience
 from belljar.contract.errors import EnvironmentBroken, JailSetupFailed, Overloaded, ZygoteDied
 from belljar.contract.execution import Execution, Limits
 from belljar.environments import Environment
@@ -45,16 +45,16 @@ _START_FAILURES_MAX = 3  # ready guests that die unused, in a row, before we sto
 class Guest:
     """A jailed fork: waiting for its program, then running it."""
 
+    pid: int | None = None  # known once its zygote is gone: the warden then reports by it
+    has_ended = False
+    ended: Callable[[int | None, float], None] | None = None  # wait status (None: unknown), CPU seconds
+
     def __init__(self, number: int, cell: Cell, zygote: ZygoteHandle) -> None:
         self.number = number
         self.cell = cell
         self.zygote = zygote
         self.weight = zygote.weight
-        self.pid: int | None = None  # known once its zygote is gone: the warden then reports by it
-        self.has_ended = False
-        self.ended: Callable[[int | None, float], None] | None = None  # wait status (None: unknown), CPU seconds
-        self.channel, self.their_channel = channel.pair()
-        self.channel.setblocking(False)
+        self.channel, self.their_channel = channel.bare_pair()
         self.stdout, self.their_stdout = os.pipe2(os.O_CLOEXEC)
         self.stderr, self.their_stderr = os.pipe2(os.O_CLOEXEC)
         for pipe in (self.stdout, self.stderr):
@@ -116,6 +116,7 @@ class World(ZygoteListener):
         self._next_guest = 0
         self._staying: set[int] = set()  # guests that are sessions
         self._used_at: dict[str, float] = {}
+        self.patience = Patience()
         self._start_failures = 0
         self._tasks: set[asyncio.Task[Any]] = set()
         self._is_closing = False
@@ -165,6 +166,7 @@ class World(ZygoteListener):
         self._is_closing = True
         if self._trimming is not None:
             self._trimming.cancel()
+        self.patience.close()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -183,7 +185,7 @@ class World(ZygoteListener):
     def weigh(self, execution: Execution) -> str:
         """Which zygote this program should come from, by what it and its own modules import."""
         pattern = self._heavy_pattern
-        if pattern is None:
+        if pattern is None or ("import" not in execution.code and not execution.files):
             return BARE
         if pattern.search(execution.code):
             return HEAVY
@@ -231,12 +233,16 @@ class World(ZygoteListener):
         self._retired.add(zygote)
         zygote.retire()
 
-    def _rotate_if_old(self, zygote: ZygoteHandle) -> None:
+    def _rotate(self, zygote: ZygoteHandle) -> None:
+        """Have it replaced, unless that is under way."""
         weight = zygote.weight
-        age = self._loop.time() - zygote.started_at
-        is_old = zygote.forks >= self._pool.zygote_forks or age >= self._pool.zygote_seconds
-        if is_old and self._zygotes.get(weight) is zygote and weight not in self._starting and not self._is_closing:
+        if self._zygotes.get(weight) is zygote and weight not in self._starting and not self._is_closing:
             self._starting[weight] = self._in_background(self._start_zygote(weight))
+
+    def _rotate_old(self) -> None:
+        for zygote in list(self._zygotes.values()):
+            if zygote.forks and self._loop.time() - zygote.started_at >= self._pool.zygote_seconds:
+                self._rotate(zygote)
 
     def zygote_lost(self, zygote: ZygoteHandle) -> None:
         """Its guests live on under the warden; those it had not told us about are lost."""
@@ -293,7 +299,8 @@ class World(ZygoteListener):
             self._warden.kill()
 
     def let_go_of_unused(self) -> None:
-        """Drop heavy zygotes and their ready guests when nobody has asked for one in a while."""
+        """Drop heavy zygotes and their ready guests when nobody has asked for one in a while; replace old ones."""
+        self._rotate_old()
         for weight in (HEAVY, SHELL):
             idle = self._loop.time() - self._used_at.get(weight, 0.0)
             if weight in self._zygotes and idle > self._pool.idle_seconds and weight not in self._starting:
@@ -315,7 +322,8 @@ class World(ZygoteListener):
     @property
     def busy_guests(self) -> int:
         """How many have a program."""
-        return len(self._guests) - sum(map(len, self._ready.values())) - len(self._staying)
+        bare, heavy, shell = self._ready.values()
+        return len(self._guests) - len(bare) - len(heavy) - len(shell) - len(self._staying)
 
     async def lease(self, weight: str, limits: Limits) -> Guest:
         """A guest of this weight behind these limits: a ready one when there is one, else forked now.
@@ -345,17 +353,20 @@ class World(ZygoteListener):
         guest = Guest(self._next_guest, cell, zygote)
         cell.is_leased = True
         self._guests[guest.number] = guest
-        order = protocol.FORK.pack(guest.number, cell.number, cell.berth.uid, *allowance)
-        theirs = [guest.their_channel.fileno(), guest.their_stdout, guest.their_stderr]
+        berth = cell.berth
+        order = protocol.FORK.pack(guest.number, berth.number, berth.uid, *allowance)
         try:
-            zygote.fork(order, cell.number, cell.descriptors, theirs)
+            if berth.number not in zygote.cells:
+                zygote.add_cell(berth.number, cell.descriptors)
+            zygote.fork(order, (guest.their_channel.fileno(), guest.their_stdout, guest.their_stderr))
         except (channel.ChannelClosed, BlockingIOError) as error:
             del self._guests[guest.number]
             guest.close_their_ends()
             self.release(guest)
             raise ZygoteDied("the warm process is gone; the next request starts a new one") from error
         guest.close_their_ends()
-        self._rotate_if_old(zygote)
+        if zygote.forks >= self._pool.zygote_forks:
+            self._rotate(zygote)
         return guest
 
     def take_berth(self) -> Berth | None:
@@ -587,10 +598,10 @@ def guest_environ() -> dict[str, str]:
     }
 
 
-def heard_failure(peer: socket.socket) -> str:
+def heard_failure(peer: channel.Peer) -> str:
     """What a guest that could not start has said."""
     try:
-        message, _, descriptors = channel.receive(peer, descriptors_max=1)
+        message, _, descriptors = channel.receive(peer, 1, channel.NOW)
     except (BlockingIOError, channel.ChannelClosed, OSError):
         return "it said nothing"
     for descriptor in descriptors:
