@@ -39,6 +39,7 @@ _INLINE_BYTES = 64 * 1024  # a program larger than this travels in a memfd
 _CORES = os.cpu_count() or 1
 _CPU_CHECK_SECONDS_MIN = 0.01
 _STARTED = channel.NO_MESSAGE + b"started"  # as `guest/script.py` says it
+_SIGKILL = int(signal.SIGKILL)
 _PEEK = int(socket.MSG_DONTWAIT | socket.MSG_PEEK)
 PIECE = struct.Struct("=QIH")  # number of the picture, its bytes in all, bytes of this piece
 _MIME = re.compile(r"([a-z]+/[A-Za-z0-9.+-]{1,64})(?:;bundle=([0-9]{1,9})(;result)?)?")
@@ -111,7 +112,7 @@ class Run:
     # What few runs ever change stands here, so that making one costs less.
     _stdin = _work_dir = _picture_pipe = -1
     _stdin_left = memoryview(b"")
-    _deadline_passed = _cpu_exhausted = _flooded = _was_silent = _has_started = False
+    _deadline_passed = _cpu_exhausted = _flooded = _was_silent = _has_started = _has_settled = False
     _resuming: asyncio.Task[None] | None = None
     _failure: tuple[str, str] | None = None  # why the guest could not start: step and reason
 
@@ -122,17 +123,16 @@ class Run:
         watcher: Watcher | None,
         bounds: RequestSettings,
         world: World,
-        *,
-        shows: bool,
-        extras: Sequence[Extra] = (),
-        source: str = policy.PROGRAM_NAME,
+        shows: bool,  # whether pictures may come
+        extras: Sequence[Extra],
+        source: str,
     ) -> None:
         self._guest = guest
         self._execution = execution
         self._watcher = watcher
         self._bounds = bounds
         self._world = world
-        self._shows = shows  # whether pictures may come
+        self._shows = shows
         self._extras = extras
         self._source = source
         self._loop = loop = asyncio.get_running_loop()
@@ -234,6 +234,7 @@ class Run:
 
     def settle_in(self) -> None:
         """The program is here to stay: read its output as it comes, and keep its clocks."""
+        self._has_settled = True
         limits = self._execution.limits
         elapsed = time.monotonic() - self._started_at
         for stream in self._streams:
@@ -374,13 +375,14 @@ class Run:
                 await self._kill_and_wait()
                 raise
             wall_seconds = time.monotonic() - self._started_at
-            self._stop_watching()
-            if self._has_leftovers():
+            cgroup = self._guest.cell.berth.cgroup
+            if cgroup is None or self._is_killed() or not cgroup.is_empty():
+                self._stop_watching()
                 await self._end_leftovers()
             return self._evidence(status, cpu_seconds, wall_seconds)
         finally:
             self._stop_watching()
-            self._guest.cell.on_memory_event = None
+            self._guest.ended = self._guest.cell.on_memory_event = None
             if self._work_dir >= 0:
                 os.close(self._work_dir)
             if self._picture_pipe >= 0:
@@ -402,11 +404,6 @@ class Run:
             if not cell.is_gone:
                 self._world.unstick(self._guest)
 
-    def _has_leftovers(self) -> bool:
-        """Whether anybody may still be there: children outlive the program, or it was killed."""
-        cgroup = self._guest.cell.berth.cgroup
-        return cgroup is None or self._is_killed() or not cgroup.is_empty()
-
     async def _end_leftovers(self) -> None:
         """Children that outlive the program end with it; files are read only once they have."""
         cell = self._guest.cell
@@ -423,35 +420,27 @@ class Run:
         return self._deadline_passed or self._cpu_exhausted or self._flooded
 
     def _stop_watching(self) -> None:
-        self._world.patience.forget(self)
-        if self._timers:
-            for timer in self._timers.values():
-                timer.cancel()
-            self._timers.clear()
+        if not self._has_settled:
+            self._world.patience.forget(self)
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
         if self._resuming is not None:
             self._resuming.cancel()
             self._resuming = None
         if self._stdin >= 0:
             self._close_stdin()
-        if self._watched:
-            for descriptor in list(self._watched):
-                self._unwatch(descriptor)
+        for descriptor in tuple(self._watched):
+            self._unwatch(descriptor)
 
     def _evidence(self, status: int | None, cpu_seconds: float, wall_seconds: float) -> Evidence:
-        self._hear_the_rest()
-        if status is None:
-            raise ZygoteDied("the warm process died and took this program with it")
-        if self._was_silent and self._deadline_passed:
-            raise ZygoteDied("the warm process was stuck: whether this program ended in time cannot be told")
-        if not self._has_started:
-            raise ZygoteDied(f"the guest ended before its program started (wait status {status})")
+        self._check_start(status)
+        assert status is not None
         self._read_the_rest()
-        cgroup = self._guest.cell.berth.cgroup
         memory_peak_bytes = oom_kills = 0
+        cgroup = self._guest.cell.berth.cgroup
         if cgroup is not None:
-            cpu_seconds = cgroup.cpu_seconds()
-            memory_peak_bytes = cgroup.memory_peak_bytes()
-            oom_kills = cgroup.oom_kills()
+            cpu_seconds, memory_peak_bytes, oom_kills = cgroup.usage()
         code = os.waitstatus_to_exitcode(status)
         stdout, stderr = self._streams
         return Evidence(
@@ -459,7 +448,7 @@ class Run:
             signal=-code if code < 0 else None,
             deadline_passed=self._deadline_passed,
             cpu_exhausted=self._cpu_exhausted
-            or (code == -signal.SIGKILL and cpu_seconds > self._execution.limits.cpu_seconds),
+            or (code == -_SIGKILL and cpu_seconds > self._execution.limits.cpu_seconds),
             oom_kills=oom_kills,
             output_flooded=self._flooded,
             stdout=bytes(stdout.kept),
@@ -473,21 +462,8 @@ class Run:
             memory_peak_bytes=memory_peak_bytes,
         )
 
-    def _read_the_rest(self) -> None:
-        """Nobody writes any more, so a read that could have been longer was the last."""
-        while self._picture_pipe >= 0 and self._on_picture():
-            pass
-        for stream in self._streams:
-            while stream.is_open and not self._flooded:
-                before = stream.seen_bytes
-                chunk = stream.read()
-                if chunk is None:
-                    break
-                self._pass_on(stream, chunk)
-                if stream.seen_bytes - before < _READ_BYTES:
-                    break
-
-    def _hear_the_rest(self) -> None:
+    def _check_start(self, status: int | None) -> None:
+        """Raise unless the program was started, and how it ended is known."""
         if not self._has_started:
             self._hear_guest()
         if self._failure is not None:
@@ -495,6 +471,25 @@ class Run:
             if step == "files":
                 raise InvalidExecution(f"the files do not fit: {reason}; ask for more disk_mb", field="files")
             raise JailSetupFailed(step, reason)
+        if status is None:
+            raise ZygoteDied("the warm process died and took this program with it")
+        if self._was_silent and self._deadline_passed:
+            raise ZygoteDied("the warm process was stuck: whether this program ended in time cannot be told")
+        if not self._has_started:
+            raise ZygoteDied(f"the guest ended before its program started (wait status {status})")
+
+    def _read_the_rest(self) -> None:
+        """Nobody writes any more, so a read that could have been longer was the last."""
+        while self._picture_pipe >= 0 and self._on_picture():
+            pass
+        for stream in self._streams:
+            count = _READ_BYTES
+            while count == _READ_BYTES and stream.is_open and not self._flooded:
+                before = stream.seen_bytes
+                chunk = stream.read()
+                count = stream.seen_bytes - before
+                if count:
+                    self._pass_on(stream, chunk)
 
     def _collect_artifacts(self) -> tuple[File, ...]:
         matches = compile_globs(self._execution.artifacts).fullmatch

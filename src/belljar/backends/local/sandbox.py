@@ -15,7 +15,7 @@ from belljar.backends.local.bodies import FirstBody
 from belljar.backends.local.cells import Berths
 from belljar.backends.local.measure import Measurement
 from belljar.backends.local.restriction import PolicyReport
-from belljar.backends.local.run import Companion, Run
+from belljar.backends.local.run import Companion, Extra, Run
 from belljar.backends.local.session import LocalSession
 from belljar.backends.local.world import BARE, HEAVY, SHELL, Guest, World
 from belljar.contract.backend import Watcher
@@ -159,20 +159,16 @@ class LocalSandbox:
         weight = world.weigh(execution) if command is None else BARE
         guest = await world.lease(weight, execution.limits)
         companions: list[Companion] = []
+        extras: list[Extra] = []
+        source = policy.PROGRAM_NAME
         try:
             if execution.coverage is not None or execution.tools or execution.restrict is not None:
                 self._accompany(execution, world, watcher, companions)
-            extras = [each.extra for each in companions]
-            run = Run(
-                guest,
-                execution,
-                watcher,
-                self._settings.request,
-                world,
-                shows=weight == HEAVY,
-                extras=extras if command is None else [*extras, command.extra],
-                source=policy.PROGRAM_NAME if command is None else command.source,
-            )
+                extras += [each.extra for each in companions]
+            if command is not None:
+                extras.append(command.extra)
+                source = command.source
+            run = Run(guest, execution, watcher, self._settings.request, world, weight == HEAVY, extras, source)
             evidence = await run.play()
             world.succeeded()
             for companion in companions:

@@ -101,6 +101,7 @@ class World(ZygoteListener):
         self._pool = pool
         self._walls = walls
         self._has_cgroup = walls["cgroup"]
+        self._default_limits = default_limits
         self._default_allowance = self.allowance(default_limits)
         self._loop = asyncio.get_running_loop()
         self._warden = make_warden(self._warden_lost)
@@ -332,7 +333,7 @@ class World(ZygoteListener):
             JailSetupFailed: none can be made.
         """
         self._used_at[weight] = self._loop.time()
-        allowance = self.allowance(limits)
+        allowance = self._default_allowance if limits is self._default_limits else self.allowance(limits)
         ready = self._ready[weight]
         if ready and allowance == self._default_allowance:
             guest = ready.popleft()
@@ -387,7 +388,8 @@ class World(ZygoteListener):
 
     def release(self, guest: Guest) -> None:
         """The run is over, and everything of it has been read. Use the cell again if it is as new."""
-        self._staying.discard(guest.number)
+        if self._staying:
+            self._staying.discard(guest.number)
         guest.close()
         cell = guest.cell
         cell.is_leased = False
@@ -413,23 +415,25 @@ class World(ZygoteListener):
     def refill(self, weight: str) -> None:
         """Fork guests ahead of demand. Called after an answer, never before."""
         ready = self._ready[weight]
-        zygote = self._zygotes.get(weight)
-        if zygote is None or zygote.is_lost or self._is_closing or self.is_lost:
-            return
         missing = self._pool.ready_guests - len(ready)
-        if missing <= 0 or self._start_failures >= _START_FAILURES_MAX:
+        if missing <= 0 or self._start_failures >= _START_FAILURES_MAX or self._is_closing or self.is_lost:
+            return
+        zygote = self._zygotes.get(weight)
+        if zygote is None or zygote.is_lost:
             return
         while missing and self._idle_cells:
             cell = self._idle_cells.pop()
-            if not cell.is_gone:
-                with contextlib.suppress(ZygoteDied):
-                    guest = self._fork(zygote, cell, self._default_allowance)
-                    guest.ended = self._unused_guest_ended(guest)
-                    ready.append(guest)
-                    missing -= 1
-        if missing > self._cells_being_made:
-            for _ in range(missing - self._cells_being_made):
-                self._in_background(self._add_idle_cell(weight))
+            if cell.is_gone:
+                continue
+            try:
+                guest = self._fork(zygote, cell, self._default_allowance)
+            except ZygoteDied:
+                continue
+            guest.ended = self._unused_guest_ended(guest)
+            ready.append(guest)
+            missing -= 1
+        for _ in range(missing - self._cells_being_made):
+            self._in_background(self._add_idle_cell(weight))
 
     def _unused_guest_ended(self, guest: Guest) -> Callable[[int | None, float], None]:
         def ended(status: int | None, cpu_seconds: float) -> None:
@@ -515,8 +519,9 @@ class World(ZygoteListener):
     def _end(self, guest: Guest, status: int | None, cpu_seconds: float) -> None:
         del self._guests[guest.number]
         guest.has_ended = True
-        if guest.ended is not None:
-            guest.ended(status, cpu_seconds)
+        ended, guest.ended = guest.ended, None
+        if ended is not None:
+            ended(status, cpu_seconds)
 
     def _warden_lost(self) -> None:
         if not self._is_closing:
