@@ -200,7 +200,10 @@ class LocalSandbox:
 
     def _let_go(self, world: World, guest: Guest) -> None:
         world.release(guest)
-        asyncio.get_running_loop().call_soon(world.refill, guest.weight)  # after the answer is on its way
+        if world.busy_guests:
+            world.refill(guest.weight)
+        else:  # nobody else waits for a guest: after the answer is on its way
+            asyncio.get_running_loop().call_soon(world.refill, guest.weight)
 
     async def open_session(self, order: SessionOrder) -> LiveSession:
         """Start an interpreter that stays. A guest that is lost before it begins is replaced, a few times."""
