@@ -7,6 +7,7 @@ BENCH_ARGS ?=
 SOAK_ARGS ?=
 HTTP_ARGS ?=
 LOAD_ARGS ?=
+CONTAINER_ARGS ?= --runtime runsc
 SERVE_ARGS ?=
 
 VENV := .venv
@@ -21,7 +22,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup languages run hello test check format bench soak http load mcpb clean
+.PHONY: help setup languages run hello test check format bench languagebench soak http load containers mcpb clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,6 +66,9 @@ format: $(INSTALLED) ## put the code into shape
 bench: setup ## measure beside peers; prints a table and draws a plot
 	$(BIN)/python bench/run.py $(BENCH_ARGS)
 
+languagebench: setup ## every language by hand and through Belljar; writes its table into docs/languages.md
+	$(BIN)/python bench/languages.py --output-dir docs $(BENCH_ARGS)
+
 soak: setup ## tens of thousands of mixed runs; fails when anything is left behind
 	$(BIN)/python bench/soak.py $(SOAK_ARGS)
 
@@ -82,6 +86,10 @@ http: setup $(PEERS) ## what HTTP costs, beside other servers; needs wrk
 
 load: setup ## 200,000 requests or an hour; fails when an answer is wrong or anything grows
 	$(BIN)/python bench/http_load.py $(LOAD_ARGS)
+
+containers: setup ## what a run in a container costs; needs root, docker.io and mmdebstrap, writes docs/containers.md
+	@$(BIN)/python -m pip install -qq 'llm-sandbox[docker]'
+	$(BIN)/python bench/container.py $(CONTAINER_ARGS)
 
 clean: ## remove all that was built here, guest environments included
 	rm -rf $(VENV) .state .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist

@@ -1,9 +1,11 @@
 """A run in a warm container beside the local jail, `docker exec`, `docker run` and llm-sandbox, in one run.
 
-    python bench/container.py --socket /run/docker.sock --image belljar-python:latest [--runtime runsc] [--rounds 30]
+    make containers                                     an engine and an image of its own, then docs/containers.md
+    python bench/container.py --socket /run/docker.sock --image belljar-python:latest [--runtime runsc]
 
-Cases alternate round by round, so that a noisy minute meets all of them. The image needs python3; llm-sandbox is
-measured when it is installed (pip install 'llm-sandbox[docker]').
+Without --socket it starts a Docker of its own, which needs root, and makes an image with the very environment that the
+local jail runs; both end with it. Cases alternate round by round, so that a noisy minute meets all of them. llm-sandbox
+is measured where it is installed (pip install 'llm-sandbox[docker]').
 """
 
 from __future__ import annotations
@@ -12,23 +14,47 @@ import argparse
 import dataclasses
 import statistics
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import docker
+from report import replace_between_markers
 
 import belljar
-from belljar.settings import load
+from belljar.settings import Settings, load
 
 CODE = "print('hello')"
+LOCAL, WARM, EXEC, RUN, PEER = (
+    *("local jail", "warm container", "`docker exec … python3`", "`docker run … python3`"),
+    "llm-sandbox, session open",
+)
+_REPOSITORY = Path(__file__).resolve().parents[1]
+_SLOW_ONE_IN = 10
+_REST_SECONDS = 0.02  # guests are forked ahead after an answer: that must not meet the next case
 
 
-def main() -> None:
-    """Measure and print."""
+class Target(NamedTuple):
+    """The median of one case in terms of another's."""
+
+    case: str
+    beside: str
+    limit: float
+    is_at_most: bool
+
+
+TARGETS = (Target(WARM, LOCAL, 3.0, True), Target(EXEC, WARM, 20.0, False), Target(RUN, WARM, 50.0, False))
+
+
+def main() -> int:
+    """Measure, print, and write the page; 1 when a target is missed."""
     options = _options()
     with ExitStack() as stack:
+        if not options.socket:
+            options.socket, options.image = _own_engine(stack)
         cases = _cases(options, stack)
         seconds: dict[str, list[float]] = {name: [] for name in cases}
         for run in cases.values():
@@ -39,37 +65,53 @@ def main() -> None:
                     began = time.perf_counter()
                     run()
                     seconds[name].append(time.perf_counter() - began)
-    _print(seconds)
+                    time.sleep(_REST_SECONDS)
+    text = "\n".join(_table(seconds))
+    print(text)
+    if options.output_dir:
+        replace_between_markers(Path(options.output_dir) / "containers.md", "container", text)
+    return 0 if all(is_met for _, is_met in _judged(seconds)) else 1
 
 
 def _every(name: str) -> int:
     """Slow cases take part in fewer rounds."""
-    return 1 if "warm" in name or "jail" in name else 10
+    return 1 if name.startswith((LOCAL, WARM)) else _SLOW_ONE_IN
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--socket", default="/var/run/docker.sock")
-    parser.add_argument("--image", default="belljar-python:latest")
+    parser.add_argument("--socket", help="of an engine that runs already")
+    parser.add_argument("--image", default="belljar-python:latest", help="in that engine")
     parser.add_argument("--runtime", action="append", default=[], help="beside the engine's own, such as runsc")
-    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument(
+        "--output-dir", default=str(_REPOSITORY / "docs"), help="where containers.md is; empty: nowhere"
+    )
     return parser.parse_args()
+
+
+def _own_engine(stack: ExitStack) -> tuple[str, str]:
+    """As the tests start theirs."""
+    sys.path.insert(0, str(_REPOSITORY / "tests" / "support"))
+    from container_engines import docker_engine, find_base_tar, import_environment
+
+    engine = stack.enter_context(docker_engine())
+    with tempfile.TemporaryDirectory() as scratch:
+        return engine.socket, import_environment(engine, find_base_tar(), load().state_dir, Path(scratch) / "guest.tar")
 
 
 def _cases(options: argparse.Namespace, stack: ExitStack) -> dict[str, Callable[[], Any]]:
     client = docker.DockerClient(base_url=f"unix://{options.socket}")
     stack.callback(client.close)
     local = stack.enter_context(belljar.Sandbox(settings=load()))
-    cases: dict[str, Callable[[], Any]] = {"local jail": lambda: _ok(local)}
+    cases: dict[str, Callable[[], Any]] = {LOCAL: lambda: _ok(local)}
     for runtime in ["", *options.runtime]:
         box = stack.enter_context(belljar.Sandbox(settings=_settings(options, runtime)))
-        cases[f"warm container{f', {runtime}' if runtime else ''}"] = lambda box=box: _ok(box)
+        cases[f"{WARM}{f', {runtime}' if runtime else ''}"] = lambda box=box: _ok(box)
     plain = client.containers.run(options.image, ["sleep", "infinity"], detach=True, network_mode="none")
     stack.callback(lambda: plain.remove(force=True))
-    cases["exec python in a container"] = lambda: plain.exec_run(["python3", "-c", CODE])
-    cases["run a container"] = lambda: client.containers.run(
-        options.image, ["python3", "-c", CODE], remove=True, network_mode="none"
-    )
+    cases[EXEC] = lambda: plain.exec_run(["python3", "-c", CODE])
+    cases[RUN] = lambda: client.containers.run(options.image, ["python3", "-c", CODE], remove=True, network_mode="none")
     try:
         from llm_sandbox import SandboxSession
     except ImportError:
@@ -84,11 +126,11 @@ def _cases(options: argparse.Namespace, stack: ExitStack) -> dict[str, Callable[
         )
         session.open()
         stack.callback(session.close)
-        cases["llm-sandbox, open session"] = lambda: session.run(CODE)
+        cases[PEER] = lambda: session.run(CODE)
     return cases
 
 
-def _settings(options: argparse.Namespace, runtime: str) -> Any:
+def _settings(options: argparse.Namespace, runtime: str) -> Settings:
     chosen = load()
     container = dataclasses.replace(chosen.container, socket=options.socket, image=options.image, runtime=runtime)
     return dataclasses.replace(chosen, backend="container", container=container)
@@ -99,15 +141,31 @@ def _ok(box: belljar.Sandbox) -> None:
     assert outcome.stdout == "hello\n", outcome
 
 
-def _print(seconds: dict[str, list[float]]) -> None:
-    base = statistics.median(seconds["local jail"])
-    warm = statistics.median(seconds["warm container"])
-    print(f"{'case':<32}{'p50 ms':>10}{'min':>10}{'max':>10}{'runs':>6}{'× local':>10}{'× warm':>10}")
+def _table(seconds: dict[str, list[float]]) -> Iterator[str]:
+    base, warm = statistics.median(seconds[LOCAL]), statistics.median(seconds[WARM])
+    yield "| hello world, one at a time | p50 ms | min | max | runs | × local jail | × warm container |"
+    yield "|---|---|---|---|---|---|---|"
     for name, each in seconds.items():
         middle = statistics.median(each)
-        numbers = "".join(f"{1000 * value:>10.2f}" for value in (middle, min(each), max(each)))
-        print(f"{name:<32}{numbers}{len(each):>6}{middle / base:>10.1f}{middle / warm:>10.1f}")
+        numbers = " | ".join(f"{1000 * value:.2f}" for value in (middle, min(each), max(each)))
+        yield f"| {name} | {numbers} | {len(each)} | {middle / base:.1f} | {middle / warm:.1f} |"
+    yield ""
+    yield "| target | limit | measured | verdict |"
+    yield "|---|---|---|---|"
+    for (target, is_met), ratio in zip(_judged(seconds), _ratios(seconds), strict=True):
+        sign = "≤" if target.is_at_most else "≥"
+        verdict = "met" if is_met else "**missed**"
+        yield f"| {target.case} in terms of {target.beside} | {sign} {target.limit:g} × | {ratio:.1f} × | {verdict} |"
+
+
+def _ratios(seconds: dict[str, list[float]]) -> list[float]:
+    return [statistics.median(seconds[each.case]) / statistics.median(seconds[each.beside]) for each in TARGETS]
+
+
+def _judged(seconds: dict[str, list[float]]) -> list[tuple[Target, bool]]:
+    pairs = zip(TARGETS, _ratios(seconds), strict=True)
+    return [(target, ratio <= target.limit if target.is_at_most else ratio >= target.limit) for target, ratio in pairs]
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -18,7 +18,6 @@ import contextlib
 import importlib.util
 import json
 import os
-import re
 import shutil
 import statistics
 import subprocess
@@ -32,6 +31,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import wrk
 from report import replace_between_markers
 
 _DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -42,27 +42,6 @@ BATCH_EXECUTIONS = 1000
 OURS = "belljar"
 _NUMBERS = "http-performance.json"
 TARGETS = {"cpu_ms": 0.8, "batch_cpu_ms": 0.3, "of_engine": 0.8}
-
-#: wrk counts every answer that is not what it should be.
-_SCRIPT = """
-wrk.method = "POST"
-wrk.headers["Content-Type"] = "application/json"
-wrk.body = [==[%s]==]
-local threads = {}
-function setup(thread) table.insert(threads, thread) end
-function init() wrong = 0 end
-function response(status, headers, body)
-  if status ~= 200 or not string.find(body, '"stdout":"5\\\\n"', 1, true) then wrong = wrong + 1 end
-end
-function done(summary, latency)
-  local bad = 0
-  for _, thread in ipairs(threads) do bad = bad + thread:get("wrong") end
-  local errors = summary.errors
-  bad = bad + errors.connect + errors.read + errors.write + errors.timeout
-  io.write(string.format("RESULT %%d %%d %%d %%d %%d\\n", summary.requests, summary.duration, bad,
-    latency:percentile(50), latency:percentile(99)))
-end
-"""
 
 _ECHO = """
 import sys, uvicorn
@@ -152,23 +131,16 @@ class Measured:
 def main() -> int:
     """Measure, print, compare with the targets; fails when an answer was wrong."""
     options = _read_options()
-    if shutil.which("wrk") is None:
-        print(
-            "\n!!! wrk is not installed, so NOTHING IS MEASURED. On Debian and Ubuntu: apt-get install wrk\n",
-            file=sys.stderr,
-        )
+    if not wrk.is_here():
         return 3
     with contextlib.ExitStack() as stack:
-        script = stack.enter_context(tempfile.NamedTemporaryFile("w", suffix=".lua"))
-        script.write(_SCRIPT % BODY)
-        script.flush()
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         servers = [stack.enter_context(start(*each)) for each in _contenders(scratch)]
         rounds: dict[str, list[Measured]] = {server.name: [] for server in servers}
         batches, engine = [], []
         for number in range(options.rounds):
             for server in servers:
-                rounds[server.name].append(load(server, script.name, options))
+                rounds[server.name].append(load(server, options))
                 print(f"round {number + 1}: {server.name}: {rounds[server.name][-1]}", file=sys.stderr)
             batches.append(run_batch(servers[0]))
             engine.append(asyncio.run(run_engine(options.seconds, options.connections)))
@@ -253,21 +225,17 @@ def post(url: str, body: bytes) -> str:
     return text
 
 
-def load(server: Server, script: str, options: argparse.Namespace) -> Measured:
+def load(server: Server, options: argparse.Namespace) -> Measured:
     """One round of wrk."""
     before = server.cpu_seconds()
-    connections = ["-t1", f"-c{options.connections}", f"-d{options.seconds}", "--timeout", "60"]
-    said = subprocess.run(["wrk", *connections, "-s", script, server.url], capture_output=True, text=True, check=True)
-    cpu_seconds = server.cpu_seconds() - before
-    found = re.search(r"RESULT (\d+) (\d+) (\d+) (\d+) (\d+)", said.stdout)
-    assert found, said.stdout
-    requests, microseconds, wrong, p50, p99 = map(int, found.groups())
+    asked = [("/v1/execute", BODY)]
+    seen = wrk.press(server.port, asked, '"stdout":"5\\n"', options.connections, options.seconds)
     return Measured(
-        requests_per_second=requests / (microseconds / 1e6),
-        cpu_ms=1000 * cpu_seconds / max(requests, 1),
-        p50_ms=p50 / 1000,
-        p99_ms=p99 / 1000,
-        wrong=wrong,
+        requests_per_second=seen.per_second,
+        cpu_ms=1000 * (server.cpu_seconds() - before) / max(seen.requests, 1),
+        p50_ms=seen.p50_ms,
+        p99_ms=seen.p99_ms,
+        wrong=seen.wrong,
     )
 
 

@@ -23,7 +23,7 @@ from belljar.jail import policy
 from belljar.jail.cgroups import find_hierarchies
 from belljar.settings import Settings, load
 
-pytest_plugins = ["container_engines"]
+pytest_plugins = ["container_engines", "server_process"]
 
 _UID_RANGES = 64  # one for each sandbox that a test session may have open
 _DEADLINE_SECONDS = 30.0

@@ -16,12 +16,17 @@ from belljar.tools.broker import Broker
 from belljar.tools.source import Source
 
 
-def build_engine(settings: Settings, progress: Callable[[str], None] | None = None) -> Engine:
-    """Return an engine that is not open yet; `progress` hears about slow set-up, such as building an environment."""
+def build_engine(
+    settings: Settings, progress: Callable[[str], None] | None = None, first_language: str = "python"
+) -> Engine:
+    """Return an engine that is not open yet; `progress` hears about slow set-up, such as building an environment.
+
+    `first_language` is what will be warm once it is open.
+    """
     environments = Environments(settings.state_dir, settings.environments)
     tell = progress or logging.getLogger("belljar").info
     tools = build_tools(settings)
-    return Engine(_build_sandbox(settings, environments, tell, tools), settings, tools)
+    return Engine(_build_sandbox(settings, environments, tell, tools, first_language), settings, tools)
 
 
 def build_tools(settings: Settings) -> Broker:
@@ -41,13 +46,13 @@ def build_tools(settings: Settings) -> Broker:
 
 
 def _build_sandbox(
-    settings: Settings, environments: Environments, tell: Callable[[str], None], tools: Broker
+    settings: Settings, environments: Environments, tell: Callable[[str], None], tools: Broker, first_language: str
 ) -> Sandbox:
     if settings.backend == "container":
         from belljar.backends.container import ContainerSandbox  # few servers need it
 
         return ContainerSandbox(settings, environments, tell, tools)
-    return LocalSandbox(settings, environments, tell, tools)
+    return LocalSandbox(settings, environments, tell, tools, first_language)
 
 
 def probe_machine(settings: Settings) -> dict[str, Any]:

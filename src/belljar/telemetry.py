@@ -288,6 +288,10 @@ class _FactsCollector(Collector):
     _SANDBOX_COUNTERS = (
         ("sandbox_faults", "belljar_sandbox_faults", "Programs that could not be run, through our own fault."),
         ("zygotes_replaced", "belljar_zygotes_replaced", "Warm processes that were replaced."),
+        ("network_connections", "belljar_network_connections", "Connections that programs made to the internet."),
+        ("network_refused", "belljar_network_refused", "Connections that were refused to programs."),
+        ("network_sent_bytes", "belljar_network_sent_bytes", "Bytes that programs sent to the internet."),
+        ("network_received_bytes", "belljar_network_received_bytes", "Bytes that programs received from there."),
         ("containers_started", "belljar_containers_started", "Containers that were started."),
         ("containers_replaced", "belljar_containers_replaced", "Containers that died and were replaced."),
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import os
 import queue
 import signal
 import socket
@@ -18,8 +17,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-
-from belljar.settings import Settings
 
 _START_SECONDS = 60.0
 JSON = {"Content-Type": "application/json"}
@@ -142,23 +139,6 @@ Start = Callable[..., AbstractContextManager[Server]]
 def command(sources: Path) -> list[str]:
     """How to call the command line of the working tree."""
     return [sys.executable, "-m", "belljar"]
-
-
-@pytest.fixture(scope="session")
-def environ(settings: Settings, sources: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The settings of this test session, as variables."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("BELLJAR_")}
-    return {
-        **{name: kept[name] for name in ("PATH", "HOME", "LANG") if name in kept},
-        "PYTHONPATH": str(sources),
-        "BELLJAR_STATE_DIR": str(settings.state_dir),
-        "BELLJAR_RUNTIME_DIR": str(settings.runtime_dir),
-        "BELLJAR_JAIL_UID_BASE": str(settings.jail.uid_base),
-        "BELLJAR_JAIL_CGROUP_PARENT": settings.jail.cgroup_parent,
-        "BELLJAR_SERVER_PORT": "0",
-        "BELLJAR_SERVER_KEYS_FILE": str(tmp_path_factory.mktemp("keys") / "none.json"),
-        "BELLJAR_SERVER_LOG_FORMAT": "json",
-    }
 
 
 @pytest.fixture(scope="session")

@@ -28,6 +28,7 @@ import pytest
 from belljar.client import (
     AsyncClient,
     AsyncSession,
+    CannotBranch,
     Finished,
     Outcome,
     Output,
@@ -51,6 +52,7 @@ SEED = os.environ.get("BELLJAR_MODEL_SEED") or secrets.token_hex(4)
 PATHS = ("a.bin", "b/c.txt", "b/d e.txt", "é/ü.bin")
 START = "import os, time, signal, hashlib, pathlib\nx, log = 0, []"
 TELL = "print((x, log))"
+GENERATIONS = 15  # of branches of branches
 
 
 @dataclass(eq=False, repr=False)
@@ -63,6 +65,7 @@ class Model:
     x: int = 0
     log: list[str] = field(default_factory=list)
     files: dict[str, bytes] = field(default_factory=dict)
+    generation: int = 0
     last_cell: int = 0
     ended: str | None = None
     is_leaving: bool = False  # somebody is ending it at this moment
@@ -84,6 +87,7 @@ class Model:
             x=self.x,
             log=[*self.log],
             files={**self.files},
+            generation=self.generation + 1,
             last_cell=self.last_cell,
             story=deque([*self.story, "branch"], maxlen=30),
         )
@@ -96,6 +100,7 @@ class World:
         self.clients = clients
         self.dice = random.Random(SEED)
         self.alive: list[Model] = []
+        self.known: set[str] = set()  # every id that anybody was told
         self.opening = 0
         self.done: Counter[str] = Counter()
         self.shown: SessionState  # of one of them; all are opened alike
@@ -120,6 +125,7 @@ class Person:
             (6, self.disconnect),
             (6, self.stand_in_line),
             (8, self.branch),
+            (3, self.leave_while_it_branches),
             (8, self.upload),
             (5, self.make_file),
             (5, self.delete),
@@ -170,6 +176,7 @@ class Person:
         finally:
             self.world.opening -= 1
         self.world.shown = session.opened
+        self.world.known.add(session.id)
         model = Model(id=session.id, owner=self.owner, files={PATHS[0]: content})
         self.expect(model, await session.run(START), Status.OK)
         self.world.done["open"] += 1
@@ -190,14 +197,17 @@ class Person:
         assert (outcome.error.type, outcome.error.message) == ("ValueError", token)
 
     async def take_too_long(self, model: Model, session: AsyncSession) -> None:
+        """Time is the clock's: on a busy machine it may be up before the cell has done anything."""
         token = self.world.token()
-        model.x += 1
         outcome = await session.run(f"x += 1; print({token!r})\nwhile True: pass", timeout=0.5)
-        assert outcome.status is Status.TIMED_OUT, outcome
-        if outcome.error is not None and outcome.error.type == "SessionEnded":
-            await self.give_up(model, session)
-            return
-        self.expect(model, outcome, Status.TIMED_OUT, f"{token}\n")
+        assert outcome.stdout in ("", f"{token}\n"), (model, outcome)
+        self.expect(model, outcome, Status.TIMED_OUT, outcome.stdout)
+        assert outcome.error is None or outcome.error.type == "KeyboardInterrupt", (model, outcome)
+        seen = await session.run("x")
+        has_begun = bool(outcome.stdout) or value(seen) != str(model.x)
+        model.x += has_begun
+        self.expect(model, seen, Status.OK, "", str(model.x))
+        self.world.done["took too long to begin"] += not has_begun
 
     async def interrupt(self, model: Model, session: AsyncSession) -> None:
         token = self.world.token()
@@ -226,12 +236,7 @@ class Person:
             cell.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await cell
-        try:
-            outcome = await session.run("x")
-        except SessionEnded:
-            await self.give_up(model, session)
-            return
-        self.expect(model, outcome, Status.OK, "", str(model.x))
+        self.expect(model, await session.run("x"), Status.OK, "", str(model.x))
 
     async def stand_in_line(self, model: Model, session: AsyncSession) -> None:
         tokens = [self.world.token() for _ in range(3)]
@@ -247,6 +252,11 @@ class Person:
 
     async def branch(self, model: Model, session: AsyncSession) -> None:
         count = self.dice.choice((1, 1, 2, 3))
+        if model.generation == GENERATIONS:
+            with pytest.raises((CannotBranch, TooManySessions, SessionBusy)):
+                await session.branch(count)
+            self.world.done["branch too deep"] += 1
+            return
         try:
             branches = await session.branch(count)
         except (TooManySessions, SessionBusy):  # the server is full, or somebody has pushed in
@@ -254,12 +264,31 @@ class Person:
             return
         for each in branches:
             assert each.opened.parent == model.id
+            self.world.known.add(each.id)
             copy = model.copy(each.id)
             self.expect(copy, await each.run(TELL), Status.OK, copy.told())
             if len(self.world.alive) < 2 * SESSIONS and self.dice.random() < 0.5:
                 self.world.alive.append(copy)
             else:
                 await each.close()
+
+    async def leave_while_it_branches(self, model: Model, session: AsyncSession) -> None:
+        """The session is as it was. Copies of which nobody has heard may be there, until somebody closes them."""
+        branching = asyncio.create_task(session.branch(2))
+        await asyncio.sleep(self.dice.random() / 20)
+        branching.cancel()
+        with contextlib.suppress(asyncio.CancelledError, TooManySessions, SessionBusy, CannotBranch):
+            for each in await branching:
+                await each.close()
+        self.expect(model, await session.run("x"), Status.OK, "", str(model.x))
+        await self.close_strays({model.id})
+
+    async def close_strays(self, parents: set[str]) -> None:
+        for each in await self.client.sessions():
+            if each.id not in self.world.known and each.parent in parents:
+                self.world.done["stray"] += 1
+                with contextlib.suppress(SessionEnded):
+                    await AsyncSession(self.client, each).close()
 
     async def upload(self, model: Model, session: AsyncSession) -> None:
         path, content = self.dice.choice(PATHS), self.dice.randbytes(self.dice.choice((0, 10, 5000, 200_000)))
@@ -314,12 +343,6 @@ class Person:
                 await ask()
             assert caught.value.details["reason"] == reason
 
-    async def give_up(self, model: Model, session: AsyncSession) -> None:
-        """An interrupted cell did not come back in time. On a machine that is far too busy that is nobody's fault."""
-        model.is_leaving = True
-        self.world.done["given up"] += 1
-        await self.bury(model, session, "timeout")
-
     # ---- without the turn: whatever happens meanwhile
 
     async def look_at(self, model: Model) -> None:
@@ -357,13 +380,14 @@ class Person:
         self, model: Model, outcome: Outcome, status: Status, stdout: str = "", shown: str | None = None
     ) -> None:
         """Compare with what the model says: nothing of another cell, nothing lost."""
-        assert outcome.status is status, (model, outcome)
-        assert outcome.stdout == stdout, (model, outcome)
+        what = f"{model}: {outcome.status}, cell {outcome.cell}, {outcome.stdout!r}\n{outcome.stderr}\n{outcome.error}"
+        assert outcome.status is status, what
+        assert outcome.stdout == stdout, what
         assert outcome.cell is not None
-        assert outcome.cell > model.last_cell, (model, outcome)
+        assert outcome.cell > model.last_cell, what
         model.last_cell = outcome.cell
         if shown is not None:
-            assert value(outcome) == shown, (model, outcome)
+            assert value(outcome) == shown, what
 
 
 def value(outcome: Outcome) -> str:
@@ -395,9 +419,9 @@ async def drive(server: Server, keys: dict[str, str]) -> None:
             await person.list_files(model, session)
             await person.close(model, session)
         for person in by_owner.values():
+            await person.close_strays(world.known)
             assert await person.client.sessions() == []
         assert world.done["run"] > 0
-        assert world.done["given up"] <= (world.done["take_too_long"] + world.done["disconnect"]) / 2
 
 
 @pytest.mark.timeout(SECONDS * 2 + 120)

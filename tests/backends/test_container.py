@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from container_engines import Engine, container_settings, docker_engine, podman_engine
+from container_engines import Engine, container_settings, docker_engine, needs, podman_engine
+from local_web import serving
 
 import belljar
 from belljar.backends.container import flags, owners
@@ -25,11 +28,12 @@ from belljar.contract.errors import (
     EngineUnavailable,
     InvalidSettings,
     NotAllowed,
+    NotOffered,
     SandboxFault,
     UnknownEnvironment,
 )
 from belljar.jail import policy
-from belljar.settings import Settings, load
+from belljar.settings import NetworkSettings, Settings, load
 
 Host = Any
 
@@ -63,6 +67,15 @@ def first_process(docker: Engine, container: dict[str, Any]) -> int:
 
 
 # ------------------------------------------------------------------------------------------------------ the walls
+
+
+def test_a_program_in_a_container_without_a_network_reaches_what_it_may(plain_settings: Settings) -> None:
+    with serving() as web:
+        network = NetworkSettings(offered=True, hosts=("in.test=127.0.0.1",), allow_private=(f"in.test:{web.port}",))
+        ask = f"import urllib.request\nprint(urllib.request.urlopen('http://in.test:{web.port}/').read())"
+        with belljar.Sandbox(settings=dataclasses.replace(plain_settings, network=network)) as box:
+            assert box.run(ask, network=True).stdout == "b'hello'\n"
+            assert box.run(ask).status == "failed"
 
 
 def test_a_container_is_shut_but_for_what_its_warden_needs(plain_box: belljar.Sandbox, docker: Engine) -> None:
@@ -174,19 +187,88 @@ def test_images_that_are_not_allowed_or_not_there_are_refused(plain_box: belljar
     assert plain_box.run("print(1)").ok
 
 
-def test_an_image_without_python_says_so(settings: Settings, docker: Engine, tmp_path: Path, base_tar: Path) -> None:
-    root = tmp_path / "root"
-    (root / "bin").mkdir(parents=True)
-    (root / "bin" / "nothing").write_text("")
-    tar = tmp_path / "empty.tar"
+_SPY = """#!/usr/bin/bash
+while read -r line; do [[ $line == Cap* ]] && echo "seen $line" >&2; done < /proc/self/status
+exit 1
+"""
+
+
+@pytest.fixture(scope="module")
+def shell_image(docker: Engine, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Bash and its libraries, and nothing else; what is called python3 in it tells what it may do, and fails."""
+    root = tmp_path_factory.mktemp("shell") / "root"
+    (root / "usr" / "bin").mkdir(parents=True)
+    shutil.copy("/bin/bash", root / "usr" / "bin" / "bash")
+    (root / "usr" / "bin" / "python3").write_text(_SPY)
+    (root / "usr" / "bin" / "python3").chmod(0o755)
+    listed = subprocess.run(["ldd", "/bin/bash"], check=True, capture_output=True, text=True).stdout
+    for library in [word for word in listed.split() if word.startswith("/")]:
+        (root / library[1:]).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(library, root / library[1:])
+    tar = root.with_suffix(".tar")
     subprocess.run(["tar", "-C", str(root), "-cf", str(tar), "."], check=True)
-    image = docker.import_image(tar, "belljar-test-empty:1")
-    with (
-        pytest.raises(SandboxFault, match="python3"),
-        belljar.Sandbox(settings=container_settings(settings, docker, image)),
-    ):
-        pass
-    assert not [each for each in docker.containers() if each["Image"] == image]
+    return docker.import_image(tar, "belljar-test-shell:1", ["ENV LD_PRELOAD=/usr/lib/not-there.so"])
+
+
+@pytest.fixture(scope="module")
+def shell_box(settings: Settings, docker: Engine, shell_image: str) -> Iterator[belljar.Sandbox]:
+    with belljar.Sandbox(settings=container_settings(settings, docker, shell_image)) as box:
+        yield box
+
+
+def test_an_image_without_python_runs_its_own_languages(shell_box: belljar.Sandbox) -> None:
+    outcome = shell_box.run("echo $((6 * 7)) /* /tmp/* $LD_PRELOAD; read line; echo $line", language="sh", stdin="in\n")
+    assert outcome.stdout.split() == ["42", "/dev", "/etc", *_linked("/lib", "/lib64"), "/proc", "/tmp"] + [
+        *("/usr", "/work", "/tmp/*", "in")
+    ]
+    assert shell_box.run("while :; do :; done", language="sh", timeout=1).status == "timed_out"
+    compilation = shell_box.run("int main(void) { return 0; }", language="c").compilation
+    assert compilation is not None
+    assert "cannot start gcc" in compilation.stderr
+
+
+def test_a_language_has_the_image_that_is_named_after_it(
+    settings: Settings, docker: Engine, plain_image: str, shell_image: str
+) -> None:
+    chosen = container_settings(settings, docker, plain_image, images=(f"sh={shell_image}",))
+    with belljar.Sandbox(settings=chosen) as box:
+        assert box.run("import sys; print(sys.prefix)").stdout == "/usr\n"
+        assert box.run("type -P ls cat || echo none", language="sh").stdout == "none\n"
+
+
+def _linked(*paths: str) -> list[str]:
+    """Those that the image has, as this machine's Bash names its libraries by them."""
+    listed = subprocess.run(["ldd", "/bin/bash"], check=True, capture_output=True, text=True).stdout
+    return [path for path in paths if f"{path}/" in listed]
+
+
+def test_an_image_without_python_has_no_python(shell_box: belljar.Sandbox) -> None:
+    with pytest.raises(NotOffered, match="has no Python"):
+        shell_box.run("print(1)")
+    with pytest.raises(NotOffered, match="has no IPython"), shell_box.session() as session:
+        session.run("1")
+
+
+def test_nothing_of_an_image_runs_with_rights(shell_box: belljar.Sandbox, docker: Engine, shell_image: str) -> None:
+    (container,) = [each for each in ours(docker) if each["Image"] == shell_image]
+    said = docker.client.api.logs(container["Id"]).decode()
+    held = {line.split()[1]: int(line.split()[2], 16) for line in said.splitlines() if line.startswith("seen Cap")}
+    assert {held[f"Cap{each}:"] for each in ("Inh", "Prm", "Eff", "Amb")} == {0}
+    assert "LD_PRELOAD" not in said  # our loader would say that it does not find the library
+
+
+def test_restricted_programs_run_in_containers(plain_box: belljar.Sandbox) -> None:
+    assert plain_box.run("print(sum(range(4)))", restrict={}).stdout == "6\n"
+    assert plain_box.run("import os", restrict={}).status == "denied"
+
+
+def test_programs_in_containers_call_tools(plain_box: belljar.Sandbox) -> None:
+    def add(a: int, b: int) -> int:
+        return a + b
+
+    outcome = plain_box.run("import tools\nprint(tools.add(a=2, b=3))", tools=[add])
+    assert outcome.stdout == "5\n", outcome.stderr
+    assert len(outcome.tool_calls) == 1
 
 
 def test_fresh_containers_for_each_run(settings: Settings, docker: Engine, plain_image: str) -> None:
@@ -205,6 +287,11 @@ def test_sessions_live_in_containers(settings: Settings, docker: Engine, guest_i
         assert session.run("x = 20").ok
         assert session.run("print(x + 1)").stdout == "21\n"
         assert box.facts()["sandbox"]["containers"] == (2 if fresh == "session" else 1)
+        with box.session(language="sh") as shell:
+            assert [shell.run(cell).stdout for cell in ("x=20", "echo $((x + 1))")] == ["", "21\n"]
+        report = box.run("x = 1\nif x > 2:\n    print(3)\n", coverage=True).coverage
+        assert report is not None
+        assert report.files[0].missing == (3,)
     assert not [each for each in ours(docker) if each["Image"] == guest_image and each["State"] != "running"]
 
 
@@ -382,9 +469,21 @@ def test_podman_runs_the_same(settings: Settings, base_tar: Path) -> None:
         assert not engine.containers()
 
 
+def test_crun_runs_the_same(settings: Settings, docker: Engine, plain_image: str) -> None:
+    needs("crun")
+    with belljar.Sandbox(settings=container_settings(settings, docker, plain_image, runtime="crun")) as box:
+        assert box.run("print(6 * 7)").stdout == "42\n"
+        assert box.run("held = bytearray(10**10)").status == "out_of_memory"
+
+
 def test_nothing_is_left_after_a_close(settings: Settings, docker: Engine, plain_image: str, host: Host) -> None:
+    made: set[str] = set()
+
     def left() -> tuple[object, ...]:
-        return host.leftovers(), {each["Id"] for each in docker.containers()}, _cgroups_of(docker)
+        """What is ours: other engines may come and go on this machine."""
+        mounted = Path("/proc/self/mountinfo").read_text().count(f" {docker.directory}/")
+        cgroups = [path for each in made for path in Path("/sys/fs/cgroup").glob(f"*/docker/{each}")]
+        return host.leftovers()._replace(mounts=mounted), {each["Id"] for each in docker.containers()}, cgroups
 
     with belljar.Sandbox(settings=container_settings(settings, docker, plain_image)) as box:
         assert box.run("print(1)").ok  # loads what is loaded once
@@ -393,11 +492,10 @@ def test_nothing_is_left_after_a_close(settings: Settings, docker: Engine, plain
         with belljar.Sandbox(settings=container_settings(settings, docker, plain_image)) as box:
             assert box.run("print(1)").ok
             assert box.run("while True: pass", timeout=1).status == "timed_out"
+            made |= {each["Id"] for each in ours(docker)}
+    made -= {each["Id"] for each in ours(docker)}
+    assert len(made) >= 2
     host.wait_until(lambda: left() == before, f"everything is gone again: {before} is now {left()}")
-
-
-def _cgroups_of(docker: Engine) -> int:
-    return sum(1 for each in Path("/sys/fs/cgroup").glob("*/docker/*") if each.is_dir())
 
 
 # ----------------------------------------------------------------------------------------------------- the settings

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -13,8 +17,16 @@ import pytest
 from container_engines import Engine, container_settings, needs
 
 import belljar
-from belljar.contract.errors import SandboxFault, TooLarge
-from belljar.settings import Settings
+from belljar.contract.errors import (
+    CannotBranch,
+    FileNotInSession,
+    NotOffered,
+    SandboxFault,
+    SessionEnded,
+    TooLarge,
+    UnsafePath,
+)
+from belljar.settings import NetworkSettings, Settings
 
 PROGRAMS = Path(__file__).resolve().parents[1] / "conformance" / "programs"
 THEMES = ("exit", "print", "source", "traceback")
@@ -25,12 +37,39 @@ VARYING = ("exit/daemon_thread_prints_for_ever",)
 @pytest.fixture(scope="module")
 def vbox(settings: Settings, docker: Engine, guest_image: str) -> Iterator[belljar.Sandbox]:
     needs("runsc")
-    with belljar.Sandbox(settings=container_settings(settings, docker, guest_image, runtime="runsc")) as box:
+    offering = dataclasses.replace(settings, network=NetworkSettings(offered=True))
+    with belljar.Sandbox(settings=container_settings(offering, docker, guest_image, runtime="runsc")) as box:
         yield box
+
+
+def test_a_network_is_refused(vbox: belljar.Sandbox) -> None:
+    with pytest.raises(NotOffered, match="network is not offered under runsc"):
+        vbox.run("1", network=True)
 
 
 def test_the_kernel_is_gvisors(vbox: belljar.Sandbox) -> None:
     assert vbox.run("import platform; print(platform.release())").stdout == "4.4.0\n"
+
+
+def test_the_doctor_says_whose_walls_are_whose(vbox: belljar.Sandbox, docker: Engine, settings: Settings) -> None:
+    environ = {
+        "PATH": "/usr/bin:/bin",
+        "BELLJAR_BACKEND": "container",
+        "BELLJAR_CONTAINER_RUNTIME": "runsc",
+        "BELLJAR_CONTAINER_SOCKET": docker.socket,
+        "BELLJAR_CONTAINER_IMAGE": "belljar-test-guest:1",
+        "BELLJAR_STATE_DIR": str(settings.state_dir),
+        "BELLJAR_RUNTIME_DIR": str(settings.runtime_dir / "doctor"),
+    }
+    command = [sys.executable, "-m", "belljar", "doctor", "--json"]
+    ended = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    tables = json.loads(ended.stdout)
+    walls = {row["name"]: (row["state"], row["meaning"].split(":")[0]) for row in tables["walls"]}
+    assert walls["kernel"] == ("ok", "outer wall")
+    assert walls["seccomp"] == ("ok", "inner wall")
+    assert walls["landlock"][0] == "note"
+    assert [row["state"] for row in tables["program"]] == ["ok"]
 
 
 @pytest.mark.parametrize(
@@ -156,6 +195,105 @@ def test_cancelling_ends_the_program(vbox: belljar.Sandbox) -> None:
     events.close()
     assert vbox.run("print(1)").ok
     assert vbox.facts()["sandbox"]["guests"] == 0
+
+
+def test_memory_counts_for_all_processes_together(vbox: belljar.Sandbox) -> None:
+    """No cgroup does it here; each of these alone would be within the limit."""
+    hold = "x = bytearray(80 << 20)\n    for i in range(0, len(x), 4096): x[i] = 1\n    time.sleep(60)"
+    greedy = f"import os, time\nfor _ in range(8):\n  if not os.fork():\n    {hold}\ntime.sleep(60)"
+    assert vbox.run(greedy, memory_mb=128, timeout=50).status == "out_of_memory"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        pytest.param({"code": "echo $((6 * 7)); exit 3", "language": "sh"}, ("failed", "42\n"), id="shell"),
+        pytest.param({"code": "echo (", "language": "sh"}, ("compile_failed", ""), id="syntax_error"),
+        pytest.param({"code": "print(1)", "restrict": {}}, ("ok", "1\n"), id="restricted"),
+        pytest.param({"code": "import os", "restrict": {}}, ("denied", ""), id="denied"),
+    ],
+)
+def test_languages_and_restricted_python(vbox: belljar.Sandbox, given: Any, expected: tuple[str, str]) -> None:
+    outcome = vbox.run(**given)
+    assert (outcome.status, outcome.stdout) == expected, outcome.stderr
+
+
+def test_tools_are_called_from_several_threads(vbox: belljar.Sandbox) -> None:
+    def double(number: int) -> int:
+        return 2 * number
+
+    code = """
+import threading, tools
+answers = []
+def ask(n):
+    answers.append(tools.double(number=n))
+threads = [threading.Thread(target=ask, args=(n,)) for n in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(sorted(answers), tools.double(number=100_000))
+"""
+    outcome = vbox.run(code, tools=[double])
+    assert outcome.stdout == f"{[2 * n for n in range(8)]} 200000\n", outcome.stderr
+    assert len(outcome.tool_calls) == 9
+
+
+def test_coverage_is_measured(vbox: belljar.Sandbox) -> None:
+    report = vbox.run("x = 1\nif x > 2:\n    print(3)\n", coverage=True).coverage
+    assert report is not None
+    assert [(file.executed, file.missing) for file in report.files] == [((1, 2), (3,))]
+
+
+def test_sessions(vbox: belljar.Sandbox) -> None:
+    with vbox.session(files={"given.txt": "g"}) as session:
+        assert session.run("x = open('given.txt').read() * 3").ok
+        outcome = session.run("print(x); 6 * 7")
+        assert (outcome.stdout, [each.content for each in outcome.displays]) == ("ggg\n", [b"42"])
+        failed = session.run("1 / 0")
+        assert (failed.status, failed.error and failed.error.type) == ("failed", "ZeroDivisionError")
+        assert session.run("import time; time.sleep(60)", timeout=1).status == "timed_out"
+        assert session.run("print(x, end='')").stdout == "ggg", "it has survived the interrupt"
+        much = session.run("print('y' * 700_000, flush=True); open('made.txt', 'w').write('m')", artifacts=["m*"])
+        assert (len(much.stdout), [file.content for file in much.artifacts]) == (700_001, [b"m"])
+        with pytest.raises(CannotBranch):
+            session.branch()
+
+
+def test_files_of_sessions(vbox: belljar.Sandbox) -> None:
+    with vbox.session() as session:
+        session.write_file("deep/er/a.txt", "one")
+        session.write_file("deep/er/a.txt", "other")
+        assert session.run("open('deep/er/a.txt', 'a').write('!')").ok, "it is the program's own"
+        assert session.read_file("deep/er/a.txt") == b"other!"
+        assert [file.path for file in session.files()] == ["deep/er/a.txt"]
+        assert session.run("import os; os.symlink('/etc', 'link'); os.mkfifo('pipe')").ok
+        for path in ("link/passwd", "pipe", "missing"):
+            with pytest.raises(FileNotInSession):
+                session.read_file(path)
+        with pytest.raises(UnsafePath):
+            session.write_file("link/x", "")
+        session.delete_file("deep/er/a.txt")
+        assert not session.files()
+
+
+def test_a_session_tells_how_it_ended(vbox: belljar.Sandbox) -> None:
+    with vbox.session() as session:
+        ended = session.run("print('last', flush=True)\nimport os; os._exit(3)")
+        assert (ended.stdout, ended.exit_code, ended.error and ended.error.type) == ("last\n", 3, "SessionEnded")
+        with pytest.raises(SessionEnded):
+            session.run("1")
+    with vbox.session() as session, pytest.raises(NotOffered), vbox.session(language="sh") as other:
+        assert session.run("1").ok
+        other.run("echo")
+    assert vbox.facts()["sandbox"]["guests"] == 0
+
+
+def test_sessions_call_tools(vbox: belljar.Sandbox) -> None:
+    def shout(text: str) -> str:
+        return text.upper()
+
+    with vbox.session(tools=[shout]) as session:
+        assert session.run("import tools; print(tools.shout(text='a'))").stdout == "A\n"
+        assert session.run("print(tools.shout(text='b'))").stdout == "B\n"
 
 
 def test_many_at_once(vbox: belljar.Sandbox) -> None:

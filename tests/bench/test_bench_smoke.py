@@ -135,11 +135,40 @@ def test_languages_are_measured(repository: Path, sources: Path, tmp_path: Path)
     rows = json.loads((tmp_path / "languages.json").read_text())
     assert [row["language"] for row in rows] == ["sh", "c"]
     assert all(row[name] > 0 for row in rows for name in ("by_hand", "first", "again"))
-    assert "| c |" in (tmp_path / "languages-table.md").read_text()
+    assert "| c |" in (tmp_path / "languages.md").read_text()
 
 
 @pytest.mark.timeout(300)
 def test_quick_mcp_benchmark_compares_every_way(repository: Path, sources: Path) -> None:
     told = _run(repository, sources, "bench/mcp_calls.py", "--quick")
-    assert [line.split()[0] for line in told.splitlines()[1:4]] == ["/v1/execute", "/mcp,", "/mcp,"]
-    assert "target" in told
+    assert [line.split("|")[1].strip() for line in told.splitlines()[2:5]] == [
+        "/v1/execute",
+        "/mcp, 2026-07-28",
+        "/mcp, 2025-11-25",
+    ]
+    assert "Target: at most 2 ms" in told
+
+
+@pytest.mark.timeout(300)
+def test_quick_xmaster_benchmark_compares_every_way(repository: Path, sources: Path, tmp_path: Path) -> None:
+    if shutil.which("wrk") is None:
+        pytest.skip("NO wrk ON THIS MACHINE: apt-get install wrk; the X-Master benchmark was not tried")
+    _run(repository, sources, "bench/xmaster.py", "--quick", "--output-dir", str(tmp_path))
+    report = json.loads((tmp_path / "xmaster-performance.json").read_text())
+    assert {"/execute", "/v1/execute"} <= report["ways"].keys()
+    assert all(each["per_second"] > 0 and not each["wrong"] for each in report["ways"].values())
+    assert len(report["targets"]) == 2
+    assert "<!-- xmaster:begin -->" in (tmp_path / "tools.md").read_text()
+
+
+@pytest.mark.timeout(300)
+def test_quick_tool_benchmark_checks_every_answer(repository: Path, sources: Path, tmp_path: Path) -> None:
+    _run(repository, sources, "bench/tool_calls.py", "--quick", "--output-dir", str(tmp_path))
+    report = json.loads((tmp_path / "tool-calls.json").read_text())
+    assert all(each["p50_ms"] > 0 and each["pool_seconds"] > 0 for each in report["rows"].values())
+    assert "<!-- tool-calls:begin -->" in (tmp_path / "tools.md").read_text()
+
+
+def test_quick_network_benchmark_compares_both(repository: Path, sources: Path) -> None:
+    told = _run(repository, sources, "bench/network.py", "--quick")
+    assert all(row in told for row in ("hello, median", "hello, best", "bytes a second, best"))

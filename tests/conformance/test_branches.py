@@ -144,12 +144,15 @@ def test_a_branch_can_be_branched_and_so_on(session: Any) -> None:
     with contextlib.ExitStack() as stack:
         session.run("depth = 0; open('depth', 'w').write('0')")
         last = session
-        for _ in range(40):
+        for _ in range(15):
             (last,) = last.branch()
             stack.enter_context(contextlib.closing(last))
             outcome = last.run("depth += 1; open('/work/depth', 'w').write(str(depth)); print(open('depth').read())")
             assert outcome.ok, outcome.stderr
-        assert said(last.run("print(depth)")) == "40"
+        with pytest.raises(CannotBranch, match="15 branches away"):
+            last.branch()
+        assert said(last.run(KILL_ALL)) == "0", "the kernel has a layer for each of them"
+        assert said(last.run("print(depth)")) == "15"
         assert said(session.run("print(depth, open('depth').read())")) == "0 0"
 
 
@@ -354,9 +357,11 @@ def test_the_program_sees_neither_a_child_nor_a_signal(session: Any, branch: Bra
 def test_branches_share_memory_until_they_write(roomy: belljar.Sandbox, host: Host) -> None:
     with roomy.session(memory_mb=400) as session, contextlib.ExitStack() as stack:
         session.run("import numpy\na = numpy.ones(25_000_000)")
-        before = memory_of(host)
+        before, counted_before = memory_of(host), session.state().memory_bytes
         copies = [stack.enter_context(contextlib.closing(copy)) for copy in session.branch(10)]
-        assert memory_of(host) - before < 24_000_000  # a tenth of what such a session has
+        assert memory_of(host) - before < 20_000_000  # a tenth of what such a session has
+        assert session.state().memory_bytes - counted_before < 10_000_000, "each is on its own account"
+        assert max(copy.state().memory_bytes for copy in copies) < 4_000_000
         assert said(copies[0].run("print(a.sum())")) == "25000000.0"
         copies[1].run("a += 1")
         assert copies[1].state().memory_bytes > 190_000_000

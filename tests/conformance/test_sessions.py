@@ -171,9 +171,7 @@ def test_an_exception_is_told_without_colours_and_without_our_frames(shared: Any
         pytest.param("(", "SyntaxError", id="syntax"),
         pytest.param("%nope", "UsageError", id="magic"),
         pytest.param("raise SystemExit(3)", "SystemExit", id="exit"),
-        pytest.param(
-            "class E(Exception):\n    def __str__(self): raise ValueError\nraise E", "ValueError", id="message_raises"
-        ),
+        pytest.param("class E(Exception):\n    def __str__(self): raise ValueError\nraise E", "E", id="message_raises"),
         pytest.param("input('name? ')", "EOFError", id="input"),
     ],
 )
@@ -183,6 +181,21 @@ def test_a_failed_cell_names_its_error_and_the_session_goes_on(shared: Any, code
     assert outcome.error is not None
     assert outcome.error.type == kind
     assert shared.run("1").ok
+
+
+def test_an_endless_recursion_is_told_in_short(shared: Any) -> None:
+    outcome = shared.run("def f(n): return f(n + 1)\nf(0)")
+    assert outcome.error is not None
+    assert outcome.error.type == "RecursionError"
+    assert "calls in the middle are left out" in outcome.stderr
+    assert len(outcome.stderr) < 4000
+
+
+def test_an_exception_that_cannot_be_drawn_says_so_on_standard_error(shared: Any) -> None:
+    code = "class E(Exception):\n    def __getattr__(self, name): raise RuntimeError('no ' + name)\nraise E"
+    outcome = shared.run(code)
+    assert (outcome.status, outcome.stdout) == ("failed", "")
+    assert "Unexpected exception" in outcome.stderr
 
 
 def test_input_says_what_to_do(shared: Any) -> None:

@@ -1,11 +1,14 @@
-"""The compose file and what lies beside it. Compose itself is not installed here."""
+"""The compose file and what lies beside it, read by a real Compose."""
 
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 from pathlib import Path
 
 import yaml
+from container_engines import needs
 
 from belljar.backends.container import flags
 
@@ -21,6 +24,28 @@ def test_every_file_that_is_mounted_is_there() -> None:
                 assert (DOCKER / source).exists(), f"{name} mounts {source}"
             else:
                 assert source in COMPOSE["volumes"]
+
+
+def test_compose_itself_takes_the_file(tmp_path: Path) -> None:
+    """Debian's, which is older than names of projects; everything else has to pass its schema."""
+    needs("docker-compose")
+    shutil.copytree(DOCKER, tmp_path / "deploy" / "docker", ignore=shutil.ignore_patterns("wheels"))
+    file = tmp_path / "deploy" / "docker" / "compose.yaml"
+    file.write_text(file.read_text().replace("\nname: belljar\n", "\n"))
+    environ = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(tmp_path), "DOMAIN": "code.example"}
+    command = ["docker-compose", "--file", file.name, "--profile", "production", "config"]
+
+    def compose(**more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command, cwd=file.parent, env={**environ, **more}, capture_output=True, text=True, check=False
+        )
+
+    assert "set a key" in compose().stderr
+    ended = compose(BELLJAR_SERVER_API_KEY="k" * 16)
+    assert ended.returncode == 0, ended.stderr
+    services = yaml.safe_load(ended.stdout)["services"]
+    assert services.keys() == COMPOSE["services"].keys()
+    assert "code.example" in services["belljar"]["environment"]["BELLJAR_SERVER_ALLOWED_HOSTS"]
 
 
 def test_belljar_alone_needs_no_profile_and_is_shut() -> None:

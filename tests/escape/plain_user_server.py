@@ -22,7 +22,10 @@ def main(state_dir: str, without_walls: str) -> None:
     base = Path(state_dir)
     environments = {"default": EnvironmentSettings(packages=(), warm_imports=(), python=sys.executable)}
     settings = dataclasses.replace(
-        load(environ={}), state_dir=base / "state", runtime_dir=base / "run", environments=environments
+        load(environ={}, flags={"network.offered": True}),
+        state_dir=base / "state",
+        runtime_dir=base / "run",
+        environments=environments,
     )
     walls = [name for name in without_walls.split(",") if name]
     try:

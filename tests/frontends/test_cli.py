@@ -539,6 +539,25 @@ def test_config_show_keeps_a_key_to_itself(config: Path) -> None:
     assert "api_key" not in tomllib.loads(done.stdout.decode())["server"]  # read back, it must not become the key
 
 
+def test_config_show_has_what_is_named_and_no_secret_of_it(belljar: Belljar, tmp_path: Path) -> None:
+    (tmp_path / "named.toml").write_text(
+        '[tools.servers.files]\ncommand = ["serve", "/srv"]\nenv = ["TOKEN", "MODE=hush"]\n'
+        '[tools.servers.search]\nurl = "https://me:hush@example.org/mcp"\nheaders = ["Authorization:Bearer hush"]\n'
+        '[llm.models."gpt-4.1"]\nurl = "https://example.org/v1"\nauthorization = "hush"\n'
+        '[languages.roots]\nlean = "/opt/lean"\n'
+    )
+    shown = belljar("config", "show", "--config", "named.toml").stdout.decode()
+    assert "hush" not in shown
+    tree = tomllib.loads(shown)
+    assert tree["tools"]["servers"]["files"]["command"] == ["serve", "/srv"]
+    assert tree["llm"]["models"]["gpt-4.1"] == {"url": "https://example.org/v1", "retries": 3, "seconds": 120.0}
+    assert tree["languages"]["roots"] == {"lean": "/opt/lean"}
+    told = belljar("config", "show", "--json", "--config", "named.toml").stdout.decode()
+    assert "hush" not in told
+    assert json.loads(told)["tools.servers.files.env"]["value"] == ["TOKEN", "MODE=(set, not shown)"]
+    assert json.loads(told)["tools.servers.search.headers"]["value"] == ["Authorization:(set, not shown)"]
+
+
 def test_config_show_tells_which_names_only_a_server_reads(config: Path) -> None:
     def show(*words: str) -> tuple[str, str]:
         environ = {**clean_environ(), "PORT": "8123", "MAX_MEMORY_MB": "64", "API_KEY": "k-0123456789"}
@@ -719,3 +738,12 @@ def test_bench_measures_in_one_run(belljar: Belljar) -> None:
     for line in lines:
         assert 0 < line["p50_seconds"] <= line["p99_seconds"]
         assert line["runs_per_second"] > 0
+
+
+# ---- a network
+
+
+def test_a_network_is_there_for_who_asks_for_one(belljar: Belljar) -> None:
+    ask = "from urllib.request import *\ntry:\n    urlopen('http://10.0.0.1/')\nexcept OSError as e:\n    print(e)"
+    assert b"HTTP Error 403: 10.0.0.1 cannot be reached" in belljar("run", "--network", "-c", ask).stdout
+    assert b"HTTP Error" not in belljar("run", "-c", ask).stdout

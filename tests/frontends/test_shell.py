@@ -312,6 +312,11 @@ def test_states_can_be_gone_back_to(piped: Piped) -> None:
     assert "back to the state before that cell" in done.stderr
 
 
+def test_every_cell_can_be_undone_however_many_there_were(piped: Piped) -> None:
+    done = piped("x = 0\n" + "x += 1\n" * 20 + ":back 2\nx\n", "--branch")
+    assert (done.stdout, done.returncode) == ("18\n", 0), done.stderr
+
+
 def test_session_that_ends_is_replaced(piped: Piped) -> None:
     done = piped("x = 1\nimport os; os._exit(0)\n'x' in globals()\n")
     assert done.stdout == "False\n"

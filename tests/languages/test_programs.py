@@ -30,7 +30,7 @@ from belljar.settings import Settings
 
 PROGRAMS = Path(__file__).parent / "programs"
 ROOTS = {"swift": "/srv/trixie", "julia": "/srv/bullseye"}  # made by hand as docs/languages.md says, where they are
-NOT_ON_DEBIAN_12 = {"julia", "kotlin", "lean", "swift", "vlang"}
+NOT_ON_DEBIAN_12 = {"julia", "lean", "swift", "vlang"}
 MUST_HAVE_ALL = bool(os.environ.get("BELLJAR_TEST_ALL_LANGUAGES"))
 GREETING = "žluťoučký 東京 🎉\n"
 _SECONDS = 60.0  # a busy machine may take long over a compiler
@@ -210,4 +210,4 @@ def test_a_fork_bomb_is_contained(runs: Runs, outcome: Outcome, language: str, c
 
 def test_every_language_has_its_programs() -> None:
     lacking = {name for name in load_all() if name != "python" and not (PROGRAMS / f"{name}.toml").exists()}
-    assert lacking == {"dunit", "gotest", "kotlin", "lean", "vlang"}
+    assert lacking == {"dunit", "gotest", "lean", "vlang"}

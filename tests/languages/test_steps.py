@@ -20,6 +20,7 @@ from belljar.contract.errors import ToolchainMissing
 from belljar.contract.execution import Finished, Outcome, Output, Started, Status
 from belljar.engine.admission import admit
 from belljar.engine.execute import Engine
+from belljar.languages import load_all, machine_of
 from belljar.settings import Settings
 
 OwnSettings = Callable[..., Settings]
@@ -328,3 +329,31 @@ def test_nothing_of_ours_is_open_or_set(bare_box: belljar.Sandbox) -> None:
     assert names >= {"HOME", "LEVEL", "PATH", "TMPDIR"}
     assert not {name for name in names if "BELLJAR" in name}
     assert "HOME=/work" in lines
+
+
+def test_who_runs_one_language_opens_one_world(own_settings: OwnSettings) -> None:
+    own = own_settings()
+
+    async def zygotes(first_language: str) -> int:
+        engine = build_engine(own, first_language=first_language)
+        await engine.open()
+        try:
+            assert (await engine.run(admit(own, ECHO, language="c", stdin="4"))).stdout == "8\n"
+            return int(engine.facts()["sandbox"]["zygotes"])
+        finally:
+            await engine.close(grace_seconds=0.0)
+
+    assert asyncio.run(zygotes("c")) == 1
+    assert asyncio.run(zygotes("python")) == 2
+
+
+def test_what_was_made_ahead_can_be_used_and_not_changed(bare_box: belljar.Sandbox, bare_settings: Settings) -> None:
+    machine = machine_of(bare_settings)
+    if not machine.is_available("go"):
+        pytest.skip("NOT TRIED: there is no go")
+    machine.prepare(load_all()["go"])
+    outcome = bare_box.run("echo poison > /toolchains/go/prepared/gocache/00/poison", language="sh")
+    assert "Read-only file system" in outcome.stderr
+    assert not list((bare_settings.state_dir / "toolchains/go/prepared/gocache/00").glob("poison"))
+    hello = bare_box.run('package main\nimport "fmt"\nfunc main() { fmt.Println("made") }\n', language="go", timeout=60)
+    assert hello.stdout == "made\n"

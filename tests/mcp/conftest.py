@@ -10,7 +10,6 @@ import itertools
 import json
 import os
 import queue
-import signal
 import subprocess
 import sys
 import threading
@@ -21,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from server_process import DEADLINE_SECONDS, Running, Serve
 
-from belljar.settings import Settings
+from belljar.frontends.api.keys import KeyFile
 
-_DEADLINE_SECONDS = 60.0
 _INSTALL_SECONDS = 600.0
 NPM_PACKAGES = ("@modelcontextprotocol/inspector@2.12.0", "@anthropic-ai/mcpb@2")
 NEWEST = "2026-07-28"
@@ -93,7 +92,7 @@ class Wire:
         self.send({"id": number, "method": method, "params": whole})
         return number
 
-    def finish(self, number: int, seconds: float = _DEADLINE_SECONDS) -> dict[str, Any]:
+    def finish(self, number: int, seconds: float = DEADLINE_SECONDS) -> dict[str, Any]:
         """The answer to a request, whichever others come first."""
         while number not in self._early:
             answer = self._answers.get(timeout=seconds)
@@ -127,29 +126,13 @@ class Wire:
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
-        code = self.process.wait(_DEADLINE_SECONDS)
+        code = self.process.wait(DEADLINE_SECONDS)
         for each in self._readers:
-            each.join(_DEADLINE_SECONDS)
+            each.join(DEADLINE_SECONDS)
         return code
 
 
 Plug = Callable[..., AbstractContextManager[Wire]]
-
-
-@pytest.fixture(scope="session")
-def environ(settings: Settings, sources: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The settings of this test session, as variables."""
-    return {
-        **{name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ},
-        "PYTHONPATH": str(sources),
-        "BELLJAR_STATE_DIR": str(settings.state_dir),
-        "BELLJAR_RUNTIME_DIR": str(settings.runtime_dir),
-        "BELLJAR_JAIL_UID_BASE": str(settings.jail.uid_base),
-        "BELLJAR_JAIL_CGROUP_PARENT": settings.jail.cgroup_parent,
-        "BELLJAR_SERVER_PORT": "0",
-        "BELLJAR_SERVER_KEYS_FILE": str(tmp_path_factory.mktemp("keys") / "keys.json"),
-        "BELLJAR_SERVER_LOG_FORMAT": "json",
-    }
 
 
 @pytest.fixture(scope="session")
@@ -196,39 +179,26 @@ def wire(plug: Plug) -> Iterator[Wire]:
         yield opened
 
 
-class Site:
-    """A running HTTP server."""
+class Site(Running):
+    """A running HTTP server, asked by MCP clients."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self.process = process
-        self._lines: queue.Queue[dict[str, Any] | None] = queue.Queue()
-        threading.Thread(target=self._read_log, daemon=True).start()
-        while (line := self._lines.get(timeout=_DEADLINE_SECONDS)) is None or line["event"] != "listening":
-            assert line is not None, "the server did not start"
-        self.port = int(line["url"].rpartition(":")[2])
-        self.url = f"http://127.0.0.1:{self.port}/mcp"
+    @property
+    def mcp_url(self) -> str:
+        """Where they connect to."""
+        return f"{self.url}/mcp"
 
-    def _read_log(self) -> None:
-        assert self.process.stderr is not None
-        with self.process.stderr as log:
-            for line in log:
-                with contextlib.suppress(ValueError):
-                    self._lines.put(json.loads(line))
-        self._lines.put(None)
-
-    def wait_for_line(self, **fields: Any) -> dict[str, Any]:
-        """The next log line with these fields."""
-        while True:
-            line = self._lines.get(timeout=_DEADLINE_SECONDS)
-            assert line is not None, "the server ended"
-            if all(line.get(name) == value for name, value in fields.items()):
-                return line
+    @property
+    def keys(self) -> KeyFile:
+        """The keys it takes."""
+        environ = Path(f"/proc/{self.process.pid}/environ").read_bytes().split(b"\0")
+        found = next(each for each in environ if each.startswith(b"BELLJAR_SERVER_KEYS_FILE="))
+        return KeyFile(Path(found.partition(b"=")[2].decode()))
 
     def post(
         self, method: str, params: dict[str, Any] | None = None, path: str = "/mcp", **headers: str
     ) -> tuple[int, Any]:
         """One request of the newest revision, and its answer; `name__other` is the header name-other."""
-        connection = self.open(method, params, path, **headers)
+        connection = self.send(method, params, path, **headers)
         with contextlib.closing(connection):
             response = connection.getresponse()
             content = response.read()
@@ -237,20 +207,21 @@ class Site:
                 content = content.rpartition(b"data: ")[2]
             return response.status, json.loads(content) if content.strip() else None
 
-    def open(
+    def send(
         self, method: str, params: dict[str, Any] | None = None, path: str = "/mcp", **headers: str
     ) -> http.client.HTTPConnection:
         """Send one request of the newest revision; the caller reads the answer."""
         whole = {**(params or {}), "_meta": {**ENVELOPE, **(params or {}).get("_meta", {})}}
+        named = whole.get("name") or whole.get("uri")
         sent = {
             "Content-Type": "application/json",
             "Accept": "application/json, text/event-stream",
             "MCP-Protocol-Version": NEWEST,
             "Mcp-Method": method,
-            **({"Mcp-Name": whole["name"]} if "name" in whole else {}),
+            **({"Mcp-Name": named} if named else {}),
             **{name.replace("__", "-"): value for name, value in headers.items()},
         }
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=_DEADLINE_SECONDS)
+        connection = self.connect()
         body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": whole})
         connection.request("POST", path, body, sent)
         return connection
@@ -264,35 +235,14 @@ class Site:
         return result
 
 
-Open = Callable[..., AbstractContextManager[Site]]
-
-
 @pytest.fixture(scope="session")
-def open_site(environ: dict[str, str]) -> Open:
+def open_site(serve: Serve) -> Serve:
     """Start an HTTP server; keywords are settings, with two underscores for the dot."""
-
-    @contextlib.contextmanager
-    def opened(**changed: Any) -> Iterator[Site]:
-        variables = {f"BELLJAR_{name.upper().replace('__', '_')}": str(value) for name, value in changed.items()}
-        process = subprocess.Popen(
-            [sys.executable, "-m", "belljar", "serve"],
-            env={**environ, **variables},
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-        try:
-            yield Site(process)
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(_DEADLINE_SECONDS) == 0
-        finally:
-            process.kill()
-            process.wait()
-
-    return opened
+    return functools.partial(serve, "serve", kind=Site)
 
 
 @pytest.fixture(scope="session")
-def site(open_site: Open) -> Iterator[Site]:
+def site(open_site: Serve) -> Iterator[Site]:
     """One server for all tests that leave it as it was."""
     with open_site(server__grace_seconds=2) as running:
         yield running

@@ -45,7 +45,7 @@ def test_container_image_and_language_hold_for_both_tools() -> None:
     ("environ", "flags", "words"),
     [
         pytest.param({}, {"mcp__python_image": "x"}, "backend=container", id="image_without_the_back_end"),
-        pytest.param({}, {"mcp__network": True}, "network", id="network"),
+        pytest.param({}, {"mcp__network": True}, "network.offered", id="network_that_is_not_offered"),
         pytest.param({"CONTAINER_IMAGE": "x", "CONTAINER_LANGUAGE": "cobol"}, {}, "CONTAINER_LANGUAGE", id="language"),
         pytest.param({}, {"mcp__pass_through_env": "BELLJAR_SERVER_API_KEY"}, "BELLJAR_", id="our_own_key"),
     ],
@@ -53,6 +53,11 @@ def test_container_image_and_language_hold_for_both_tools() -> None:
 def test_what_cannot_be_had_is_refused(environ: dict[str, str], flags: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidSettings, match=words):
         _offer(environ, **flags)
+
+
+def test_a_network_is_given_where_it_is_offered() -> None:
+    assert _offer(mcp__network=True, network__offered=True).network
+    assert not _offer(network__offered=True).network
 
 
 def test_a_name_of_its_own() -> None:

@@ -41,7 +41,7 @@ def test_a_real_client_gets_everything(
     mode: str,
     transport: str,
 ) -> None:
-    target: dict[str, Any] = {"url": site.url} if transport == "http" else {"command": command, "env": environ}
+    target: dict[str, Any] = {"url": site.mcp_url} if transport == "http" else {"command": command, "env": environ}
     if mode:
         target["mode"] = mode
     python = installed(client) / "python"

@@ -7,16 +7,17 @@ import http.client
 import json
 import signal
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from belljar.frontends.api.keys import Key, KeyFile
+from belljar.frontends.api.keys import Key
 
 if TYPE_CHECKING:
+    from server_process import Serve
+
     from tests.conftest import Host
-    from tests.mcp.conftest import Open, Site
+    from tests.mcp.conftest import Site
 
 WAITS = "import subprocess; subprocess.run(['sleep', '98.765'])"  # a command that the host can tell from others
 
@@ -53,7 +54,7 @@ def test_a_body_must_be_json(site: Site) -> None:
     assert (status, answer["error"]["code"]) == (400, "not_json")
 
 
-def test_a_key_is_needed_where_keys_are_in_force(open_site: Open) -> None:
+def test_a_key_is_needed_where_keys_are_in_force(open_site: Serve) -> None:
     with open_site(server__api_key="secret") as site:
         status, answer = site.post("tools/list")
         assert (status, answer["error"]["code"]) == (401, "unauthorized")
@@ -64,14 +65,14 @@ def test_a_key_is_needed_where_keys_are_in_force(open_site: Open) -> None:
         assert answer["result"]["tools"]
 
 
-def test_too_large_a_body_is_refused(open_site: Open) -> None:
+def test_too_large_a_body_is_refused(open_site: Serve) -> None:
     with open_site(server__body_bytes=100_000, server__bodies_bytes=200_000) as site:
         status, answer = site.post("tools/call", {"name": "run_code", "arguments": {"code": "#" * 200_000}})
         assert (status, answer["error"]["code"]) == (413, "too_large")
         assert site.call("run_code", {"code": "print(1)"})["content"][0]["text"] == "1"
 
 
-def test_limits_of_the_server_hold(open_site: Open) -> None:
+def test_limits_of_the_server_hold(open_site: Serve) -> None:
     with open_site(ceiling_limits__wall_seconds=5, default_limits__wall_seconds=1) as site:
         result = site.call("run_code", {"code": "print(1)", "timeout": 60})
         assert result["isError"] is True
@@ -84,7 +85,7 @@ def test_limits_of_the_server_hold(open_site: Open) -> None:
 def test_who_hangs_up_ends_his_program(site: Site, host: Host, revision: str) -> None:
     arguments = {"name": "run_code", "arguments": {"code": WAITS, "timeout": 120}}
     if revision == "2026-07-28":
-        connection = site.open("tools/call", arguments)
+        connection = site.send("tools/call", arguments)
     else:
         connection = _Session(site, revision).open("tools/call", arguments)
     host.wait_until(lambda: _runs(host), "the program runs")
@@ -102,9 +103,9 @@ def test_an_older_client_can_cancel_its_call(site: Site, host: Host) -> None:
     connection.close()
 
 
-def test_an_older_session_is_only_for_the_key_that_opened_it(open_site: Open) -> None:
+def test_an_older_session_is_only_for_the_key_that_opened_it(open_site: Serve) -> None:
     with open_site(server__api_key="operator-key") as site:
-        keys = KeyFile(_keys_path(site))
+        keys = site.keys
         other = keys.create(Key(name="other"))
         try:
             session = _Session(site, "2025-11-25", Authorization="Bearer operator-key")
@@ -115,10 +116,10 @@ def test_an_older_session_is_only_for_the_key_that_opened_it(open_site: Open) ->
             keys.revoke("other")
 
 
-def test_open_streams_do_not_delay_the_end(open_site: Open) -> None:
+def test_open_streams_do_not_delay_the_end(open_site: Serve) -> None:
     with open_site(server__grace_seconds=30) as site:
         session = _Session(site, "2025-11-25")
-        stream = http.client.HTTPConnection("127.0.0.1", site.port, timeout=60)
+        stream = site.connect()
         with contextlib.closing(stream):
             stream.request("GET", "/mcp", headers={**session.headers, "Accept": "text/event-stream"})
             assert stream.getresponse().status == 200
@@ -130,16 +131,16 @@ def test_open_streams_do_not_delay_the_end(open_site: Open) -> None:
 
 def test_a_session_that_was_deleted_is_gone(site: Site) -> None:
     session = _Session(site, "2025-11-25")
-    connection = http.client.HTTPConnection("127.0.0.1", site.port, timeout=60)
+    connection = site.connect()
     with contextlib.closing(connection):
         connection.request("DELETE", "/mcp", headers=session.headers)
         assert connection.getresponse().status == 200
     assert session.ask("tools/list")[0] == 404
 
 
-def test_quotas_of_a_key_are_told_to_the_model(open_site: Open) -> None:
+def test_quotas_of_a_key_are_told_to_the_model(open_site: Serve) -> None:
     with open_site(server__api_key="operator-key") as site:
-        keys = KeyFile(_keys_path(site))
+        keys = site.keys
         text = keys.create(Key(name="slow", requests_per_minute=1))
         try:
             bearer = f"Bearer {text}"
@@ -175,18 +176,12 @@ class _Session:
             return response.status, response.headers
 
     def open(self, method: str, params: Any = None, number: int | None = 1) -> http.client.HTTPConnection:
-        connection = http.client.HTTPConnection("127.0.0.1", self.site.port, timeout=60)
+        connection = self.site.connect()
         message = {"jsonrpc": "2.0", "method": method, "params": params or {}}
         if number is not None:
             message["id"] = number
         connection.request("POST", "/mcp", json.dumps(message), self.headers)
         return connection
-
-
-def _keys_path(site: Site) -> Any:
-    environ = Path(f"/proc/{site.process.pid}/environ").read_bytes().split(b"\0")
-    found = next(each for each in environ if each.startswith(b"BELLJAR_SERVER_KEYS_FILE="))
-    return Path(found.partition(b"=")[2].decode())
 
 
 def _runs(host: Host) -> list[Any]:

@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Any
 import jsonschema
 import pytest
 
+from belljar.frontends.api.keys import Key
 from belljar.frontends.mcp_server import tools
 
 if TYPE_CHECKING:
+    from server_process import Serve
+
     from tests.conftest import Host
-    from tests.mcp.conftest import Open, Site, Wire
+    from tests.mcp.conftest import Site, Wire
 
 Ask = Callable[..., dict[str, Any]]
 
@@ -194,13 +197,52 @@ def test_a_session_and_its_files_can_be_read_as_resources(wire: Wire) -> None:
     wire.call("close_session", session_id=opened)
 
 
-def test_a_session_belongs_to_its_key(open_site: Open) -> None:
+def test_a_session_belongs_to_its_key(open_site: Serve) -> None:
     with open_site(server__api_key="one") as site:
         opened = site.call("open_session", {}, Authorization="Bearer one")["structuredContent"]["id"]
         status, body = site.post("tools/list")
         assert status == 401, body
         result = site.call("run_code", {"code": "print(1)", "session_id": opened}, Authorization="Bearer one")
         assert result["content"][0]["text"] == "1"
+
+
+def test_a_session_is_the_keys_and_not_its_names(open_site: Serve) -> None:
+    """Somebody who later gets a key of the same name must not find what the first one left."""
+    with open_site(server__api_key="operator-key") as site:
+        first = {"Authorization": f"Bearer {site.keys.create(Key(name='again'))}"}
+        opened = site.call("open_session", {}, **first)["structuredContent"]["id"]
+        uris = [f"session://{opened}", f"session://{opened}/files/kept"]
+        site.call("run_code", {"code": "open('kept', 'w').write('x')", "session_id": opened}, **first)
+        assert all("result" in site.post("resources/read", {"uri": uri}, **first)[1] for uri in uris)
+        assert site.ask("GET", f"/v1/sessions/{opened}", headers=first).status == 200
+        site.keys.revoke("again")
+        second = {"Authorization": f"Bearer {site.keys.create(Key(name='again'))}"}
+        try:
+            assert all("error" in site.post("resources/read", {"uri": uri}, **second)[1] for uri in uris)
+            for tool, more in (("run_code", {"code": "1"}), ("list_files", {}), ("close_session", {})):
+                assert site.call(tool, {"session_id": opened, **more}, **second)["isError"] is True
+            assert site.call("list_active_sessions", {}, **second)["structuredContent"]["total"] == 0
+        finally:
+            site.keys.revoke("again")
+
+
+def test_a_key_may_have_so_many_sessions_and_no_more(open_site: Serve) -> None:
+    with open_site(server__api_key="operator-key") as site:
+        bearer = {"Authorization": f"Bearer {site.keys.create(Key(name='few', max_sessions=1))}"}
+        try:
+            opened = site.call("open_session", {}, **bearer)["structuredContent"]["id"]
+            for tool, arguments in (
+                ("open_session", {}),
+                ("branch_session", {"session_id": opened}),
+                ("execute_python_code", {"code": "1"}),
+            ):
+                refused = site.call(tool, arguments, **bearer)
+                assert refused["isError"] is True
+                assert "may have 1 sessions" in _text(refused)
+            site.call("close_session", {"session_id": opened}, **bearer)
+            assert site.call("open_session", {}, **bearer)["isError"] is False
+        finally:
+            site.keys.revoke("few")
 
 
 def test_a_cancelled_cell_is_interrupted_and_the_session_stays(wire: Wire, host: Host) -> None:

@@ -30,6 +30,10 @@ _REPOSITORY = Path(__file__).resolve().parents[2]
 _SECONDS = 60.0
 _LABEL = "org.belljar.test"
 _RUNSC = '#!/bin/sh\nexec {runsc} --platform=ptrace --network=none "$@"\n'
+#: crun refuses a machine on which both versions of cgroups are mounted: it is not shown the second.
+_CRUN = """#!/bin/sh
+exec unshare --mount --propagation slave sh -c 'umount /sys/fs/cgroup/unified 2>/dev/null; exec {crun} "$@"' crun "$@"
+"""
 
 
 def needs(*programs: str) -> None:
@@ -158,14 +162,17 @@ def docker_engine() -> Iterator[Engine]:
     """A dockerd of our own, without any network."""
     needs("dockerd", "containerd", "runc")
     directory = _directory("bjd-")
-    runtime = directory / "runsc"
-    runtime.write_text(_RUNSC.format(runsc=shutil.which("runsc", path=_path()) or "/usr/bin/runsc"))
-    runtime.chmod(0o755)
+    runtimes = []
+    for name, script in (("runsc", _RUNSC), ("crun", _CRUN)):
+        runtime = directory / name
+        runtime.write_text(script.format(**{name: shutil.which(name, path=_path()) or f"/usr/bin/{name}"}))
+        runtime.chmod(0o755)
+        runtimes += ["--add-runtime", f"{name}={runtime}"]
     command = [
         *("dockerd", f"--host=unix://{directory}/engine.sock", f"--data-root={directory}/data"),
         *(f"--exec-root={directory}/exec", f"--pidfile={directory}/pid", "--bridge=none"),
         *("--iptables=false", "--ip6tables=false", "--exec-opt", "native.cgroupdriver=cgroupfs"),
-        *("--default-ulimit", "nofile=16384:16384", "--add-runtime", f"runsc={runtime}"),
+        *("--default-ulimit", "nofile=16384:16384", *runtimes),
     ]
     engine = Engine("docker", directory, command, {})
     try:
@@ -206,6 +213,11 @@ def docker() -> Iterator[Engine]:
 @pytest.fixture(scope="session")
 def base_tar() -> Path:
     """Debian with Python as a tar; CI has made it ahead."""
+    return find_base_tar()
+
+
+def find_base_tar() -> Path:
+    """The same for whoever is no test; made if nobody has."""
     path = Path(os.environ.get("BELLJAR_BASE_TAR") or _REPOSITORY / ".state" / "containers" / "base.tar")
     deadline = time.monotonic() + 300
     while path.with_name(f"{path.name}.building").exists() and time.monotonic() < deadline:
@@ -226,8 +238,12 @@ def plain_image(docker: Engine, base_tar: Path) -> str:
 @pytest.fixture(scope="session")
 def guest_image(docker: Engine, base_tar: Path, settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The environment that the local tests use, in an image: both back ends then run the very same interpreter."""
-    root = settings.state_dir.resolve() / "environments" / "default"
-    tar = tmp_path_factory.mktemp("image") / "guest.tar"
+    return import_environment(docker, base_tar, settings.state_dir, tmp_path_factory.mktemp("image") / "guest.tar")
+
+
+def import_environment(engine: Engine, base_tar: Path, state_dir: Path, tar: Path) -> str:
+    """An image of the default environment in `state_dir`; `tar` is for the time being."""
+    root = state_dir.resolve() / "environments" / "default"
     shutil.copyfile(base_tar, tar)
     bound = [Path(path) for path in json.loads((root / "environment.json").read_text())["environment"]["bound_paths"]]
     trees = [(root, policy.ENVIRONMENT_DIR), *((path, str(path)) for path in bound if path != root)]
@@ -236,7 +252,7 @@ def guest_image(docker: Engine, base_tar: Path, settings: Settings, tmp_path_fac
             command = ["tar", "--append", f"--file={tar}", "--transform", f"s|^\\.|.{place}|S", "-C", str(source), "."]
             subprocess.run(command, check=True)
     try:
-        return docker.import_image(tar, "belljar-test-guest:1")
+        return engine.import_image(tar, "belljar-test-guest:1")
     finally:
         tar.unlink()
 

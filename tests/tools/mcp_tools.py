@@ -1,14 +1,20 @@
-"""A real MCP server: `mcp_tools.py stdio`, or `mcp_tools.py http PORT` or `sse PORT`."""
+"""A real MCP server: `mcp_tools.py stdio`, or `mcp_tools.py http PORT` or `sse PORT`.
+
+Where EXTRA_TOOL names a file that exists, it has one more tool.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from mcp.server import MCPServer
+from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
+from mcp_types import ToolAnnotations
 
 server = MCPServer("test tools")
 
@@ -47,6 +53,46 @@ def die() -> None:
     os._exit(3)
 
 
+def _die_the_first_time(marker: str) -> int:
+    with Path(marker).open("a") as counted:
+        counted.write("x")
+    if Path(marker).stat().st_size == 1:
+        os._exit(3)
+    return Path(marker).stat().st_size
+
+
+@server.tool(annotations=ToolAnnotations(read_only_hint=True))
+def look(marker: str) -> int:
+    """Only reads, it says; ends the whole server the first time."""
+    return _die_the_first_time(marker)
+
+
+@server.tool(annotations=ToolAnnotations(idempotent_hint=True))
+def put(marker: str) -> int:
+    """May be called twice, it says; ends the whole server the first time."""
+    return _die_the_first_time(marker)
+
+
+@server.tool()
+def pay(marker: str) -> int:
+    """Must not be called twice; ends the whole server the first time."""
+    return _die_the_first_time(marker)
+
+
+def extra() -> str:
+    """One more."""
+    return "more"
+
+
+@server.tool()
+async def grow(context: Context) -> str:
+    """Offer another tool from now on, and say so to all who listen, of either kind."""
+    server.add_tool(extra)
+    await context.notify_tools_changed()
+    await context.session.send_tool_list_changed()
+    return "grown"
+
+
 @server.tool()
 def flood() -> str:
     """Much."""
@@ -66,6 +112,8 @@ def pid() -> int:
 
 
 if __name__ == "__main__":
+    if Path(os.environ.get("EXTRA_TOOL", "/nowhere")).exists():
+        server.add_tool(extra)
     if sys.argv[1] == "stdio":
         server.run("stdio")
     elif sys.argv[1] == "http":

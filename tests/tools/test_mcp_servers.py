@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import os
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +20,26 @@ import pytest
 
 import belljar
 from belljar.settings import Settings, ToolServerSettings, ToolSettings
+from belljar.tools.broker import Broker
+from belljar.tools.functions import as_tool
+from belljar.tools.source import Changed, Tool
 
 HERE = Path(__file__).parent
 TRY = "import tools\ntry:\n    tools.{call}\nexcept tools.ToolError as error:\n    print(error)\nprint(tools.add(1))"
 STDIO = (sys.executable, str(HERE / "mcp_tools.py"), "stdio")
 
 
-@contextlib.contextmanager
-def serving(kind: str) -> Iterator[int]:
-    """The same tools behind a port."""
+def free_port() -> int:
+    """Where nobody listens."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+        port: int = probe.getsockname()[1]
+    return port
+
+
+@contextlib.contextmanager
+def serving(kind: str, port: int = 0) -> Iterator[int]:
+    """The same tools behind a port."""
+    port = port or free_port()
     process = subprocess.Popen(
         [sys.executable, str(HERE / "mcp_tools.py"), kind, str(port)],
         stdout=subprocess.DEVNULL,
@@ -115,8 +126,42 @@ def test_a_server_that_dies_in_a_call_is_started_again(stdio_box: belljar.Sandbo
         "print(tools.pid() != before, tools.add(1))"
     )
     said = run(stdio_box, code, timeout=60).splitlines()
-    assert said[0].startswith("die: tool server 'given': ")
+    assert said[0].startswith("die: tool server 'given' went away during the call")
     assert said[1] == "True 3"
+
+
+def test_a_call_is_made_again_only_where_that_does_no_harm(settings: Settings, tmp_path: Path) -> None:
+    code = "import tools\nbefore = tools.pid()\n"
+    for tool in ("look", "put", "pay"):  # only reads; may be called twice; says nothing
+        code += f"try:\n    print(tools.{tool}({str(tmp_path / tool)!r}))\n"
+        code += "except tools.ToolError as error:\n    print(error)\n"
+    code += "print(tools.pid() != before)"
+    with open_box(settings, call_seconds=60.0, tests=ToolServerSettings(command=STDIO)) as box:
+        assert run(box, code, timeout=90).splitlines() == [
+            "2",
+            "2",
+            "pay: tool server 'tests' went away during the call; nobody knows whether it was done, so it was not "
+            "made again",
+            "True",
+        ]
+    assert (tmp_path / "pay").read_text() == "x"
+
+
+def test_a_call_that_the_server_never_got_waits_for_the_next_one(settings: Settings, host: Any) -> None:
+    """Behind a URL, where nobody notices that a server is gone before it is called."""
+    with contextlib.ExitStack() as stack:
+        port = free_port()
+        first = stack.enter_context(contextlib.ExitStack())
+        first.enter_context(serving("http", port))
+        server = ToolServerSettings(url=f"http://127.0.0.1:{port}/mcp")
+        box = stack.enter_context(open_box(settings, call_seconds=60.0, tests=server))
+        before = int(run(box, "import tools\nprint(tools.pid())"))
+        first.close()
+        assert is_dead(before)
+        with ThreadPoolExecutor() as pool:
+            answer = pool.submit(run, box, "import tools\nprint(tools.pid())", timeout=90)
+            stack.enter_context(serving("http", port))
+            assert int(answer.result()) != before
 
 
 def is_dead(pid: int) -> bool:
@@ -135,6 +180,34 @@ def test_a_server_that_dies_while_idle_is_started_again(
     host.wait_until(lambda: is_dead(before), "the server is dead")
     host.wait_until(lambda: "went away" in caplog.text, "its death is noticed")  # until then it may be sent a call
     assert int(run(stdio_box, "import tools\nprint(tools.pid())", timeout=60)) != before
+
+
+@pytest.mark.parametrize("kind", ["stdio", "http", "sse"])
+def test_a_tool_that_is_added_is_there_for_the_next_program(settings: Settings, host: Any, kind: str) -> None:
+    with contextlib.ExitStack() as stack:
+        server = ToolServerSettings(command=STDIO)
+        if kind != "stdio":
+            path = "mcp" if kind == "http" else "sse"
+            server = ToolServerSettings(url=f"http://127.0.0.1:{stack.enter_context(serving(kind))}/{path}")
+        box = stack.enter_context(open_box(settings, tests=server))
+        assert run(box, "import tools\nprint(hasattr(tools, 'extra'), tools.grow())") == "False grown\n"
+        code = "import tools\nprint(tools.extra() if hasattr(tools, 'extra') else '')"
+        host.wait_until(lambda: run(box, code) == "more\n", "the new tool is offered")
+        assert run(box, "import tools\nprint(tools.add(1))") == "3\n"
+
+
+def test_a_server_that_comes_back_with_other_tools(settings: Settings, host: Any, tmp_path: Path) -> None:
+    flag = tmp_path / "extra"
+    flag.touch()
+    server = ToolServerSettings(command=STDIO, env=(f"EXTRA_TOOL={flag}",))
+    with open_box(settings, tests=server) as box, box.session(tools=True) as session:
+        assert session.run("import tools\nprint(tools.extra())").stdout == "more\n"
+        flag.unlink()
+        again = "try:\n    tools.die()\nexcept tools.ToolError:\n    print(tools.add(1))"
+        assert session.run(again, timeout=60).stdout == "3\n"  # the next server answers
+        told = session.run("try:\n    tools.extra()\nexcept tools.ToolError as error:\n    print(error)").stdout
+        assert told == "extra is not there any more\n"
+        assert run(box, "import tools\nprint(hasattr(tools, 'extra'), hasattr(tools, 'add'))") == "False True\n"
 
 
 def test_a_server_that_hangs_costs_only_the_call(settings: Settings) -> None:
@@ -190,3 +263,36 @@ def test_nothing_is_left_of_a_server(settings: Settings, host: Any) -> None:
         pid = int(run(box, "import tools\nprint(tools.pid())"))
     assert not Path(f"/proc/{pid}").exists()
     host.wait_until(lambda: host.leftovers().processes <= before, "the server is gone")
+
+
+def test_a_name_that_is_taken_later_is_left_out_and_told(caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody can be refused a start any more; what is there stays, and what else has changed is taken."""
+
+    def first() -> int:
+        return 1
+
+    def second() -> int:
+        return 2
+
+    class Shelf:
+        async def open(self, changed: Changed) -> list[Tool]:
+            self.changed = changed
+            return []
+
+        async def close(self) -> None:
+            self.changed([as_tool(first, "one that is closed")])
+
+    async def change() -> None:
+        shelves = Shelf(), Shelf()
+        broker = Broker(ToolSettings(), shelves)
+        await broker.open()
+        shelves[0].changed([as_tool(first, "shelf 0")])
+        shelves[1].changed([as_tool(first, "shelf 1"), as_tool(second, "shelf 1")])
+        assert [spec.name for spec in broker.specs] == ["first", "second"]
+        shelves[0].changed([])
+        assert broker.select(["*"]) == ("second",)
+        await broker.close()
+        assert broker.specs == []
+
+    asyncio.run(change())
+    assert "two tools are called 'first': one of shelf 0 and one of shelf 1" in caplog.text

@@ -27,6 +27,7 @@ from belljar.contract.execution import (
     FileCoverage,
     Finished,
     Limits,
+    NetworkUse,
     Outcome,
     Output,
     ProgramError,
@@ -322,8 +323,20 @@ def _outcome(body: Mapping[str, Any], displays: tuple[Display, ...] = ()) -> Out
             cpu_seconds=float(usage["cpu_seconds"]),
             memory_peak_bytes=int(usage["memory_peak_bytes"]),
             queue_seconds=float(usage["queue_seconds"]),
+            network=_network_use(usage.get("network")),
         ),
         cell=None if body.get("cell") is None else int(body["cell"]),
+    )
+
+
+def _network_use(used: Mapping[str, Any] | None) -> NetworkUse | None:
+    if used is None:
+        return None
+    return NetworkUse(
+        connections=int(used["connections"]),
+        refused=int(used["refused"]),
+        sent_bytes=int(used["sent_bytes"]),
+        received_bytes=int(used["received_bytes"]),
     )
 
 

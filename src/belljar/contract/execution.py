@@ -145,6 +145,25 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkUse:
+    """What went through the way out of a program that was given one."""
+
+    connections: int = 0
+    refused: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+
+    def as_json(self) -> dict[str, int]:
+        """The wire form."""
+        return {
+            "connections": self.connections,
+            "refused": self.refused,
+            "sent_bytes": self.sent_bytes,
+            "received_bytes": self.received_bytes,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FileCoverage:
     """Which lines of one file ran. Measured beside the program, so a hostile one can forge it."""
 
@@ -209,6 +228,7 @@ class Evidence:
     artifacts: tuple[File, ...] = ()
     tool_calls: tuple[ToolCall, ...] = ()
     coverage: CoverageReport | None = None
+    network: NetworkUse | None = None  # None: it had none
     wall_seconds: float = 0.0
     cpu_seconds: float = 0.0
     memory_peak_bytes: int = 0
@@ -246,6 +266,7 @@ class Usage:
     cpu_seconds: float = 0.0
     memory_peak_bytes: int = 0
     queue_seconds: float = 0.0
+    network: NetworkUse | None = None  # None: it had none
 
 
 @quickly_made
@@ -315,6 +336,7 @@ class Outcome:
                 "cpu_seconds": round(self.usage.cpu_seconds, 6),
                 "memory_peak_bytes": self.usage.memory_peak_bytes,
                 "queue_seconds": round(self.usage.queue_seconds, 6),
+                **({} if self.usage.network is None else {"network": self.usage.network.as_json()}),
             },
         }
 

@@ -80,6 +80,7 @@ def admit(
     timeout: float | None = None,
     memory_mb: float | None = None,
     environment: str = "default",
+    network: bool = False,
     tools: Sequence[str] = (),
     coverage: bool | Coverage | Mapping[str, bool] | None = None,
     restrict: Restriction | Mapping[str, Any] | None = None,
@@ -108,6 +109,7 @@ def admit(
         artifacts=_read_globs(artifacts) if artifacts else (),
         limits=_read_limits(settings, limits, timeout, memory_mb),
         environment=environment,
+        network=_read_network(settings, network) if network else False,
         tools=_read_tools(tools, language) if tools else (),
         coverage=_read_coverage(language, coverage) if coverage else None,
         restrict=None if restrict is None else read_restriction(settings, restrict, language),
@@ -147,7 +149,7 @@ def admit_session(
         limits=_read_limits(settings, limits, timeout, memory_mb),
         idle_seconds=_read_idle_seconds(settings, idle_seconds),
         env=_read_env(settings, env, ()) if env else {},
-        network=bool(network),
+        network=_read_network(settings, network) if network else False,
         tools=tuple(tools),
         files=_read_files(settings, files, "") if files else (),
         caller=caller,
@@ -205,6 +207,17 @@ def _read_idle_seconds(settings: Settings, idle_seconds: float | None) -> float:
             f"idle_seconds is {_show(idle_seconds)} but must be above 0 and at most {most:g}", field="idle_seconds"
         )
     return float(idle_seconds)
+
+
+def _read_network(settings: Settings, network: object) -> bool:
+    if network is not True:
+        raise _wrong_type("network", "true or false", network)
+    if not settings.network.offered:
+        raise NotOffered(
+            "network is not offered here; leave it out or send false (the operator offers it: network.offered)",
+            field="network",
+        )
+    return True
 
 
 def _read_tools(tools: Sequence[str], language: str) -> tuple[str, ...]:

@@ -298,6 +298,7 @@ def judge(execution_id: str, execution: Execution, seen: Evidence, queue_seconds
             cpu_seconds=seen.cpu_seconds,
             memory_peak_bytes=seen.memory_peak_bytes,
             queue_seconds=queue_seconds,
+            network=seen.network,
         ),
     )
 

@@ -9,11 +9,12 @@ A cell waits for its session first and for a running slot second, so that cells 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from belljar.contract.backend import Watcher
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 _REMEMBERED_MAX = 10_000
 _RETRY_SECONDS_MAX = 60.0
+_SHOWN_CHARACTERS = 140
 
 _Key = tuple[str, str]  # caller and id
 
@@ -184,7 +186,7 @@ class Sessions:
         reason = session.live.ended if session is not None else self._gone.get((caller, id), (None, 0.0))[0]
         if reason is not None:
             raise SessionEnded(f"session {_show(id)} has ended: {_WHY.get(reason, reason)}", reason=reason)
-        raise SessionNotFound(f"there is no session {_show(id)}; open one first", id=_show(id))
+        raise SessionNotFound(f"there is no session {_show(id)}; open one first", id=str(id)[:_SHOWN_CHARACTERS])
 
     # ---- cells
 
@@ -205,7 +207,9 @@ class Sessions:
         """
         session = self._find(caller, id)
         if session.is_busy and not waits:
-            raise SessionBusy(f"session {_show(id)} runs a cell; wait for it, or interrupt it", id=_show(id))
+            raise SessionBusy(
+                f"session {_show(id)} runs a cell; wait for it, or interrupt it", id=str(id)[:_SHOWN_CHARACTERS]
+            )
         async with session.turn:
             self._find_same(session)
             numbered: list[int] = []
@@ -251,23 +255,21 @@ class Sessions:
         _check_count(count)
         session = self._find(caller, id)
         if session.is_busy:
-            raise SessionBusy(f"session {_show(id)} runs a cell; branch it when that has ended", id=_show(id))
+            raise SessionBusy(
+                f"session {_show(id)} runs a cell; branch it when that has ended", id=str(id)[:_SHOWN_CHARACTERS]
+            )
         self._engine.check_open()
-        made: list[_Session] = []
         async with session.turn:
             await self._make_room(caller, count)
             try:
-                for _ in range(count):
-                    live = await session.live.branch(reseed)
-                    order = dataclasses.replace(session.order, id=new_session_id(), files=())
-                    made.append(_Session(order, live, parent=id))
-            except BaseException:
-                for each in made:
-                    await each.live.close()
-                raise
+                copies = await _all_or_none([session.live.branch(reseed) for _ in range(count)])
             finally:
                 self._give_up_room(caller, count)
                 self._touch(session)
+        made = [
+            _Session(dataclasses.replace(session.order, id=new_session_id(), files=()), each, parent=id)
+            for each in copies
+        ]
         for each in made:
             each.cells = session.cells
             self._settle(each)
@@ -381,10 +383,31 @@ def new_session_id() -> str:
     return "s_" + os.urandom(16).hex()
 
 
+async def _all_or_none(branching: Sequence[Coroutine[Any, Any, LiveSession]]) -> list[LiveSession]:
+    """Every copy; when one could not be made, or nobody waits for them any more, they are closed again.
+
+    What was begun is brought to its end even so: a session that is stopped halfway through being copied is lost.
+    """
+    working = asyncio.gather(*branching, return_exceptions=True)
+    try:
+        made = await asyncio.shield(working)
+        failed = next((each for each in made if isinstance(each, BaseException)), None)
+    except asyncio.CancelledError as cancelled:
+        failed = cancelled
+        while not working.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([working])
+    copies = [each for each in working.result() if not isinstance(each, BaseException)]
+    if failed is not None:
+        await asyncio.gather(*(each.close() for each in copies))
+        raise failed
+    return copies
+
+
 def _check_count(count: object) -> None:
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise InvalidExecution(f"count is {_show(count)} but must be a whole number from 1 on", field="count")
 
 
 def _show(id: object) -> str:
-    return repr(id)[:140]
+    return repr(id)[:_SHOWN_CHARACTERS]

@@ -55,6 +55,7 @@ class Asked(TypedDict, total=False):
     timeout: float | None
     memory_mb: float | None
     environment: str
+    network: bool
     tools: bool | Sequence[str | Callable[..., Any]]  # functions of yours that the program may call; names of tools
     coverage: bool | Coverage | Mapping[str, bool] | None
     restrict: Restriction | Mapping[str, Any] | None

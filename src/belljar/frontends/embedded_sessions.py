@@ -32,6 +32,7 @@ class SessionAsked(TypedDict, total=False):
     idle_seconds: float | None
     env: Mapping[str, str] | None
     files: Mapping[str, str | bytes] | Iterable[File] | None
+    network: bool
     tools: bool | Sequence[str | Callable[..., Any]]  # functions of yours that its cells may call; names of tools
 
 

@@ -14,11 +14,13 @@ import random
 import re
 import struct
 import sys
+from collections.abc import Callable
 from typing import Any
 
 _CLONE_NEWUSER, _CLONE_NEWNS, _CLONE_NEWNET, _CLONE_NEWIPC = 0x10000000, 0x20000, 0x40000000, 0x8000000
 _JOINED = (_CLONE_NEWNS, _CLONE_NEWNET, _CLONE_NEWIPC)
 _OWN = ("/work", "/tmp", "/dev/shm")
+_BELOW_OWN = ("/work/", "/tmp/", "/dev/shm/")
 _DELETED = " (deleted)"
 _PR_SET_DUMPABLE = 4
 _SIGCHLD = int(_signal.SIGCHLD)
@@ -26,14 +28,27 @@ _KEPT_CAPABILITIES = 1 << 21 | 1 << 18  # CAP_SYS_ADMIN and CAP_SYS_CHROOT: to j
 _CAPABILITY_VERSION_3 = 0x20080522
 _LANDLOCK_CREATE_RULESET, _LANDLOCK_RESTRICT_SELF = 444, 446
 _SCOPE_ABSTRACT_SOCKET, _SCOPE_SIGNAL = 1, 2
+_MAKE_BLOCK_DEVICES = 1 << 11
 _KEPT_FLAGS = os.O_ACCMODE | os.O_APPEND | os.O_NONBLOCK | os.O_DIRECTORY | os.O_PATH | os.O_SYNC
 
+_CLONE_VM, _CLONE_VFORK = 0x100, 0x4000
+_STACK_GAP_BYTES = 1 << 16
+#: Where `getcontext` puts the stack pointer; -1: on this machine, or with this libc, we do not know.
+_OFFSET_OF_STACK_POINTER = {"x86_64": 160, "aarch64": 432}.get(os.uname().machine, -1)
+
 _libc = ctypes.CDLL(None, use_errno=True)
+_libc_with_lock = ctypes.PyDLL(None, use_errno=True)  # the interpreter's: who shares our memory holds it, too
+_context = ctypes.create_string_buffer(8192)
+if not hasattr(_libc, "getcontext"):
+    _OFFSET_OF_STACK_POINTER = -1
 _forgotten: list[Any] = []  # event loops of the original: to close one here would change it there
 
 
 #: A mapping that a fork does not copy, of a file that the copy shall have its own of, or of memory that has no name.
 _SHARED = re.compile(rb"^\S+ ...s \S+ \S+ \S+ +((?:/work|/tmp|/dev/shm|/dev/zero|/SYSV)[^\n]*)", re.MULTILINE)
+
+_lines = bytearray(16384)
+_lines_view = memoryview(_lines)
 
 
 class Refused(Exception):
@@ -67,16 +82,14 @@ def look_around() -> list[OpenFile]:
     Raises:
         Refused: something is shared in a way that no copy can undo.
     """
-    shared = _SHARED.search(_read("/proc/self/maps"))
-    if shared is not None:
-        raise Refused(f"memory is shared through {os.fsdecode(shared.group(1))}; close it first")
+    _check_mappings()
     found = []
     for name in os.listdir("/proc/self/fd"):
         try:
             path = os.readlink(f"/proc/self/fd/{name}")
         except OSError:
             continue  # the listing's own
-        if not path.startswith(tuple(f"{each}/" for each in _OWN)) and path not in _OWN:
+        if not path.startswith(_BELOW_OWN) and path not in _OWN:
             continue
         if path.endswith(_DELETED):
             raise Refused(f"the deleted file {path[: -len(_DELETED)]} is open; close it first")
@@ -84,39 +97,108 @@ def look_around() -> list[OpenFile]:
     return found
 
 
-def _read(path: str) -> bytes:
-    descriptor = os.open(path, os.O_RDONLY)
-    pieces: list[bytes] = []
-    while pieces[-1:] != [b""]:
-        pieces.append(os.read(descriptor, 1 << 20))
-    os.close(descriptor)
-    return b"".join(pieces)
-
-
-def fork_orphan() -> bool:
-    """Fork so that the copy has no parent but the first process of the cell; True in the copy.
-
-    The program must see neither a child nor a signal of one.
-    """
-    handler = _signal.signal(_SIGCHLD, _signal.SIG_DFL)
+def _check_mappings() -> None:
+    """Read in pieces, into a buffer that is there already: what is touched here is a page more for every branch."""
+    descriptor = os.open("/proc/self/maps", os.O_RDONLY)
+    left = 0  # of a line that goes on in the next piece
     try:
-        pid = os.fork()
+        while count := os.readv(descriptor, [_lines_view[left:]]):
+            end = left + count
+            shared = _SHARED.search(_lines, 0, end)
+            if shared is not None:
+                raise Refused(f"memory is shared through {os.fsdecode(bytes(shared.group(1)))}; close it first")
+            whole = _lines.rfind(b"\n", 0, end) + 1
+            left = end - whole
+            _lines_view[:left] = _lines_view[whole:end]
+    finally:
+        os.close(descriptor)
+
+
+def fork_orphan(pass_on: Callable[[], None], go_on: Callable[[], None]) -> None:
+    """Fork so that the copy has no parent but the first process of the cell; it calls `go_on`, which never returns.
+
+    Whoever forks it, a process in between with descriptors of its own, calls `pass_on` first.
+
+    Raises:
+        Refused: nobody was born.
+    """
+    global _passing
+    handler = _signal.signal(_SIGCHLD, _signal.SIG_DFL)  # the program must see neither a child nor a signal of one
+    _passing = _Passing(pass_on, go_on, handler)
+    try:
+        if os.waitpid(_start_passer(), 0)[1] or _passing.why:
+            raise Refused(_passing.why or "the limit of processes leaves no room for the copy while it is made")
+    finally:
+        _passing = None
+        _restore(handler)
+
+
+def _restore(handler: Any) -> None:
+    _signal.signal(_SIGCHLD, _signal.SIG_DFL if handler is None else handler)
+
+
+class _Passing:
+    """What the process in between does: it forks the copy and ends, so that the copy is nobody's child."""
+
+    def __init__(self, pass_on: Callable[[], None], go_on: Callable[[], None], handler: Any) -> None:
+        self.why = ""
+        self._pass_on = pass_on
+        self._go_on = go_on
+        self._handler = handler
+
+    def run(self) -> None:
+        try:
+            self._pass_on()
+            pid = os.fork()
+        except BaseException as error:  # noqa: BLE001  (a program may have put anything in the way)
+            self.why = str(error) or type(error).__name__
+            return
         if pid == 0:
             try:
-                pid = os.fork()
-            except OSError:
-                os._exit(1)
-            if pid:
-                os._exit(0)
-            return True
-        if os.waitpid(pid, 0)[1]:
-            raise Refused("the limit of processes leaves no room for the copy while it is made")
-        return False
-    finally:
-        _signal.signal(_SIGCHLD, _signal.SIG_DFL if handler is None else handler)
+                _restore(self._handler)
+                self._go_on()
+            finally:
+                os._exit(71)
 
 
-def join(family: int | None, places: list[int]) -> None:
+def _run_passing(_: object) -> int:
+    if _passing is not None:
+        _passing.run()
+    return 0
+
+
+def _start_passer() -> int:
+    """The pid of the one in between; when this returns, the copy has been born or will not be.
+
+    To fork is to copy page tables, which for a large session is most of a branch's time; to be forked twice doubles it.
+    So the one in between shares the session's memory, as one made by vfork does: the session stands still meanwhile. It
+    runs further down on the same stack. The copy can never return from there, since what is above belongs to a call
+    that ends in the session only; so it goes on from there, a little deeper on its stack than the original.
+    """
+    if _OFFSET_OF_STACK_POINTER < 0 or _libc.getcontext(_context):
+        return _fork_passer()
+    (here,) = struct.unpack_from("=Q", _context, _OFFSET_OF_STACK_POINTER)
+    below = ctypes.c_void_p((here - _STACK_GAP_BYTES) & -_STACK_GAP_BYTES)
+    pid = int(_libc_with_lock.clone(_body, below, _CLONE_VM | _CLONE_VFORK | _SIGCHLD, None))
+    if pid < 0:
+        raise Refused(f"no process can be made: {os.strerror(ctypes.get_errno())}")
+    return pid
+
+
+def _fork_passer() -> int:
+    """On a machine whose registers we do not know: with a copy of the memory of its own."""
+    pid = os.fork()
+    if pid == 0:
+        _run_passing(None)
+        os._exit(bool(_passing is None or _passing.why))
+    return pid
+
+
+_passing: _Passing | None = None
+_body = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_run_passing)
+
+
+def join(family: int | None, places: list[int], order: bytes) -> None:
     """Move this process, just forked, into the namespaces behind these descriptors, and give up what that gave it.
 
     Raises:
@@ -133,7 +215,8 @@ def join(family: int | None, places: list[int]) -> None:
         os.chdir("/work")
     _keep_few_capabilities()
     _libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
-    _scope_signals()
+    if b"shield" in order:
+        _shield_family(b"scope" in order)
 
 
 def _setns(descriptor: int, kind: int) -> None:
@@ -149,16 +232,17 @@ def _keep_few_capabilities() -> None:
         raise OSError(ctypes.get_errno(), "capset")
 
 
-def _scope_signals() -> None:
-    """A landlock layer: `kill(-1)` in here reaches neither the original nor its other copies.
+def _shield_family(with_signals: bool) -> None:
+    """A landlock layer of its own: neither the original nor its other copies can be signalled or looked into from here.
 
-    The kernel stacks sixteen of them; a copy of copies past that is without.
+    An older landlock knows no signals; so that there is a layer at all, it forbids what nobody here can do anyway.
     """
-    attributes = struct.pack("=QQQ", 0, 0, _SCOPE_ABSTRACT_SOCKET | _SCOPE_SIGNAL)
+    scopes = _SCOPE_ABSTRACT_SOCKET | _SCOPE_SIGNAL
+    attributes = struct.pack("=QQQ", 0, 0, scopes) if with_signals else struct.pack("=Q", _MAKE_BLOCK_DEVICES)
     ruleset = _libc.syscall(_LANDLOCK_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0)
-    if ruleset >= 0:
-        _libc.syscall(_LANDLOCK_RESTRICT_SELF, ruleset, 0)
-        os.close(ruleset)
+    if ruleset < 0 or _libc.syscall(_LANDLOCK_RESTRICT_SELF, ruleset, 0):
+        raise OSError(ctypes.get_errno(), f"landlock: {os.strerror(ctypes.get_errno())}")
+    os.close(ruleset)
 
 
 def part_from_original(state_of_random: Any) -> None:

@@ -10,6 +10,7 @@ import os
 import signal
 from typing import Any
 
+_DOOR = 3  # as in `languages/standby.cjs`; the socket that was there is closed by now
 _WHOLE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -17,7 +18,9 @@ def prepare(order: dict[str, Any], descriptors: list[int]) -> None:
     """Lay out what was compiled, if anything was, and exec. Never returns."""
     argv = order["argv"]
     try:
-        if descriptors:
+        if order.get("has_door"):
+            os.dup2(descriptors[0], _DOOR)  # where it will wait for its program
+        elif descriptors:
             _unpack(order["compiled"], order["start"], descriptors[0])
             os.close(descriptors[0])
         for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and an exec would pass that on

@@ -46,7 +46,8 @@ class Interpreter:
                 os.closerange(5, 65536)
                 for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
                     signal.signal(number, signal.SIG_DFL)
-                os.execve(order["argv"][0], order["argv"], {**os.environ, **order["environ"]})
+                start = os.execve if "/" in order["argv"][0] else os.execvpe  # in an image, only its own PATH knows
+                start(order["argv"][0], order["argv"], {**os.environ, **order["environ"]})
             finally:
                 os._exit(127)
         for descriptor in (feed, cells, answers, stdout, stderr):

@@ -31,6 +31,8 @@ from belljar.guest import displays
 _BINARY = ("image/png", "image/jpeg", "image/gif", "application/pdf")
 _MESSAGE_CHARACTERS, _TRACE_CHARACTERS = 2000, 7000  # in JSON each may take twelve bytes, and a packet holds 120 KiB
 
+_FRAMES_SHOWN_FIRST, _FRAMES_SHOWN_LAST = 20, 30
+
 _OUR_CODE = os.path.dirname(os.path.dirname(__file__))
 
 _fflush = ctypes.CDLL(None).fflush
@@ -104,6 +106,8 @@ def make_shell() -> Any:
 def _shell_class(core: Any) -> Any:
     hook = importlib.import_module("IPython.core.displayhook").DisplayHook
     publisher = importlib.import_module("IPython.core.displaypub").DisplayPublisher
+    compiler = importlib.import_module("IPython.core.compilerop").CachingCompiler
+    inspect: Any = importlib.import_module("inspect")
 
     class ResultHook(hook):  # type: ignore[misc, valid-type]
         def write_output_prompt(self) -> None:
@@ -122,11 +126,21 @@ def _shell_class(core: Any) -> Any:
         def clear_output(self, wait: bool = False) -> None:
             pass
 
+    class Compiler(compiler):  # type: ignore[misc, valid-type]
+        def cache(self, *args: Any, **asked: Any) -> str:
+            """Tell `inspect` where a cell belongs: it would ask every module there is, for each frame it shows."""
+            name = str(super().cache(*args, **asked))
+            for each in (name, os.path.abspath(name)):
+                inspect.modulesbyfile[each] = "__main__"
+            return name
+
     class SessionShell(core.InteractiveShell):  # type: ignore[misc]
         system = core.InteractiveShell.system_raw  # the other one wants a terminal
+        compiler_class = Compiler
         last_traceback: list[str] | None = None
         has_asked_to_exit = False
         was_interrupted = False  # while it awaited
+        frames_left_out = 0
 
         def init_displayhook(self) -> None:
             self.displayhook_class = ResultHook
@@ -144,9 +158,19 @@ def _shell_class(core: Any) -> Any:
             kind, value, trace = super()._get_exc_info(exc_tuple)
             if self.was_interrupted and kind.__name__ == "CancelledError":
                 kind, value = KeyboardInterrupt, KeyboardInterrupt()
-            return kind, value, _without_ours(trace)
+            self.frames_left_out = _leave_out_the_middle(_without_ours(trace))
+            return kind, value, trace
+
+        def showtraceback(self, *args: Any, **asked: Any) -> None:
+            with contextlib.redirect_stdout(sys.stderr):  # where it says that it could not draw one
+                super().showtraceback(*args, **asked)
+
+        def _format_exception_for_storage(self, *_: Any, **__: Any) -> list[str]:
+            return []  # it would all be done a second time, for a history that nobody reads
 
         def _showtraceback(self, etype: Any, evalue: Any, stb: list[str]) -> None:
+            if self.frames_left_out:
+                stb = [*stb[:-1], f"[{self.frames_left_out} calls in the middle are left out]", *stb[-1:]]
             self.last_traceback = list(stb)
             print(self.InteractiveTB.stb2text(stb), file=sys.stderr)
 
@@ -170,6 +194,19 @@ def _without_ours(trace: Any) -> Any:
             here.tb_next = here.tb_next.tb_next
         here = here.tb_next
     return trace
+
+
+def _leave_out_the_middle(trace: Any) -> int:
+    """Shorten the traceback of an endless recursion: to draw all of it takes IPython longer than a cell may take."""
+    frames = []
+    while trace is not None:
+        frames.append(trace)
+        trace = trace.tb_next
+    left_out = len(frames) - _FRAMES_SHOWN_FIRST - _FRAMES_SHOWN_LAST
+    if left_out <= 0:
+        return 0
+    frames[_FRAMES_SHOWN_FIRST - 1].tb_next = frames[-_FRAMES_SHOWN_LAST]
+    return left_out
 
 
 def _run_coroutine(coroutine: Any) -> Any:

@@ -67,12 +67,21 @@ def serve(peer: socket.socket) -> bool:
         except OSError as error:
             channel.send(peer, {"failed": "language", "reason": str(error)})
             return False
-    own = [*(os.open(path, os.O_PATH | os.O_DIRECTORY) for path in _DIRS), os.pidfd_open(getpid())]
+    own = [os.open(path, os.O_PATH | os.O_DIRECTORY) for path in _DIRS]
+    try:
+        own.append(os.pidfd_open(getpid()))
+    except OSError:
+        pass  # gVisor has none; there its steward sends the signals
     channel.send(peer, {}, b"started", own)  # the last thing the host believes
     for descriptor in own:
         close(descriptor)
     if child is not None:
         foreign.serve(peer, child, _background)
+    _serve_cells(peer)
+    return False  # never
+
+
+def _serve_cells(peer: socket.socket) -> None:
     while True:
         message, blob, descriptors = _next(peer)
         if message:
@@ -172,27 +181,39 @@ def _branch(peer: socket.socket, order: bytes, descriptors: list[int]) -> None:
         files = branching.look_around()
         interpreter.flush()
         state = None if b"reseed" in order else random.getstate()
-        if branching.fork_orphan():
-            _become_copy(peer, order, descriptors, files, state)
-            return
+        branching.fork_orphan(
+            lambda: _pass_on(peer, descriptors[0]),
+            lambda: _live_as_copy(peer, order, descriptors, files, state),
+        )
         answer = b"branched"
     except Exception as error:  # noqa: BLE001  (a program may have put anything in the way)
         answer = b"cannot " + (str(error) or type(error).__name__)[:500].encode("utf-8", "replace")
-    if getpid() != _pid:
-        os._exit(71)  # a copy that has failed before it could say so
     for descriptor in descriptors:
         close(descriptor)
     channel.send(peer, {}, answer)
 
 
+def _pass_on(peer: socket.socket, own_channel: int) -> None:
+    """Be put to where the copy belongs, so that all that it takes, from the first page on, is counted there."""
+    dup2(own_channel, 3, False)
+    channel.send(peer, {}, b"passing")
+    channel.receive(peer)
+
+
+def _live_as_copy(peer: socket.socket, order: bytes, descriptors: list[int], files: list[Any], state: Any) -> None:
+    _become_copy(peer, order, descriptors, files, state)
+    _serve_cells(peer)
+
+
 def _become_copy(peer: socket.socket, order: bytes, descriptors: list[int], files: list[Any], state: Any) -> None:
     global _pid, _is_unseeded
-    own_channel, stdout, stderr = descriptors
+    _, stdout, stderr = descriptors
     try:
-        dup2(own_channel, 3, False)
         channel.send(peer, {}, b"copy")
         _, _, (family, *places) = channel.receive(peer, 4)
-        branching.join(family if b"first" in order else None, places)  # who is a copy lives in the family's already
+        branching.join(
+            family if b"first" in order else None, places, order
+        )  # who is a copy lives in the family's already
         for file in files:
             file.reopen()
         for source, target, kept in ((stdout, 1, _background[0]), (stderr, 2, _background[1])):

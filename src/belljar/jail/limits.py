@@ -35,6 +35,11 @@ def address_space_bytes() -> int:
         return int(file.read().split()[0]) * resource.getpagesize()
 
 
+def lower(which: int, most: int) -> None:
+    """Soft and hard, never upwards."""
+    _lower(which, most, most)
+
+
 def _lower(which: int, soft: int, hard: int) -> None:
     _, ceiling = resource.getrlimit(which)
     if ceiling != UNLIMITED:

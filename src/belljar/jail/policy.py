@@ -15,11 +15,14 @@ CODE_DIR = "/tmp/.belljar"
 #: As root, guest uids are this plus the number of the cell; 65,536 host uids are set aside for one instance.
 GUEST_UID_FIRST = 1000
 UIDS_PER_INSTANCE = 65536
+EGRESS_UID = UIDS_PER_INSTANCE - 1  # of the process that goes out for guests; none of them has it
 
 #: Read-only places of the host that every guest sees. A missing one is left out, a link is copied as a link.
 SYSTEM_TREES = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 CONFIGURATION_TREES = ("/etc/alternatives",)  # each mount costs every run a little
+CERTIFICATES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt")  # whichever there is
 CONFIGURATION_FILES = (
+    *CERTIFICATES,
     "/etc/fonts/fonts.conf",
     "/etc/ld.so.cache",
     "/etc/localtime",

@@ -1,7 +1,8 @@
 """Which toolchains this machine has, as a jail would see them.
 
-Looking is cheap and lazy: a language is looked for when somebody names it, by the files it needs. Only its version
-costs a process, and only who lists languages asks for that.
+Looking is cheap and lazy: a language is looked for when somebody names it, by the files it needs, and again every few
+seconds, so that a server notices what is installed, replaced or removed while it runs. Only its version costs a
+process, and only who lists languages asks for that, once for each toolchain that is found.
 
 A toolchain is found where jails can see it: in the system's own directories, never on the PATH of whoever started
 the server; in the state directory, where `belljar languages install` puts what no package of the system offers; or
@@ -21,6 +22,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -34,6 +36,7 @@ _log = logging.getLogger("belljar.languages")
 #: Where commands are looked for in the jail, after the guest environment's own.
 COMMAND_DIRS = ("/usr/local/bin", "/usr/bin", "/bin")
 _VISIBLE = ("/usr/", "/bin/", "/sbin/", "/lib/", "/lib32/", "/lib64/", "/etc/alternatives/")
+_LOOK_AGAIN_SECONDS = 5.0
 _PROBE_SECONDS = 30.0
 _PREPARE_SECONDS = 300.0
 _STAMP = ".made-for"
@@ -56,10 +59,9 @@ class Machine:
     def __init__(self, state_dir: Path, roots: Mapping[str, str] | None = None) -> None:
         self.toolchains_dir = state_dir.resolve() / "toolchains"
         self._roots = dict(roots or {})
-        self._available: set[str] = set()
-        self._fingerprints: dict[str, str] = {}
-        self._versions: dict[str, str | None] = {}
-        self._ready: set[str] = set()
+        self._found: dict[str, tuple[float, str]] = {}  # when it was looked for, and its fingerprint if it was there
+        self._versions: dict[str, str | None] = {}  # by fingerprint
+        self._ready: set[str] = set()  # fingerprints
 
     # ---- where things are
 
@@ -82,22 +84,28 @@ class Machine:
             places[TOOLCHAINS_DIR] = str(self.toolchains_dir)
         for toolchain in load_all().values():
             if toolchain.name != "python" and self.root_of(toolchain.name) == root:
-                for pattern in toolchain.reads:
-                    for path in glob.glob(root + pattern):
-                        if os.path.isdir(path) and not os.path.islink(path):
-                            places[path.removeprefix(root)] = path
+                places |= self.places_read_by(toolchain)
         return places
+
+    def places_read_by(self, toolchain: Toolchain) -> dict[str, str]:
+        """What this toolchain needs to see beside the system's own directories."""
+        root = self.root_of(toolchain.name)
+        found = (path for pattern in toolchain.reads for path in glob.glob(root + pattern))
+        return {path.removeprefix(root): path for path in found if os.path.isdir(path) and not os.path.islink(path)}
 
     # ---- what is there
 
     def is_available(self, name: str) -> bool:
-        """Whether everything the toolchain needs is there; what was missing is looked for again each time."""
-        if name in PYTHON_NAMES or name in self._available:
-            return True
-        if self.find_missing(name):
-            return False
-        self._available.add(name)
-        return True
+        """Whether everything the toolchain needs is there."""
+        return name in PYTHON_NAMES or bool(self._look(name))
+
+    def _look(self, name: str) -> str:
+        """The toolchain's fingerprint, empty if it is not there; what was found is believed for a few seconds."""
+        seen_at, fingerprint = self._found.get(name, (0.0, ""))
+        if not fingerprint or time.monotonic() - seen_at > _LOOK_AGAIN_SECONDS:
+            fingerprint = "" if self.find_missing(name) else self._describe(load_one(name))
+            self._found[name] = time.monotonic(), fingerprint
+        return fingerprint
 
     def find_missing(self, name: str) -> list[str]:
         """Of what the toolchain needs, what is not there."""
@@ -134,15 +142,14 @@ class Machine:
 
     def fingerprint(self, name: str) -> str:
         """Changes when the toolchain does: a compiled program is used again only with the very same."""
-        known = self._fingerprints.get(name)
-        if known is not None:
-            return known
-        toolchain = load_one(name)
-        digest = hashlib.sha256(f"{self.root_of(name)}\0{toolchain.text}".encode())
+        return self._look(name) or self._describe(load_one(name))
+
+    def _describe(self, toolchain: Toolchain) -> str:
+        digest = hashlib.sha256(f"{self.root_of(toolchain.name)}\0{toolchain.text}".encode())
         for need in toolchain.needs:
             for path in self._locate(toolchain, need):
                 digest.update(_describe_file(path))
-        return self._fingerprints.setdefault(name, digest.hexdigest())
+        return digest.hexdigest()
 
     def find_command(self, toolchain: Toolchain, command: str) -> str:
         """The path in the jail of a command by its name; what is a path already, or not there, stays as it is."""
@@ -153,20 +160,16 @@ class Machine:
 
     def forget(self, name: str) -> None:
         """Look anew: the toolchain was just installed."""
-        self._fingerprints.pop(name, None)
-        self._versions.pop(name, None)
-        self._available.discard(name)
-        self._ready.discard(name)
+        self._found.pop(name, None)
 
     # ---- versions
 
     def version(self, name: str) -> str | None:
         """What the toolchain says its version is; None if it is not there or does not say."""
-        if not self.is_available(name):
-            return None
-        if name not in self._versions:
-            self._versions[name] = self._ask_version(load_one(name))
-        return self._versions[name]
+        fingerprint = self._look(name)
+        if fingerprint and fingerprint not in self._versions:
+            self._versions[fingerprint] = self._ask_version(load_one(name))
+        return self._versions.get(fingerprint)
 
     def versions(self, names: Iterable[str]) -> dict[str, str | None]:
         """Of several, asked side by side."""
@@ -205,12 +208,17 @@ class Machine:
 
     def make_ready(self, name: str) -> None:
         """Before a toolchain's first run: make what it cannot do without, and have its files in memory. May block."""
-        if name not in self._ready:
+        fingerprint = self.fingerprint(name)
+        if fingerprint not in self._ready:
             toolchain = load_one(name)
             if toolchain.prepare is not None and not toolchain.prepare.optional:
                 self.prepare_quietly(name)
             self._read_ahead(toolchain)
-            self._ready.add(name)
+            self._ready.add(fingerprint)
+
+    def is_prepared(self, name: str) -> bool:
+        """Whether what the toolchain's `[prepare]` asks for is there, made for this very toolchain."""
+        return _read_stamp(self.toolchains_dir / name) == self.fingerprint(name)
 
     def prepare_quietly(self, name: str) -> None:
         """As `prepare`; what cannot be made is told to the operator, and done without."""
@@ -230,7 +238,7 @@ class Machine:
         assert toolchain.prepare is not None
         own = self.toolchains_dir / toolchain.name
         wanted = self.fingerprint(toolchain.name)
-        if _read_stamp(own) == wanted:
+        if self.is_prepared(toolchain.name):
             return
         own.mkdir(parents=True, exist_ok=True)
         with _locked(own / ".lock"):

@@ -41,6 +41,7 @@ function describe(error) {
   }
   const interrupted = error.code === 'ERR_SCRIPT_EXECUTION_INTERRUPTED';
   const lines = String(error.stack || error).split('\n').filter((line) => !/\(?node:|\[eval\]|REPLServer/.test(line));
+  if (lines.at(-1).endsWith('at new Promise (<anonymous>)')) lines.pop();  // ours, in which the cell runs
   return {
     type: interrupted ? 'Interrupted' : String(error.name || 'Error').slice(0, 200),
     message: String(error.message).slice(0, 2000),

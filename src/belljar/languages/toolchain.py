@@ -62,6 +62,7 @@ class CompileStep:
     outputs: tuple[str, ...]  # globs over the work directory
     limits: Limits
     env: Mapping[str, str] = field(default_factory=dict)
+    standby: tuple[str, ...] = ()  # may be started ahead: reads the source from stdin, writes the one output to stdout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +91,9 @@ class Prepare:
     """Commands that make the toolchain start faster; run once by us, on text of ours, with its directory as cwd."""
 
     commands: tuple[tuple[str, ...], ...]
-    files: Mapping[str, str]  # written first
+    files: Mapping[str, str]  # written first; `copies` are those that lie beside the TOML file
     optional: bool = False  # the toolchain works without, only slower: its first programs do not wait
+    env: Mapping[str, str] = field(default_factory=dict)  # of the compile step, once all this is made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +122,7 @@ class Toolchain:
     env: Mapping[str, str]
     compile: CompileStep | None
     run: tuple[str, ...]
+    standby: tuple[str, ...]  # the same, started before there is a program, for which it waits as `standby.cjs` does
     runtime_threads: int  # threads and processes of the runtime itself; a program's own come on top
     runtime_mb: int  # memory of the runtime itself; a program's own comes on top
     check: Check | None
@@ -273,6 +276,8 @@ def parse(stem: str, text: str) -> Toolchain:
         raise InvalidSettings(f"{stem}.toml: name must be {stem!r}, of small letters and digits")
     pattern = table.pattern("version", _VERSION)
     assert pattern is not None
+    run, standby = _read_run(table.table("run"))
+    prepare = _read_prepare(table.table("prepare"))
     toolchain = Toolchain(
         name=name,
         title=table.take("title", str),
@@ -287,14 +292,15 @@ def parse(stem: str, text: str) -> Toolchain:
         warm=table.words("warm"),
         env=table.strings("env"),
         compile=_read_compile(table.table("compile")),
-        run=_read_run(table.table("run")),
+        run=run,
+        standby=standby,
         runtime_threads=table.take("runtime_threads", int, 0),
         runtime_mb=table.take("runtime_mb", int, 0),
         check=_read_check(table.table("check")),
         install=_read_install(table.table("install")),
-        prepare=_read_prepare(table.table("prepare")),
+        prepare=prepare,
         hello=_read_hello(table.table("hello"), table.where),
-        text=text,
+        text=text + "".join(prepare.files.values() if prepare else ()),
     )
     table.end()
     return toolchain
@@ -330,6 +336,7 @@ def _read_compile(table: _Table | None) -> CompileStep | None:
             outputs=table.words("outputs", ...),
             limits=Limits(**{**defaults, **limits}),
             env=table.strings("env"),
+            standby=table.words("standby"),
         )
     except TypeError as error:
         raise InvalidSettings(f"{table.where}: limits: {error}") from None
@@ -337,12 +344,12 @@ def _read_compile(table: _Table | None) -> CompileStep | None:
     return step
 
 
-def _read_run(table: _Table | None) -> tuple[str, ...]:
+def _read_run(table: _Table | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if table is None:
-        return ()  # only Python's has none: the warm process runs it
-    argv = table.words("argv", ...)
+        return (), ()  # only Python's has none: the warm process runs it
+    argv, standby = table.words("argv", ...), table.words("standby")
     table.end()
-    return argv
+    return argv, standby
 
 
 def _read_check(table: _Table | None) -> Check | None:
@@ -379,10 +386,12 @@ def _read_prepare(table: _Table | None) -> Prepare | None:
     commands = table.take("commands", list, [])
     if not all(isinstance(each, list) and all(isinstance(word, str) for word in each) for each in commands):
         raise InvalidSettings(f"{table.where}: commands must be a list of lists of strings")
+    copies = {name: (_DIRECTORY / name).read_text("utf-8") for name in table.words("copies")}
     prepare = Prepare(
         commands=tuple(map(tuple, commands)),
-        files=table.strings("files"),
+        files={**table.strings("files"), **copies},
         optional=table.take("optional", bool, False),
+        env=table.strings("env"),
     )
     table.end()
     return prepare

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import logging
 from collections import Counter
@@ -34,6 +35,7 @@ class Broker:
         self._sources = sources
         self._opened: list[Source] = []
         self._tools: dict[str, Tool] = {}
+        self._names: dict[Source, list[str]] = {}  # of the tools of each source that is open
         self._lent: dict[str, Tool] = {}
         self._lent_numbers = itertools.count(1)
         self._calls: Counter[tuple[str, str]] = Counter()  # by tool and "ok" or "failed"
@@ -48,14 +50,15 @@ class Broker:
         try:
             for source in self._sources:
                 self._opened.append(source)
-                for tool in await source.open():
-                    self._add(tool)
+                found = await source.open(functools.partial(self._change, source))
+                self._names[source] = [self._add(tool) for tool in found]
         except BaseException:
             await self.close()
             raise
 
     async def close(self) -> None:
         """End every source."""
+        self._names.clear()
         while self._opened:
             source = self._opened.pop()
             try:
@@ -64,7 +67,20 @@ class Broker:
                 _log.exception("a source of tools did not end well")
         self._tools.clear()
 
-    def _add(self, tool: Tool) -> None:
+    def _change(self, source: Source, tools: Sequence[Tool]) -> None:
+        """Offer what a source has now. What runs already keeps the tools it was given, as long as they are there."""
+        if source not in self._names:
+            return  # it is being opened or closed
+        for name in self._names[source]:
+            del self._tools[name]
+        self._names[source] = taken = []
+        for tool in tools:
+            try:
+                taken.append(self._add(tool))
+            except InvalidSettings as error:
+                _log.error("a tool is left out: %s", error.message)
+
+    def _add(self, tool: Tool) -> str:
         name = tool.spec.name
         before = self._tools.get(name)
         if before is not None:
@@ -74,6 +90,7 @@ class Broker:
                 tool=name,
             )
         self._tools[name] = tool
+        return name
 
     @property
     def specs(self) -> list[ToolSpec]:

@@ -1,8 +1,10 @@
 """The tools of an MCP server, which runs as a command of ours or somewhere behind a URL.
 
 A server that goes away is started again at once, then after ever longer pauses; calls wait for it as long as their time
-allows. A call that was under way fails: whether the server did what it was asked for, nobody knows, so it is not asked
-twice.
+allows. A call that was under way is made once more if that can do no harm: the server has not got it, or says that
+its tool only reads, or does the same when called twice. Else it fails, since nobody knows whether it was done.
+
+What tools there are is asked again after every start and whenever the server says that they have changed.
 
 One task holds the connection from its beginning to its end, as the SDK demands; calls come from any other.
 """
@@ -12,24 +14,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import select
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 
 from belljar.contract.errors import InvalidSettings, SandboxFault, ToolFailed
 from belljar.contract.tools import ToolSpec
 from belljar.settings import ToolServerSettings
-from belljar.tools.source import Arguments, Tool, name_in_python
+from belljar.tools.mcp_line import Line, writing
+from belljar.tools.source import Arguments, Changed, Tool, name_in_python
 
 _log = logging.getLogger("belljar.tools")
 _PAUSES_SECONDS = (0.0, 0.5, 2.0, 5.0, 15.0)
 _STEADY_SECONDS = 30.0  # a connection that lasted this long starts the pauses anew
+_RELIST_SECONDS = 0.5  # between two looks at the list, however often it changes
+_LISTEN_SECONDS = 5.0  # before we listen again to a server that has stopped telling
 _PAGES_MAX = 100
-_LINE_BYTES_MAX = 4096
-_PROTOCOL_ERRORS = range(-32700, -32599)  # of JSON-RPC: the server is there, and did not like the call
 
 
 class McpServer:
@@ -39,29 +40,33 @@ class McpServer:
         self._name = name
         self._server = server
         self._start_seconds = start_seconds
+        self._line = Line(name, server, self._hang_up)
         self._life: asyncio.Task[None] | None = None
         self._client: Any = None
-        self._tools: list[Tool] = []
-        self._changed = asyncio.Event()  # there is a connection
+        self._tools: list[Tool] | None = None  # None: nobody has told yet
+        self._repeatable: frozenset[str] = frozenset()  # tools that may be called twice
+        self._tell: Changed | None = None
+        self._connected = asyncio.Event()
         self._lost = asyncio.Event()
+        self._stale = asyncio.Event()  # the list may not be what it was
         self._failure: BaseException | None = None
-        self._complaints: _Grumbling | None = None  # of a command
         self.restarts = 0
 
-    async def open(self) -> Sequence[Tool]:
+    async def open(self, changed: Changed) -> Sequence[Tool]:
         """Connect, and ask what there is.
 
         Raises:
             SandboxFault: nobody answers there.
         """
         _check_sdk()
+        self._tell = changed
         self._life = asyncio.create_task(self._live())
-        connected = asyncio.create_task(self._changed.wait())
+        connected = asyncio.create_task(self._connected.wait())
         await asyncio.wait([self._life, connected], timeout=self._start_seconds, return_when=asyncio.FIRST_COMPLETED)
         connected.cancel()
-        if not self._life.done() and self._client is None:
+        if not self._life.done() and self._tools is None:
             self._failure = TimeoutError(f"no answer within {self._start_seconds:g} s")
-        if self._client is None:
+        if self._tools is None:
             raise SandboxFault(f"tool server {self._name!r} does not start: {_words(self._failure)}") from self._failure
         return self._tools
 
@@ -71,7 +76,9 @@ class McpServer:
             self._life.cancel()
             await asyncio.gather(self._life, return_exceptions=True)
             self._life = None
-            self._changed.set()  # those who wait hear that there is nothing to wait for
+            self._connected.set()  # those who wait hear that there is nothing to wait for
+
+    # ---- the connection
 
     async def _live(self) -> None:
         loop = asyncio.get_running_loop()
@@ -84,94 +91,64 @@ class McpServer:
                 raise
             except BaseException as error:  # noqa: BLE001  whatever the connection broke with; it is made anew
                 self._failure = error
-                if not self._tools:
+                if self._tools is None:
                     return  # it has never worked: whoever opened us hears why
                 _log.warning("tool server %s: %s", self._name, _words(error))
             finally:
                 self._hang_up()
-            attempt = 0 if loop.time() - began > _STEADY_SECONDS else min(attempt + 1, len(_PAUSES_SECONDS) - 1)
             self.restarts += 1
             _log.warning("tool server %s went away; starting it again", self._name)
-            await asyncio.sleep(_PAUSES_SECONDS[max(0, attempt - 1)])
+            attempt = 0 if loop.time() - began > _STEADY_SECONDS else attempt
+            await asyncio.sleep(_PAUSES_SECONDS[min(attempt, len(_PAUSES_SECONDS) - 1)])
+            attempt += 1
 
     async def _connect_once(self) -> None:
         from mcp import Client
 
         self._lost.clear()
-        async with Client(self._transport()) as client:
-            if not self._tools:
-                self._tools = await self._list(client)
+        async with Client(self._line.streams(), message_handler=self._hear, cache=None) as client:
+            await self._read_list(client)
             self._client = client
-            self._changed.set()
-            await self._lost.wait()
+            self._connected.set()
+            async with self._following(client):
+                await self._lost.wait()
             self._hang_up()
 
-    @contextlib.asynccontextmanager
-    async def _transport(self) -> AsyncIterator[tuple[Any, Any]]:
-        """The SDK's own, with an ear on it: it does not tell when a server has gone while nobody asked anything."""
-        import anyio
+    def _hang_up(self) -> None:
+        """There is no connection: all at once, or those who wait for one would not wait."""
+        self._client = None
+        self._connected.clear()
+        self._lost.set()
 
-        async with self._open_streams() as (read, write):
-            passing, passed = anyio.create_memory_object_stream[Any](0)
+    async def _connection(self) -> Any:
+        """A connection that is not known to be dead."""
+        while True:
+            client = self._client
+            if client is not None and not self._line.is_over():
+                return client
+            if self._life is None or self._life.done():
+                raise ToolFailed(f"tool server {self._name!r} is closed")
+            if client is not None:
+                self._hang_up()
+            await self._connected.wait()
 
-            async def pass_on() -> None:
-                try:
-                    async with passing:
-                        async for message in read:
-                            await passing.send(message)
-                except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-                    pass
-                finally:
-                    self._lost.set()
+    # ---- what it offers
 
-            async with anyio.create_task_group() as group:
-                group.start_soon(pass_on)
-                yield passed, write
-                group.cancel_scope.cancel()
-
-    @contextlib.asynccontextmanager
-    async def _open_streams(self) -> AsyncIterator[tuple[Any, Any]]:
-        server = self._server
-        if server.command:
-            from mcp import StdioServerParameters
-            from mcp.client.stdio import stdio_client
-
-            command, *args = server.command
-            parameters = StdioServerParameters(command=command, args=args, env=_environment(server.env))
-            with _Grumbling(self._name) as complaints:
-                async with stdio_client(parameters, errlog=complaints.file) as streams:
-                    complaints.file.close()  # the command has its own
-                    self._complaints = complaints
-                    try:
-                        yield streams[0], streams[1]
-                    finally:
-                        self._complaints = None
-            return
-        headers = dict(_header(each) for each in server.headers)
-        if server.url.rstrip("/").endswith("/sse"):
-            from mcp.client.sse import sse_client
-
-            async with sse_client(server.url, headers=headers) as streams:
-                yield streams[0], streams[1]
-            return
-        from mcp.client.streamable_http import streamable_http_client
-        from mcp.shared._httpx_utils import create_mcp_http_client
-
-        async with (
-            create_mcp_http_client(headers=headers) as http_client,
-            streamable_http_client(server.url, http_client=http_client) as streams,
-        ):
-            yield streams[0], streams[1]
-
-    async def _list(self, client: Any) -> list[Tool]:
-        found, cursor = [], None
+    async def _read_list(self, client: Any) -> None:
+        described, cursor = [], None
         for _ in range(_PAGES_MAX):
             page = await client.list_tools(cursor=cursor)
-            found += [self._tool(each) for each in page.tools]
+            described += page.tools
             cursor = page.next_cursor
             if not cursor:
                 break
-        return found
+        self._repeatable = frozenset(each.name for each in described if _is_repeatable(each))
+        tools = [self._tool(each) for each in described]
+        before, self._tools = self._tools, tools
+        if before is not None and [each.spec for each in before] != [each.spec for each in tools]:
+            _log.info("tool server %s offers other tools now: %s", self._name, [each.spec.name for each in tools])
+            assert self._tell is not None
+            self._tell(tools)
 
     def _tool(self, described: Any) -> Tool:
         name: str = described.name
@@ -186,36 +163,110 @@ class McpServer:
         )
         return Tool(spec=spec, run=run, origin=f"tool server {self._name!r} (there called {name!r})")
 
-    def _hang_up(self) -> None:
-        """There is no connection: both at once, or those who wait for one would not wait."""
-        self._client = None
-        self._changed.clear()
-        self._lost.set()
+    async def _hear(self, message: Any) -> None:
+        """What older servers tell unasked."""
+        if getattr(message, "method", "") == "notifications/tools/list_changed":
+            self._stale.set()
 
-    async def _connection(self) -> Any:
-        """A connection that is not known to be dead; the news of that may be on its way still."""
+    @contextlib.asynccontextmanager
+    async def _following(self, client: Any) -> AsyncIterator[None]:
+        """Meanwhile the list is read again when it changes."""
+        tasks = [asyncio.create_task(each) for each in (self._read_again(client), self._listen(client))]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _read_again(self, client: Any) -> None:
         while True:
-            client = self._client
-            if client is not None and not (self._complaints is not None and self._complaints.is_over()):
-                return client
-            if self._life is None or self._life.done():
-                raise ToolFailed(f"tool server {self._name!r} is closed")
-            if client is not None:
-                self._hang_up()
-            await self._changed.wait()
+            await self._stale.wait()
+            self._stale.clear()
+            try:
+                await self._read_list(client)
+            except Exception as error:  # noqa: BLE001  whatever the server answered; what was there stays
+                _log.warning("tool server %s does not tell what has changed: %s", self._name, _words(error))
+            await asyncio.sleep(_RELIST_SECONDS)
+
+    async def _listen(self, client: Any) -> None:
+        """Newer servers tell only those who ask for it."""
+        from mcp import MCPError
+        from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost
+
+        offered = client.server_capabilities.tools
+        while offered is not None and offered.list_changed:
+            try:
+                async with client.listen(tools_list_changed=True) as events:
+                    async for _ in events:
+                        self._stale.set()
+            except (ListenNotSupportedError, MCPError):
+                return
+            except SubscriptionLost:
+                pass
+            await asyncio.sleep(_LISTEN_SECONDS)
+            self._stale.set()  # nobody has told us what happened meanwhile
+
+    # ---- calls
 
     async def _call(self, name: str, arguments: Arguments) -> Any:
-        client = await self._connection()
         try:
-            answer = await client.call_tool(name, dict(arguments))
-        except Exception as error:
-            code = getattr(getattr(error, "error", None), "code", 0)
-            if code not in _PROTOCOL_ERRORS and client is self._client:
-                self._lost.set()
-            raise ToolFailed(f"tool server {self._name!r}: {_words(error)}") from error
+            answer = await self._ask(name, arguments)
+        except _HasLeft as left:
+            if left.has_got_it and name not in self._repeatable:
+                raise ToolFailed(
+                    f"tool server {self._name!r} went away during the call; nobody knows whether it was done, so it "
+                    "was not made again"
+                ) from left
+            try:
+                answer = await self._ask(name, arguments)
+            except _HasLeft as again:
+                raise ToolFailed(f"tool server {self._name!r} went away during the call, twice") from again
         if answer.is_error:
             raise ToolFailed("\n".join(str(_decode_block(block, is_json=False)) for block in answer.content))
         return decode_answer(answer)
+
+    async def _ask(self, name: str, arguments: Arguments) -> Any:
+        client = await self._connection()
+        with writing() as letter:
+            try:
+                return await client.call_tool(name, dict(arguments))
+            except Exception as error:
+                has_refused = _has_lost_session(error)
+                if not has_refused and not _is_loss(error):
+                    raise ToolFailed(f"tool server {self._name!r}: {_words(error)}") from error
+                if client is self._client:
+                    self._hang_up()
+                raise _HasLeft(has_got_it=letter.was_sent and not has_refused) from error
+
+
+class _HasLeft(Exception):
+    """The server was gone before there was an answer."""
+
+    def __init__(self, *, has_got_it: bool) -> None:
+        super().__init__()
+        self.has_got_it = has_got_it
+
+
+def _is_loss(error: Exception) -> bool:
+    """Whether there is no server any more, as opposed to one that did not like the call or answered nonsense."""
+    import anyio
+    from mcp import MCPError
+    from mcp_types import CONNECTION_CLOSED
+
+    if isinstance(error, MCPError):
+        return error.code == CONNECTION_CLOSED
+    return isinstance(error, RuntimeError | anyio.ClosedResourceError | anyio.BrokenResourceError)
+
+
+def _has_lost_session(error: Exception) -> bool:
+    """Whether a server behind a URL has been started anew and knows nothing of us; the SDK says so in these words."""
+    return getattr(error, "message", "") == "Session terminated"
+
+
+def _is_repeatable(described: Any) -> bool:
+    hints = described.annotations
+    return hints is not None and bool(hints.read_only_hint or hints.idempotent_hint)
 
 
 def decode_answer(answer: Any) -> Any:
@@ -250,64 +301,9 @@ def _check_sdk() -> None:
         raise InvalidSettings("tools.servers needs the MCP SDK: pip install 'belljar[mcp]'") from error
 
 
-def _environment(given: Sequence[str]) -> dict[str, str]:
-    """The SDK adds PATH, HOME and the like; nothing else of ours is passed on unless it is named."""
-    found = {}
-    for each in given:
-        name, equals, value = each.partition("=")
-        if equals:
-            found[name] = value
-        elif name in os.environ:
-            found[name] = os.environ[name]
-    return found
-
-
-def _header(text: str) -> tuple[str, str]:
-    name, _, value = text.partition(":")
-    return name.strip(), value.strip()
-
-
 def _words(error: BaseException | None) -> str:
     """What went wrong, out of the groups that task groups wrap it in."""
     while isinstance(error, BaseExceptionGroup) and error.exceptions:
         error = error.exceptions[0]
-    return f"{error}" if str(error) else type(error).__name__
-
-
-class _Grumbling:
-    """A pipe that a command complains into; its lines go to our log. It ends with the command."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._unread = b""
-
-    def __enter__(self) -> Self:
-        self._ours, theirs = os.pipe2(os.O_CLOEXEC)
-        os.set_blocking(self._ours, False)
-        asyncio.get_running_loop().add_reader(self._ours, self._read)
-        self.file = os.fdopen(theirs, "w")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.file.close()
-        asyncio.get_running_loop().remove_reader(self._ours)
-        os.close(self._ours)
-
-    def is_over(self) -> bool:
-        """Whether nobody is left who could write: asked of the kernel, which knows before anybody is told."""
-        poll = select.poll()
-        poll.register(self._ours, 0)  # only whether the other end is closed
-        return bool(poll.poll(0))
-
-    def _read(self) -> None:
-        try:
-            chunk = os.read(self._ours, _LINE_BYTES_MAX)
-        except BlockingIOError:
-            return
-        if not chunk:
-            asyncio.get_running_loop().remove_reader(self._ours)
-            return
-        *lines, self._unread = (self._unread + chunk).split(b"\n")
-        self._unread = self._unread[-_LINE_BYTES_MAX:]
-        for line in lines:
-            _log.debug("tool server %s says: %s", self._name, line.decode("utf-8", "replace"))
+    text = getattr(error, "message", None) or str(error)  # an error of the SDK shows its code and data as well
+    return text or type(error).__name__

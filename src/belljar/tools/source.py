@@ -22,10 +22,14 @@ class Tool:
     origin: str  # whose it is, for messages: "tool server 'files'"
 
 
+#: Takes all the tools of a source, when they are not those any more that it told of before.
+Changed = Callable[[Sequence[Tool]], None]
+
+
 class Source(Protocol):
     """Where tools come from."""
 
-    async def open(self) -> Sequence[Tool]:
+    async def open(self, changed: Changed) -> Sequence[Tool]:
         """Start what is needed; the tools there are. Raises SandboxFault when it cannot."""
 
     async def close(self) -> None:

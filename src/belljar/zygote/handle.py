@@ -133,6 +133,14 @@ class WardenHandle:
         pid, pidfd = await self._ask({}, [])
         return pid, pidfd
 
+    async def listen(self, place: int, port: int) -> tuple[int, int]:
+        """A listener on the loopback of a network namespace, or of a process's; port 0: any.
+
+        Its port, and it, which the caller owns.
+        """
+        port, listener = await self._ask({"listen": port}, [place])
+        return port, listener
+
     async def graft(self, order: Mapping[str, Any], descriptors: Sequence[int]) -> tuple[int, int]:
         """Have the namespaces of a branch made, as `zygote/grafts.py` says: pid and pidfd of who makes them."""
         pid, pidfd = await self._ask({"graft": dict(order)}, descriptors)
@@ -190,12 +198,15 @@ class WardenHandle:
             answer = self._asked.pop(message["ask"])
             if answer.cancelled():
                 for descriptor in descriptors:
-                    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+                    if "pid" in message:
+                        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
                     os.close(descriptor)
             elif "failed" in message:
                 answer.set_exception(StartFailed(message["failed"]))
             elif "missing" in message:
                 answer.set_result(message["missing"])
+            elif "port" in message:
+                answer.set_result((message["port"], descriptors[0]))
             else:
                 answer.set_result((message["pid"], descriptors[0]))
         elif not self._ready.done():
@@ -229,27 +240,28 @@ class WardenHandle:
         self._socket.close()  # the warden leaves on its own: the keeper's exit then proves the world is gone
         try:
             async with asyncio.timeout(5.0):
-                await self._keeper_gone()
+                await gone(self.process)
         except TimeoutError:
             self.kill()
-            await self._keeper_gone()
+            await gone(self.process)
         self.process.wait()
         self.log.close()
         if not self._ready.done():
             self._ready.cancel()
 
-    async def _keeper_gone(self) -> None:
-        """Without a thread: closing must work while the interpreter exits, which starts none."""
-        if self.process.poll() is not None:
-            return
-        gone = asyncio.Event()
-        pidfd = os.pidfd_open(self.process.pid)
-        self._loop.add_reader(pidfd, gone.set)
-        try:
-            await gone.wait()
-        finally:
-            self._loop.remove_reader(pidfd)
-            os.close(pidfd)
+
+async def gone(process: subprocess.Popen[bytes]) -> None:
+    """Wait for a child's end without a thread: closing must work while the interpreter exits, which starts none."""
+    if process.poll() is not None:
+        return
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    pidfd = os.pidfd_open(process.pid)
+    loop.add_reader(pidfd, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)
 
 
 class ZygoteHandle:

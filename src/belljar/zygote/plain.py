@@ -58,12 +58,16 @@ def _get_warm(always_loaded: frozenset[str]) -> None:
         limits.set_common()
     except ValueError:
         pass  # gVisor knows only some limits, and those it lacks have nothing behind them there
+    if greeting["stays"]:
+        # A guest of ours stays in there.
+        server.receive_program = server._import_shell().serve  # type: ignore[attr-defined]
     server.warm_up(greeting["imports"], greeting["environ"], always_loaded)
     _filter = syscalls.FilterProgram(seccomp.compile_filter(os.uname().machine))
     gc.collect()
     gc.freeze()
     gc.disable()
-    script.renew_main()
+    if not greeting["stays"]:  # a session's lives as long as its process
+        script.renew_main()
     channel.send(_control, {"warm": sys.version.split()[0]})
 
 
@@ -104,7 +108,7 @@ def _start(order: dict[str, Any], peer: int, stdout: int, stderr: int, news: int
         _enter(order, peer, stdout, stderr)
     except OSError as error:
         _give_up(error, peer)
-    if script.receive(_control):
+    if server.receive_program(_control):  # type: ignore[attr-defined]
         return True
     os._exit(0)
 
@@ -139,6 +143,7 @@ def _see_to_its_end(program: int, news: int) -> None:
     os.closerange(0, news)
     os.closerange(news + 1, 1 << 16)
     signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGINT, lambda *_: os.kill(program, signal.SIGINT))  # the steward knows us, not the program
     while True:
         pid, status, usage = os.wait4(-1, 0)
         if pid == program:

@@ -3,13 +3,12 @@
 It speaks frames over the container's standard input and output, the one way in that every runtime has. Its zygotes
 (`plain`) fork the guests; it keeps their clocks, passes their output on, and ends what must end.
 
-A frame is two lengths, that much JSON and that many raw bytes. What the host believes of a run comes from here; a
-program that broke out of its own walls could forge it for runs of the same container, and for no other.
+What the host believes of a run comes from here; a program that broke out of its own walls could forge it for runs of
+the same container, and for no other.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import signal
@@ -20,53 +19,30 @@ from collections.abc import Callable
 from typing import Any
 
 from belljar import channel
-from belljar.jail import policy, syscalls
-from belljar.zygote import aboard, plain, warden
-from belljar.zygote.protocol import FRAME
+from belljar.jail import policy
+from belljar.zygote import aboard, frames, plain, plainfiles, plainguests, warden
+from belljar.zygote.lines import Lines, close_all, open_to_all
 
-_READ_BYTES = 65536
 _INLINE_BYTES = 60 * 1024
-_UID_FIRST = 2000
-_UIDS = 30_000
-_PATHS_MAX = 20_000
-_READY_MAX = 2
-_ROOTS = "/tmp/.belljar-runs"
-_BEHIND_BYTES = 4 << 20  # unread by the host: programs then wait on their pipes
 _SITE = "from belljar.zygote.server import serve"
+_UNKNOWN_ERROR = "it could not be"
 
-_poller = select.poll()
-_readers: dict[int, Callable[[], object]] = {}
-_out = bytearray()
-_runs: dict[int, Run] = {}
-_ready: dict[Any, list[Guest]] = {}
-_zygotes: dict[str, Zygote] = {}
-_greeting: dict[str, Any] = {}
-_next_uid = 0
-_shown: dict[str, str] = {}  # what a guest's root shows: places, and where links lead
-_host_in = _host_out = -1
-_inbox = bytearray()
+_runs: dict[int, Tenant] = {}
 
 
 def main() -> None:
     """Serve until the host leaves. Never returns."""
-    global _host_in, _host_out
     try:
-        _host_in, _host_out = os.dup(0), os.dup(1)
-        null = os.open("/dev/null", os.O_RDWR)
-        os.dup2(null, 0)
-        os.dup2(2, 1)
-        os.set_blocking(_host_in, False)
-        os.set_blocking(_host_out, False)
+        frames.open_streams(_obey, _resume_all)
         warden.reset_signals()
         _settle()
         woken, alarm = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(alarm, warn_on_full_buffer=False)
-        _watch(woken, lambda: _reap(woken))
-        _watch(_host_in, _hear_host)
+        frames.watch(woken, lambda: _reap(woken))
         facts = aboard.describe(sys.argv[1:])
-        _shown.update(_look(facts))
-        _say({"ready": facts})
+        plainguests.show(facts)
+        frames.say({"ready": facts})
         _serve()
     except BaseException:  # noqa: BLE001  (the end of the container: say why)
         traceback.print_exc()
@@ -90,106 +66,40 @@ def _settle() -> None:
             file.write(content)
 
 
-def _look(facts: dict[str, Any]) -> dict[str, str]:
-    shown = dict.fromkeys((*facts["shown"], "/etc", "/dev"), "")
-    if not facts["prefix"].startswith(tuple(f"{path}/" for path in shown)) and facts["prefix"] not in shown:
-        shown[facts["prefix"]] = ""  # such as /root/.pyenv
-    for name in os.listdir("/"):
-        if os.path.islink(f"/{name}"):
-            shown[f"/{name}"] = os.readlink(f"/{name}")
-    return shown
-
-
-# ---- the loop
-
-
-def _watch(descriptor: int, reader: Callable[[], object], events: int = select.POLLIN) -> None:
-    _readers[descriptor] = reader
-    _poller.register(descriptor, events)
-
-
-def _unwatch(descriptor: int) -> None:
-    if _readers.pop(descriptor, None) is not None:
-        _poller.unregister(descriptor)
-
-
 def _serve() -> None:
     while True:
+        times = [at for run in _runs.values() for at in (run.deadline, run.next_look) if at]
+        frames.wait(min(times, default=None))
         now = time.monotonic()
-        deadlines = [run.deadline for run in _runs.values() if run.deadline]
-        wait = max(0.0, min(deadlines) - now) * 1000 if deadlines else None
-        for descriptor, _ in _poller.poll(wait if wait is None else int(wait) + 1):
-            reader = _readers.get(descriptor)
-            if reader is not None:
-                reader()
-        for run in [run for run in _runs.values() if run.deadline and run.deadline <= time.monotonic()]:
-            run.deadline_passed = True
-            run.deadline = 0.0
-            run.kill()
+        for run in list(_runs.values()):
+            if run.deadline and run.deadline <= now:
+                run.deadline_passed = True
+                run.deadline = 0.0
+                run.kill()
+            if run.next_look and run.next_look <= now:
+                run.look(now)
 
 
-def _say(message: dict[str, Any], blob: bytes = b"") -> None:
-    text = json.dumps(message, separators=(",", ":")).encode()
-    _out.extend(FRAME.pack(len(text), len(blob)))
-    _out.extend(text)
-    _out.extend(blob)
-    _flush()
-
-
-def _flush() -> None:
-    try:
-        while _out:
-            del _out[: os.write(_host_out, _out[:_READ_BYTES])]
-    except BlockingIOError:
-        if _host_out not in _readers:
-            _watch(_host_out, _flush, select.POLLOUT)
-        return
-    except OSError:
-        os._exit(0)  # the host is gone
-    _unwatch(_host_out)
+def _resume_all() -> None:
     for run in _runs.values():
         run.resume()
-
-
-def _hear_host() -> None:
-    try:
-        chunk = os.read(_host_in, 1 << 20)
-    except BlockingIOError:
-        return
-    if not chunk:
-        os._exit(0)
-    _inbox.extend(chunk)
-    while len(_inbox) >= FRAME.size:
-        text_bytes, blob_bytes = FRAME.unpack_from(_inbox)
-        end = FRAME.size + text_bytes + blob_bytes
-        if len(_inbox) < end:
-            return
-        message = json.loads(bytes(_inbox[FRAME.size : FRAME.size + text_bytes]))
-        blob = bytes(_inbox[FRAME.size + text_bytes : end])
-        del _inbox[:end]
-        _obey(message, blob)
 
 
 def _obey(message: dict[str, Any], blob: bytes) -> None:
     word, number = message["do"], message.get("run", 0)
     if word == "greet":
-        _greeting.update(message)
-        _refill("bare", message["allowance"])
-    elif word == "run":
-        run = _runs[number] = Run(number, message, blob)
+        plainguests.greet(message)
+    elif word in ("run", "open"):
+        tenant = _runs[number] = (Run if word == "run" else Session)(number, message, blob)
         try:
-            run.begin()
+            tenant.begin()
         except (OSError, channel.ChannelClosed) as error:
-            run.fail("fork", str(error))
+            tenant.fail("fork", str(error))
     elif number in _runs:
-        run = _runs[number]
-        if word == "kill":
-            run.kill()
-        elif word == "fetch":
-            run.fetch(message["paths"], message["bytes_max"])
-        elif word == "done":
-            run.close()
-            del _runs[number]
+        if word == "done":
+            _runs.pop(number).close()
+        else:
+            _runs[number].obey(word, message, blob)
 
 
 def _reap(woken: int) -> None:
@@ -201,11 +111,11 @@ def _reap(woken: int) -> None:
             return
         if pid == 0:
             return
-        for zygote in [each for each in _zygotes.values() if each.pid == pid]:
+        for zygote in [each for each in plainguests.zygotes.values() if each.pid == pid]:
             zygote.lose()
         for run in list(_runs.values()):
             guest = run.guest
-            if guest is not None and not run.has_settled:
+            if guest is not None and not run.was_told:
                 if not guest.first:
                     guest.hear_news()  # it may have lived and died since we last looked
                 if guest.first == pid:
@@ -213,182 +123,119 @@ def _reap(woken: int) -> None:
                     run.settle()
 
 
-# ---- zygotes and guests
+class Tenant:
+    """Whoever has a guest: a program, or a session."""
 
-
-class Zygote:
-    """A warm interpreter."""
-
-    def __init__(self, weight: str) -> None:
-        self.weight = weight
-        self.peer, theirs = channel.pair()
-        self.pid = os.fork()
-        if self.pid == 0:
-            try:
-                signal.set_wakeup_fd(-1)
-                os.setsid()
-                os.dup2(theirs.fileno(), 3)
-                os.closerange(4, 1 << 16)
-                warden.reset_signals()
-                python = _greeting["python"]
-                name = os.path.basename(python)
-                environ = {**_greeting["environ"], **_greeting["warming"]}
-                os.execve(python, [name, f"{policy.WORK_DIR}/{policy.PROGRAM_NAME}"], environ)
-            finally:
-                os._exit(127)
-        theirs.close()
-        imports = _greeting["imports"] if weight == "heavy" else []
-        channel.send(self.peer, {"imports": imports, "environ": _greeting["environ"]})
-        channel.receive(self.peer)  # warm now; while it warms this container does nothing else
-
-    def lose(self) -> None:
-        """It has ended: the next guest gets another."""
-        self.peer.close()
-        if _zygotes.get(self.weight) is self:
-            del _zygotes[self.weight]
-        for key in [key for key in _ready if key[0] == self.weight]:
-            for guest in _ready.pop(key):
-                guest.close()
-
-
-def _zygote(weight: str) -> Zygote:
-    if weight not in _zygotes:
-        _zygotes[weight] = Zygote(weight)
-    return _zygotes[weight]
-
-
-class Guest:
-    """A fork behind its walls, or on its way there, that waits for a program."""
-
-    def __init__(self, weight: str, allowance: list[int]) -> None:
-        global _next_uid
-        _next_uid = (_next_uid + 1) % _UIDS
-        zygote = _zygote(weight)
-        self.channel, theirs = channel.pair()
-        self.stdout, stdout = os.pipe2(os.O_CLOEXEC)
-        self.stderr, stderr = os.pipe2(os.O_CLOEXEC)
-        self.news, news = os.pipe2(os.O_CLOEXEC)
-        self.first = 0  # pid of its world's first process, once we know it
-        self.has_left = False  # that one was reaped, and with it everyone in its world
-        self.said = b""
-        for descriptor in (stdout, stderr):
-            _open_to_all(descriptor)
-        disk, cpu, processes, memory = allowance
-        self.root = f"{_ROOTS}/{_next_uid}"
-        order = {
-            "root": self.root,
-            "shown": _shown,
-            "uid": _UID_FIRST + _next_uid,
-            "disk_bytes": disk,
-            "cpu_seconds": cpu,
-            "processes": processes,
-            "memory_bytes": memory,
-        }
-        try:
-            channel.send(zygote.peer, order, descriptors=[theirs.fileno(), stdout, stderr, news])
-        finally:
-            theirs.close()
-            for descriptor in (stdout, stderr, news):
-                os.close(descriptor)
-        self.channel.setblocking(False)
-        for descriptor in (self.stdout, self.stderr, self.news):
-            os.set_blocking(descriptor, False)
-
-    def hear_news(self) -> bool:
-        """Who its first process is, and later how the program ended; False at the end of the news."""
-        try:
-            chunk = os.read(self.news, 256)
-        except BlockingIOError:
-            return True
-        self.said += chunk
-        if len(self.said) >= plain.BORN.size and not self.first and chunk:
-            (self.first,) = plain.BORN.unpack_from(self.said)
-        return bool(chunk)
-
-    def close(self) -> None:
-        """End whatever lives of it."""
-        self.hear_news()
-        if self.first and not self.has_left:
-            try:
-                os.kill(self.first, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-        self.channel.close()
-        for descriptor in (self.stdout, self.stderr, self.news):
-            os.close(descriptor)
-        _take_apart(self.root)
-
-
-def _open_to_all(pipe: int) -> None:
-    """So that a program may open /dev/stdout; where pipes have no mode it cannot."""
-    try:
-        os.fchmod(pipe, 0o666)
-    except OSError:
-        pass
-
-
-def _take_apart(root: str) -> None:
-    """Unmount what lies below `root`, where mounts are everybody's, and remove it."""
-    bound = [path for path, target in _shown.items() if not target]
-    for path in (*reversed(policy.WRITABLE_DIRS), "/proc", *reversed(bound)):
-        try:
-            syscalls.unmount(root + path)
-        except OSError:
-            pass  # it went with the run's own mount namespace
-    for folder in ("/dev/shm", "/work", "/tmp", "/proc", *reversed(bound), ""):
-        try:
-            os.rmdir(root + folder)
-        except OSError:
-            pass  # a link, or part of what was bound
-    for path, target in _shown.items():
-        if target:
-            try:
-                os.unlink(root + path)
-            except OSError:
-                pass
-    try:
-        os.rmdir(root)
-    except OSError:
-        pass
-
-
-def _refill(weight: str, allowance: list[int]) -> None:
-    waiting = _ready.setdefault((weight, tuple(allowance)), [])
-    while len(waiting) < _READY_MAX:
-        waiting.append(Guest(weight, allowance))
-
-
-# ---- runs
-
-
-class Run:
-    """One program."""
+    look_seconds = 0.1  # between two looks at its memory; most programs have ended by the first
 
     def __init__(self, number: int, asked: dict[str, Any], blob: bytes) -> None:
         self.number = number
         self.deadline = 0.0
-        self.deadline_passed = self.flooded = False
-        self.guest: Guest | None = None
+        self.next_look = 0.0
+        self.deadline_passed = self.is_out_of_memory = False
+        self.was_told = False  # the host knows how it ended
+        self.guest: plainguests.Guest | None = None
+        self.lines = Lines(number)
         self._asked = asked
         self._blob = blob
+        self._must_die = False
+
+    def begin(self) -> None:
+        """Get a guest, and give it what it is to do."""
+        raise NotImplementedError
+
+    def settle(self) -> None:
+        """Once its first process is gone, so is everyone: read what is left and tell the host."""
+        raise NotImplementedError
+
+    def resume(self) -> None:
+        """The host has caught up."""
+
+    def obey(self, word: str, message: dict[str, Any], blob: bytes) -> None:
+        """What the host wants while it lives."""
+        if word == "kill":
+            self.kill()
+        elif word == "interrupt" and self.guest is not None:
+            self.guest.signal(signal.SIGINT)
+        elif word == "send":
+            self.lines.send(message["line"], blob[: message["bytes"]], message["kinds"], blob[message["bytes"] :])
+        elif word == "hang up":
+            self.lines.hang_up(message["line"])
+        elif word == "pause":
+            self.lines.pause(message["is_paused"])
+
+    def look(self, now: float) -> None:
+        """No cgroup counts the memory of all its processes together, so we add it up now and then."""
+        assert self.guest is not None
+        self.next_look = 0.0 if self.was_told else now + self.look_seconds
+        if self.next_look and self.guest.resident_bytes() > self._asked["memory_bytes"]:
+            self.is_out_of_memory = True
+            self.kill()
+
+    def watch_news(self) -> None:
+        """Hear who the guest's first process is, and how it ends."""
+        assert self.guest is not None
+        self.next_look = time.monotonic() + self.look_seconds
+        self.guest.hear_news()
+        frames.watch(self.guest.news, self._on_news)
+
+    def _on_news(self) -> None:
+        guest = self.guest
+        assert guest is not None
+        if not guest.hear_news():
+            frames.unwatch(guest.news)
+            self.settle()
+        elif self._must_die:
+            self.kill()
+
+    def kill(self) -> None:
+        """End everyone in this one's world."""
+        if self.guest is not None and not self.was_told:
+            self._must_die = True
+            self.guest.signal(signal.SIGKILL)
+
+    def end(self) -> tuple[int | None, int, int]:
+        """Wait status, CPU in microseconds, largest resident set."""
+        guest = self.guest
+        assert guest is not None
+        guest.hear_news()  # all of it was written before its first process left
+        frames.unwatch(guest.news)
+        if len(guest.said) >= plain.BORN.size + plain.ENDED.size:
+            return plain.ENDED.unpack_from(guest.said, plain.BORN.size)
+        return (int(signal.SIGKILL) if self._must_die else None), 0, 0
+
+    def fail(self, step: str, reason: str) -> None:
+        """No program ran."""
+        if not self.was_told:
+            self.was_told = True
+            frames.say({"run": self.number, "failed": step, "reason": reason})
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self.lines.close()
+        if self.guest is not None:
+            frames.unwatch(self.guest.news)
+            self.guest.close()
+            self.guest = None
+
+
+class Run(Tenant):
+    """One program."""
+
+    def __init__(self, number: int, asked: dict[str, Any], blob: bytes) -> None:
+        super().__init__(number, asked, blob)
+        self.flooded = False
         self._work_dir = self._pictures = self._stdin = -1
         self._stdin_left = memoryview(b"")
         self._seen = {"stdout": 0, "stderr": 0}
         self._paused: list[tuple[int, Callable[[], object]]] = []
-        self._has_ended = self._was_told = self._must_die = False
-
-    @property
-    def has_settled(self) -> bool:
-        """Whether the host knows how it ended."""
-        return self._was_told
 
     def begin(self) -> None:
         """Hand the program to a guest."""
-        asked, allowance = self._asked, self._asked["allowance"]
-        waiting = _ready.get((asked["weight"], tuple(allowance)), [])
-        self.guest = guest = waiting.pop(0) if waiting else Guest(asked["weight"], allowance)
-        guest.hear_news()
-        packet = self._blob[: asked["packet_bytes"]]
+        asked = self._asked
+        self.guest = guest = plainguests.take(asked["weight"], asked["allowance"])
+        end = asked["packet_bytes"]
+        packet, lent = self._blob[:end], self._blob[end : end + asked["lent_bytes"]]
         descriptors = []
         if len(packet) > _INLINE_BYTES:
             memfd = os.memfd_create("belljar", os.MFD_CLOEXEC)
@@ -400,29 +247,37 @@ class Run:
             self._pictures, theirs = os.pipe2(os.O_CLOEXEC)
             os.set_blocking(self._pictures, False)
             descriptors.append(theirs)
-            _watch(self._pictures, self._on_pictures)
-        if len(self._blob) > asked["packet_bytes"]:
+            frames.watch(self._pictures, self._on_pictures)
+        descriptors += self.lines.open(asked["kinds"], lent)
+        stdin = memoryview(self._blob)[end + len(lent) :]
+        if stdin:
             theirs, self._stdin = os.pipe2(os.O_CLOEXEC)
-            _open_to_all(theirs)
+            open_to_all(theirs)
             os.set_blocking(self._stdin, False)
-            self._stdin_left = memoryview(self._blob)[asked["packet_bytes"] :]
+            self._stdin_left = stdin
             descriptors.append(theirs)
         try:
             channel.send_packet(guest.channel, packet, descriptors)
         finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
-        _watch(guest.channel.fileno(), self._on_channel)
-        _watch(guest.news, self._on_news)
-        _watch(guest.stdout, lambda: self._on_output("stdout", guest.stdout))
-        _watch(guest.stderr, lambda: self._on_output("stderr", guest.stderr))
+            close_all(descriptors)
+        frames.watch(guest.channel.fileno(), self._on_channel)
+        self.watch_news()
+        frames.watch(guest.stdout, lambda: self._on_output("stdout", guest.stdout))
+        frames.watch(guest.stderr, lambda: self._on_output("stderr", guest.stderr))
         if self._stdin >= 0:
-            _watch(self._stdin, self._feed, select.POLLOUT)
+            frames.watch(self._stdin, self._feed, select.POLLOUT)
+
+    def obey(self, word: str, message: dict[str, Any], blob: bytes) -> None:
+        """What the host wants while it lives, and of its files afterwards."""
+        if word == "fetch":
+            self._fetch(message["paths"], message["bytes_max"])
+        else:
+            super().obey(word, message, blob)
 
     def _on_channel(self) -> None:
         guest = self.guest
         assert guest is not None
-        _unwatch(guest.channel.fileno())
+        frames.unwatch(guest.channel.fileno())
         try:
             message, _, descriptors = channel.receive(guest.channel, 1)
         except (channel.ChannelClosed, BlockingIOError):
@@ -433,33 +288,24 @@ class Run:
         if descriptors:
             self._work_dir = descriptors[0]
         self.deadline = time.monotonic() + self._asked["wall_seconds"]
-        _say({"run": self.number, "started": True})
-
-    def _on_news(self) -> None:
-        guest = self.guest
-        assert guest is not None
-        if not guest.hear_news():
-            _unwatch(guest.news)
-            self._has_ended = True
-            self.settle()
-        elif self._must_die:
-            self.kill()
+        frames.say({"run": self.number, "started": True})
 
     def _on_output(self, stream: str, descriptor: int) -> bool:
-        if len(_out) > _BEHIND_BYTES and not self._has_ended:
-            self._paused.append((descriptor, _readers[descriptor]))
-            _unwatch(descriptor)
+        if frames.is_behind() and not self.was_told:
+            reader = frames.unwatch(descriptor)
+            if reader is not None:
+                self._paused.append((descriptor, reader))
             return False
         try:
-            chunk = os.read(descriptor, _READ_BYTES)
+            chunk = os.read(descriptor, frames.READ_BYTES)
         except BlockingIOError:
             return False
         if not chunk:
-            _unwatch(descriptor)
+            frames.unwatch(descriptor)
             return False
         room = max(0, self._asked["output_bytes"] - self._seen[stream])
         self._seen[stream] += len(chunk)
-        _say({"run": self.number, "stream": stream, "bytes": len(chunk)}, chunk[:room])
+        frames.say({"run": self.number, "stream": stream, "bytes": len(chunk)}, chunk[:room])
         if sum(self._seen.values()) > self._asked["flood_bytes"] and not self.flooded:
             self.flooded = True
             self.kill()
@@ -467,19 +313,19 @@ class Run:
 
     def _on_pictures(self) -> bool:
         try:
-            chunk = os.read(self._pictures, _READ_BYTES)
+            chunk = os.read(self._pictures, frames.READ_BYTES)
         except BlockingIOError:
             return False
         if not chunk:
-            _unwatch(self._pictures)
+            frames.unwatch(self._pictures)
             return False
-        _say({"run": self.number, "pictures": True}, chunk)
+        frames.say({"run": self.number, "pictures": True}, chunk)
         return True
 
     def _feed(self) -> None:
         try:
             while self._stdin_left:
-                self._stdin_left = self._stdin_left[os.write(self._stdin, self._stdin_left[:_READ_BYTES]) :]
+                self._stdin_left = self._stdin_left[os.write(self._stdin, self._stdin_left[: frames.READ_BYTES]) :]
         except BlockingIOError:
             return
         except BrokenPipeError:
@@ -488,74 +334,48 @@ class Run:
 
     def _close_stdin(self) -> None:
         if self._stdin >= 0:
-            _unwatch(self._stdin)
+            frames.unwatch(self._stdin)
             os.close(self._stdin)
             self._stdin = -1
 
     def resume(self) -> None:
         """The host has caught up."""
-        if len(_out) <= _BEHIND_BYTES:
-            while self._paused:
-                _watch(*self._paused.pop())
-
-    def kill(self) -> None:
-        """End everyone in this run's world."""
-        guest = self.guest
-        if guest is not None and not self._was_told:
-            self._must_die = True
-            if guest.first and not guest.has_left:
-                try:
-                    os.kill(guest.first, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
+        while self._paused:
+            frames.watch(*self._paused.pop())
 
     def settle(self) -> None:
         """Once its first process is gone, so is everyone: read what is left and tell the host."""
         guest = self.guest
-        if guest is None or not guest.has_left or self._was_told:
+        if guest is None or not guest.has_left or self.was_told:
             return
-        self._was_told = self._has_ended = True
-        self.deadline = 0.0
-        guest.hear_news()  # all of it was written before its first process left
-        while self._paused:
-            self._paused.pop()
+        self.was_told = True
+        self.deadline = self.next_look = 0.0
+        status, cpu, peak = self.end()
+        self._paused.clear()
         for stream, descriptor in (("stdout", guest.stdout), ("stderr", guest.stderr)):
             while not self.flooded and self._on_output(stream, descriptor):
                 pass
         while self._pictures >= 0 and self._on_pictures():
             pass
+        self.lines.drain()
         self._stop_watching()
-        status, cpu, peak = None, 0, 0
-        if len(guest.said) >= plain.BORN.size + plain.ENDED.size:
-            status, cpu, peak = plain.ENDED.unpack_from(guest.said, plain.BORN.size)
-        elif self._must_die:
-            status = int(signal.SIGKILL)
-        _say(
-            {
-                "run": self.number,
-                "ended": {
-                    "status": status,
-                    "cpu_microseconds": cpu,
-                    "peak_bytes": peak,
-                    "deadline_passed": self.deadline_passed,
-                    "flooded": self.flooded,
-                    "paths": _walk(self._work_dir) if self._work_dir >= 0 else [],
-                },
-            }
-        )
-        _refill(self._asked["weight"], self._asked["default_allowance"])
+        ended = {
+            "status": status,
+            "cpu_microseconds": cpu,
+            "peak_bytes": peak,
+            "deadline_passed": self.deadline_passed,
+            "flooded": self.flooded,
+            "out_of_memory": self.is_out_of_memory,
+            "paths": plainfiles.walk(self._work_dir) if self._work_dir >= 0 else [],
+        }
+        frames.say({"run": self.number, "ended": ended})
+        plainguests.refill(self._asked["weight"], self._asked["default_allowance"])
 
-    def fail(self, step: str, reason: str) -> None:
-        """No program ran."""
-        if not self._was_told:
-            self._was_told = True
-            _say({"run": self.number, "failed": step, "reason": reason})
-
-    def fetch(self, paths: list[str], bytes_max: int) -> None:
+    def _fetch(self, paths: list[str], bytes_max: int) -> None:
         """Send the files asked for, as far as they fit."""
         found, content, is_over = [], bytearray(), False
         for path in paths:
-            text = _read(self._work_dir, path, bytes_max - len(content))
+            text = plainfiles.read(self._work_dir, path, bytes_max - len(content))
             if text is None:
                 continue
             if len(content) + len(text) > bytes_max:
@@ -563,16 +383,16 @@ class Run:
                 break
             found.append([path, len(text)])
             content += text
-        _say({"run": self.number, "files": found, "is_over": is_over}, bytes(content))
+        frames.say({"run": self.number, "files": found, "is_over": is_over}, bytes(content))
 
     def _stop_watching(self) -> None:
         guest = self.guest
         self._close_stdin()
         if guest is not None and guest.channel.fileno() >= 0:
-            for descriptor in (guest.channel.fileno(), guest.news, guest.stdout, guest.stderr):
-                _unwatch(descriptor)
+            for descriptor in (guest.channel.fileno(), guest.stdout, guest.stderr):
+                frames.unwatch(descriptor)
         if self._pictures >= 0:
-            _unwatch(self._pictures)
+            frames.unwatch(self._pictures)
             os.close(self._pictures)
             self._pictures = -1
 
@@ -582,61 +402,65 @@ class Run:
         if self._work_dir >= 0:
             os.close(self._work_dir)
             self._work_dir = -1
-        if self.guest is not None:
-            self.guest.close()
-            self.guest = None
+        super().close()
 
 
-# ---- the work directory, which is hostile ground even when everyone is dead
+class Session(Tenant):
+    """An interpreter that stays. All that it says goes over lines; its directories stay here."""
 
+    look_seconds = 1.0
 
-def _open_dir(root: int, path: str) -> int:
-    current = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=root)
-    for name in [name for name in path.split("/") if name]:
-        if name in (".", ".."):
-            os.close(current)
-            raise OSError("not a plain path")
+    def begin(self) -> None:
+        """Get a guest of sessions, and pass on what it and the host say to each other."""
+        asked = self._asked
+        self.guest = guest = plainguests.take(plainguests.SHELL, asked["allowance"])
+        self.lines.speak(asked["channel"], guest.channel.dup())
+        self.lines.listen(asked["stdout"], os.dup(guest.stdout))
+        self.lines.listen(asked["stderr"], os.dup(guest.stderr))
+        self.watch_news()
+
+    def obey(self, word: str, message: dict[str, Any], blob: bytes) -> None:
+        """What the host wants while it lives; of its files, too."""
+        if word != "file":
+            super().obey(word, message, blob)
+            return
+        answer, content = {"run": self.number, "asked": message["asked"]}, b""
         try:
-            deeper = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=current)
-        finally:
-            os.close(current)
-        current = deeper
-    return current
+            found = self._work(message, blob)
+            if isinstance(found, bytes):
+                content = found
+            else:
+                answer["found"] = found
+        except OSError as error:
+            answer["error"] = error.errno or 0
+            answer["reason"] = error.strerror or _UNKNOWN_ERROR
+        frames.say(answer, content)
 
-
-def _walk(root: int) -> list[str]:
-    found: list[str] = []
-    pending = [""]
-    while pending and len(found) < _PATHS_MAX:
-        folder = pending.pop()
-        try:
-            descriptor = _open_dir(root, folder)
-        except OSError:
-            continue
-        try:
-            with os.scandir(descriptor) as entries:
-                for entry in entries:
-                    path = f"{folder}/{entry.name}" if folder else entry.name
-                    if entry.is_dir(follow_symlinks=False):
-                        if path.count("/") < 32:
-                            pending.append(path)
-                    elif entry.is_file(follow_symlinks=False) and path.isprintable():
-                        found.append(path)
-        finally:
-            os.close(descriptor)
-    return found
-
-
-def _read(root: int, path: str, bytes_max: int) -> bytes | None:
-    folder, _, name = path.rpartition("/")
-    try:
-        directory = _open_dir(root, folder)
-        try:
-            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            descriptor = os.open(name, flags, dir_fd=directory)
-        finally:
-            os.close(directory)
-    except OSError:
+    def _work(self, message: dict[str, Any], blob: bytes) -> Any:
+        if not self.lines.kept:
+            raise FileNotFoundError(2, "it has no directory yet")
+        root, path = self.lines.kept[0], message.get("path", "")
+        if message["work"] == "list":
+            return plainfiles.describe(root)
+        if message["work"] == "read":
+            content = plainfiles.read(root, path, message["bytes_max"])
+            if content is None:
+                raise FileNotFoundError(2, "no such file")
+            return content
+        assert self.guest is not None
+        if message["work"] == "write":
+            plainfiles.write(root, path, blob, self.guest.uid)
+        else:
+            plainfiles.delete(root, path)
         return None
-    with open(descriptor, "rb") as file:
-        return file.read(bytes_max + 1)
+
+    def settle(self) -> None:
+        """Once its first process is gone, so is everyone: read what is left and tell the host."""
+        guest = self.guest
+        if guest is None or not guest.has_left or self.was_told:
+            return
+        self.was_told = True
+        self.next_look = 0.0
+        status, _, _ = self.end()
+        self.lines.drain()
+        frames.say({"run": self.number, "ended": {"status": status, "out_of_memory": self.is_out_of_memory}})

@@ -23,7 +23,7 @@ from typing import Any
 
 from belljar import channel
 from belljar.jail import mounts, namespaces, policy, seccomp, syscalls
-from belljar.zygote import grafts
+from belljar.zygote import grafts, lent
 
 _OWN_WORLD = (
     syscalls.CLONE_NEWNS
@@ -33,6 +33,7 @@ _OWN_WORLD = (
     | syscalls.CLONE_NEWCGROUP
 )
 _CELL = syscalls.CLONE_NEWPID | syscalls.CLONE_NEWNET | syscalls.CLONE_NEWNS
+_BACKLOG = 64
 _SLEEP = ("/usr/bin/sleep", "/bin/sleep")
 
 
@@ -169,6 +170,9 @@ class Warden:
             channel.send(self.control, {"ask": message["ask"], "missing": missing})
             return
         try:
+            if "listen" in message:
+                self.listen(message, *descriptors)
+                return
             if "graft" in message:
                 pid = grafts.begin(message["graft"], descriptors)
             else:
@@ -183,6 +187,22 @@ class Warden:
             for descriptor in descriptors:
                 os.close(descriptor)
 
+    def listen(self, message: dict[str, Any], place: int) -> None:
+        """Answer with a listener on the loopback of another network; nobody there holds it, or can take it away."""
+        own = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        syscalls.setns(place, syscalls.CLONE_NEWNET)
+        try:
+            listener = socket.create_server(("127.0.0.1", message["listen"]), backlog=_BACKLOG)
+        finally:
+            try:
+                syscalls.setns(own, syscalls.CLONE_NEWNET)
+            except OSError:
+                os._exit(70)  # every cell made from here on would be in a guest's network
+            os.close(own)
+        with listener:
+            port = listener.getsockname()[1]
+            channel.send(self.control, {"ask": message["ask"], "port": port}, descriptors=[listener.fileno()])
+
     def start_zygote(self, message: dict[str, Any], control: int, log: int) -> int:
         """Exec the environment's interpreter; it finds our code by PYTHONPATH and serves from its start-up."""
         pid = os.fork()
@@ -194,8 +214,12 @@ class Warden:
                     os.dup2(source, target)
                 os.closerange(4, 1 << 20)
                 reset_signals()
-                name = os.path.basename(message["python"])  # by which the interpreter finds itself on its PATH
-                os.execve(message["python"], [name, f"{policy.WORK_DIR}/{policy.PROGRAM_NAME}"], message["environ"])
+                python = message["python"]
+                command = [os.path.basename(python)]  # by which the interpreter finds itself on its PATH
+                if python.startswith(lent.IN_ROOT):
+                    command = lent.command(lent.IN_ROOT, lent.PYTHON)
+                    python = command[0]
+                os.execve(python, [*command, f"{policy.WORK_DIR}/{policy.PROGRAM_NAME}"], message["environ"])
             finally:
                 os._exit(127)
         return pid
@@ -271,7 +295,10 @@ def _sleep_for_ever(until_exec: int, seccomp_filter: syscalls.FilterProgram) -> 
         os.dup2(null, target)
     os.dup2(until_exec, 3, inheritable=False)
     os.closerange(4, 1 << 20)
-    os.execve(next(filter(os.path.exists, _SLEEP), _SLEEP[0]), ["sleep", "infinity"], {})
+    command = lent.command(lent.IN_ROOT, lent.SLEEP)
+    if not os.path.exists(command[-1]):
+        command = [next(filter(os.path.exists, _SLEEP), _SLEEP[0])]
+    os.execve(command[0], [*command, "infinity"], {})
 
 
 if __name__ == "__main__":

@@ -118,7 +118,7 @@ PROGRAMS = {
 
 @pytest.fixture(scope="session")
 def available(server: Any) -> set[str]:
-    listed = json.loads(server.ask("GET", "/v1/languages", port=server.native_port).text)["languages"]
+    listed = json.loads(server.ask("GET", "/v1/languages", api="native").text)["languages"]
     return {each["name"] for each in listed if each["available"]}
 
 

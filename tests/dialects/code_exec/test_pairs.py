@@ -33,7 +33,7 @@ def test_pair(server: Any, name: str, kind: dict[str, str]) -> None:
 
 def test_both_ports_answer_alike(server: Any) -> None:
     body = json.dumps({"code": "print(1)", "timeout": 5})
-    answers = [server.ask("POST", "/py_exec", body, port=port).text for port in (server.port, server.native_port)]
+    answers = [server.ask("POST", "/py_exec", body, api=api).text for api in ("native", "code_exec")]
     assert answers == ["0\n1\n"] * 2
 
 
@@ -46,7 +46,7 @@ def test_signs_of_life(server: Any, path: str, status: int) -> None:
 
 
 def test_health_of_the_main_port_is_our_own(server: Any) -> None:
-    assert json.loads(server.ask("GET", "/health", port=server.native_port).text)["status"] == "ok"
+    assert json.loads(server.ask("GET", "/health", api="native").text)["status"] == "ok"
 
 
 @pytest.mark.parametrize("path", ["/py_exec", "/any_exec", "/py_coverage"])

@@ -42,7 +42,7 @@ def test_printed_text_and_value_are_lines(kernels: Any, name: str, prefix: str) 
 
 def test_both_prefixes_answer_on_the_main_port(kernels: Any, name: str) -> None:
     for prefix in PREFIXES:
-        answer = kernels.ask("POST", f"{prefix}/execute", {"code": "1"}, port=kernels.native_port)
+        answer = kernels.ask("POST", f"{prefix}/execute", {"code": "1"}, api="native")
         assert answer.lines == [{"text": "1"}]
 
 
@@ -257,7 +257,8 @@ def test_bad_body_is_422(kernels: Any, body: bytes, named: str | None) -> None:
     answer = kernels.ask("POST", f"{PREFIX}/execute", body)
     assert answer.status == 422
     (problem,) = answer.body["detail"]
-    assert problem["loc"] == ["body", *([named] if named else [])]
+    words = [each for each in problem["loc"] if isinstance(each, str)]  # or a place in the text
+    assert words == ["body", *([named] if named else [])]
     assert problem["msg"]
 
 

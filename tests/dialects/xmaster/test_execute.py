@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.dialects.xmaster.conftest import Running
+from tests.dialects.xmaster.conftest import XMaster
 
 FAILED = 'Traceback (most recent call last):\n  File "<string>", line {line}, in <module>\n{error}\n'
 
@@ -60,7 +60,7 @@ class TestBoth:
         ],
     )
     def test_situations(
-        self, server: Running, session: dict[str, Any], code: str, output: str | None, error: str | None
+        self, server: XMaster, session: dict[str, Any], code: str, output: str | None, error: str | None
     ) -> None:
         answer = server.execute(code, **session)
         if output is not None:
@@ -71,21 +71,21 @@ class TestBoth:
             assert answer["error"].endswith(error)
         assert answer["session_id"] == session.get("session_id", "test_id")
 
-    def test_timeout(self, server: Running, session: dict[str, Any]) -> None:
+    def test_timeout(self, server: XMaster, session: dict[str, Any]) -> None:
         answer = server.execute("print('before', flush=True)\nwhile True: pass", timeout=1, **session)
         assert (answer["output"], answer["error"]) == ("before\n", "Execution timed out after 1 seconds")
         assert 0.9 < answer["execution_time"] < 10
 
-    def test_no_time_at_all(self, server: Running, session: dict[str, Any]) -> None:
+    def test_no_time_at_all(self, server: XMaster, session: dict[str, Any]) -> None:
         began = time.monotonic()
         answer = server.execute("print(1)", timeout=0, **session)
         assert (answer["output"], answer["error"]) == ("", "Execution timed out after 0 seconds")
         assert time.monotonic() - began < 5
 
-    def test_no_limit_on_time(self, server: Running, session: dict[str, Any]) -> None:
+    def test_no_limit_on_time(self, server: XMaster, session: dict[str, Any]) -> None:
         assert server.execute("print(1)", timeout=None, **session)["output"] == "1\n"
 
-    def test_a_long_limit_is_taken(self, server: Running, session: dict[str, Any]) -> None:
+    def test_a_long_limit_is_taken(self, server: XMaster, session: dict[str, Any]) -> None:
         assert server.execute("print(1)", timeout=1800, **session)["output"] == "1\n"
 
 
@@ -104,7 +104,7 @@ class TestBoth:
     ],
 )
 @pytest.mark.parametrize("path", ["/execute", "/submit"])
-def test_a_bad_request(server: Running, path: str, body: Any, status: int, detail: str | None) -> None:
+def test_a_bad_request(server: XMaster, path: str, body: Any, status: int, detail: str | None) -> None:
     answer = server.ask("POST", path, body)
     assert answer.status == status
     assert list(answer.body) == ["detail"]
@@ -114,7 +114,7 @@ def test_a_bad_request(server: Running, path: str, body: Any, status: int, detai
         assert answer.body["detail"][0]["loc"][0] == "body"
 
 
-def test_the_example_of_the_contract(server: Running) -> None:
+def test_the_example_of_the_contract(server: XMaster) -> None:
     first = server.execute("x=5\nprint(x)", session_id="s")
     assert (first["output"], first["error"], first["session_id"]) == ("5\n", None, "s")
     second = server.execute("print(x)\n1/0", session_id="s")
@@ -122,27 +122,27 @@ def test_the_example_of_the_contract(server: Running) -> None:
     assert second["error"].endswith("ZeroDivisionError: division by zero\n")
 
 
-def test_requests_without_a_session_share_nothing(server: Running) -> None:
+def test_requests_without_a_session_share_nothing(server: XMaster) -> None:
     server.execute("leaked = 1")
     assert server.execute("print(leaked)")["error"].endswith("NameError: name 'leaked' is not defined\n")
     server.execute("leaked = 1", session_id="test_id")
     assert "NameError" in server.execute("print(leaked)")["error"]
 
 
-def test_sessions_are_apart(server: Running) -> None:
+def test_sessions_are_apart(server: XMaster) -> None:
     server.execute("mine = 'a'", session_id="apart-a")
     server.execute("mine = 'b'", session_id="apart-b")
     assert server.execute("print(mine)", session_id="apart-a")["output"] == "a\n"
 
 
-def test_a_session_survives_exit_failure_and_timeout(server: Running) -> None:
+def test_a_session_survives_exit_failure_and_timeout(server: XMaster) -> None:
     server.execute("kept = 1", session_id="survivor")
     for code in ("sys.exit(1)", "1/0", "while True: pass"):
         server.execute(code, session_id="survivor", timeout=1)
     assert server.execute("print(kept)", session_id="survivor")["output"] == "1\n"
 
 
-def test_any_text_is_a_session_id(server: Running) -> None:
+def test_any_text_is_a_session_id(server: XMaster) -> None:
     for session_id in ("", "a b/c?d", "ü" * 300, "../../x"):
         server.execute("z = 1", session_id=session_id)
         answer = server.execute("print(z)", session_id=session_id)
@@ -150,20 +150,20 @@ def test_any_text_is_a_session_id(server: Running) -> None:
         server.ask("POST", "/del_session?session_id=" + "".join(f"%{byte:02x}" for byte in session_id.encode()))
 
 
-def test_a_deleted_session_begins_anew(server: Running) -> None:
+def test_a_deleted_session_begins_anew(server: XMaster) -> None:
     server.execute("old = 1", session_id="gone")
     assert server.ask("POST", "/del_session?session_id=gone").body == {"status": "success"}
     assert "NameError" in server.execute("print(old)", session_id="gone")["error"]
 
 
-def test_deleting_needs_no_session_but_a_name(server: Running) -> None:
+def test_deleting_needs_no_session_but_a_name(server: XMaster) -> None:
     assert server.ask("POST", "/del_session?session_id=never").body == {"status": "success"}
     refused = server.ask("POST", "/del_session", {"session_id": "x"})
     assert refused.status == 422
     assert refused.body["detail"][0]["loc"] == ["query", "session_id"]
 
 
-def test_classes_of_a_program_can_be_pickled(server: Running) -> None:
+def test_classes_of_a_program_can_be_pickled(server: XMaster) -> None:
     code = (
         "import pickle, multiprocessing\nclass Point:\n    pass\ndef twice(x):\n    return 2 * x\n"
         "print(type(pickle.loads(pickle.dumps(Point()))) is Point)\n"
@@ -173,7 +173,7 @@ def test_classes_of_a_program_can_be_pickled(server: Running) -> None:
 
 
 @pytest.mark.parametrize("named", [False, True], ids=["one_shot", "sessions"])
-def test_no_answer_is_mixed_up(server: Running, named: bool) -> None:
+def test_no_answer_is_mixed_up(server: XMaster, named: bool) -> None:
     def one(number: int) -> tuple[int, str]:
         session = {"session_id": f"many-{number % 10}"} if named else {}
         return number, server.execute(f"v = {number}\nprint(v, {number})", **session)["output"]
@@ -193,13 +193,13 @@ def test_no_answer_is_mixed_up(server: Running, named: bool) -> None:
         pytest.param("x = bytearray(2_000_000_000)\nx[::4096] = b'1' * len(x[::4096])", "memory", id="memory"),
     ],
 )
-def test_the_ends_that_killed_the_original(server: Running, code: str, said: str) -> None:
+def test_the_ends_that_killed_the_original(server: XMaster, code: str, said: str) -> None:
     answer = server.execute(code)
     assert said in (answer["error"] or "") or "MemoryError" in (answer["error"] or "")
     assert server.execute("print(1)")["output"] == "1\n"
 
 
-def test_it_answers_on_the_main_port_too(server: Running) -> None:
+def test_it_answers_on_the_main_port_too(server: XMaster) -> None:
     answer = server.ask("POST", "/execute", {"code": "print(1)"}, api="native")
     assert answer.body["output"] == "1\n"
     assert server.ask("GET", "/health").body == {"status": "ok"}

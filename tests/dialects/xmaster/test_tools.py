@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from server_process import Serve
 
-from tests.dialects.xmaster.conftest import Running, started
+from tests.dialects.xmaster.conftest import XMaster
 from tests.tools.outside import PAGE, Outside
 
 BOTH = pytest.mark.parametrize("session", [{}, {"session_id": "tools"}], ids=["one_shot", "session"])
@@ -22,7 +23,7 @@ def keys(item: dict[str, Any]) -> set[str]:
 
 
 @BOTH
-def test_a_tool_is_a_plain_name(server: Running, session: dict[str, Any]) -> None:
+def test_a_tool_is_a_plain_name(server: XMaster, session: dict[str, Any]) -> None:
     code = (
         "r = web_search('bells')\n"
         "print(len(r['tool_result']['organic']), isinstance(r['tool_elapsed_time'], float), sorted(r))\n"
@@ -32,7 +33,7 @@ def test_a_tool_is_a_plain_name(server: Running, session: dict[str, Any]) -> Non
 
 
 @BOTH
-def test_the_loop_that_agents_write(server: Running, session: dict[str, Any], outside: Outside) -> None:
+def test_the_loop_that_agents_write(server: XMaster, session: dict[str, Any], outside: Outside) -> None:
     code = f"""
 from concurrent.futures import ThreadPoolExecutor
 def visit(keywords):
@@ -51,19 +52,19 @@ with ThreadPoolExecutor(20) as pool:
 
 @BOTH
 @pytest.mark.parametrize("line", ["from tools import *", "from tools import add", "import tools; add = tools.add"])
-def test_the_module_has_the_same_functions(server: Running, session: dict[str, Any], line: str) -> None:
+def test_the_module_has_the_same_functions(server: XMaster, session: dict[str, Any], line: str) -> None:
     assert server.execute(f"{line}\nprint(add(3)['tool_result'])", **session)["output"] == "5\n"
 
 
 @BOTH
-def test_a_tool_that_fails_is_none(server: Running, session: dict[str, Any]) -> None:
+def test_a_tool_that_fails_is_none(server: XMaster, session: dict[str, Any]) -> None:
     assert (
         server.execute("print(fail(), add('x'), call_tool('nothing', {}))", **session)["output"] == "None None None\n"
     )
 
 
 @BOTH
-def test_tools_are_called_by_name(server: Running, session: dict[str, Any]) -> None:
+def test_tools_are_called_by_name(server: XMaster, session: dict[str, Any]) -> None:
     code = "print(call_tool('add', {'a': 4})['tool_result'], call_tool('find-page', {'query': 'x'}) is not None)"
     assert server.execute(code, **session)["output"] == "6 True\n"
 
@@ -71,21 +72,21 @@ def test_tools_are_called_by_name(server: Running, session: dict[str, Any]) -> N
 @pytest.mark.parametrize(
     "code", ["print(globals()['add'](1)['tool_result'])", "exec('print(add(1)[\"tool_result\"])')"]
 )
-def test_a_tool_is_found_however_it_is_named(server: Running, code: str) -> None:
+def test_a_tool_is_found_however_it_is_named(server: XMaster, code: str) -> None:
     assert server.execute(code)["output"] == "3\n"
 
 
-def test_no_key_is_seen_inside(server: Running) -> None:
+def test_no_key_is_seen_inside(server: XMaster) -> None:
     code = "import os\nprint('secret' in repr(os.environ), 'secret' in repr(globals()), 'tools' in sys.modules)"
     assert server.execute(code)["output"] == "False False True\n"
 
 
-def test_help_shows_the_signature(server: Running) -> None:
+def test_help_shows_the_signature(server: XMaster) -> None:
     said = server.execute("help(web_parse)")["output"]
     assert "web_parse(link: 'str', user_prompt: 'str', llm: 'str' = 'gpt-4o')" in said
 
 
-def test_the_files_of_the_original_are_used(server: Running, outside: Outside) -> None:
+def test_the_files_of_the_original_are_used(server: XMaster, outside: Outside) -> None:
     server.execute(f"print(web_parse('{outside.url}/page', 'from the files?'))")
     prompt = outside.bodies["/llm/chat/completions"]["messages"][-1]["content"]
     assert prompt.startswith("Asked: from the files?\nPage: About bells")
@@ -94,7 +95,7 @@ def test_the_files_of_the_original_are_used(server: Running, outside: Outside) -
 # ---- the result stream
 
 
-def test_the_stream_of_a_run_that_calls_a_tool(server: Running) -> None:
+def test_the_stream_of_a_run_that_calls_a_tool(server: XMaster) -> None:
     answer = server.ask("POST", "/submit", {"code": "print(add(1)['tool_result'])", "session_id": "told"})
     assert answer.body == {"status": "success", "session_id": "told"}
     items = server.items("told")
@@ -120,35 +121,35 @@ def test_the_stream_of_a_run_that_calls_a_tool(server: Running) -> None:
     assert items[4]["content"] == "3\n"
 
 
-def test_the_stream_of_a_run_that_fails_has_the_error(server: Running) -> None:
+def test_the_stream_of_a_run_that_fails_has_the_error(server: XMaster) -> None:
     server.ask("POST", "/submit", {"code": "print(1)\n1/0", "session_id": "told-error"})
     assert server.items("told-error")[-2]["content"].endswith("ZeroDivisionError: division by zero\n")
 
 
-def test_runs_do_not_replay_each_other(server: Running) -> None:
+def test_runs_do_not_replay_each_other(server: XMaster) -> None:
     server.execute("print('executed')", session_id="told-twice")
     for text in ("one", "two"):
         server.ask("POST", "/submit", {"code": f"print('{text}')", "session_id": "told-twice"})
     assert [server.items("told-twice")[-2]["content"] for _ in range(2)] == ["one\n", "two\n"]
 
 
-def test_a_submitted_run_changes_its_session(server: Running) -> None:
+def test_a_submitted_run_changes_its_session(server: XMaster) -> None:
     server.ask("POST", "/submit", {"code": "later = 7", "session_id": "told-state"})
     server.items("told-state")
     assert server.execute("print(later)", session_id="told-state")["output"] == "7\n"
 
 
-def test_a_submitted_run_without_a_session(server: Running) -> None:
+def test_a_submitted_run_without_a_session(server: XMaster) -> None:
     assert server.ask("POST", "/submit", {"code": "print(5)"}).body == {"status": "success", "session_id": "test_id"}
     assert server.items("test_id")[-2]["content"] == "5\n"
 
 
-def test_a_session_that_nobody_knows_is_404(server: Running) -> None:
+def test_a_session_that_nobody_knows_is_404(server: XMaster) -> None:
     answer = server.ask("GET", "/get_mcp_result/unheard-of")
     assert (answer.status, answer.body) == (404, {"detail": "Session not found"})
 
 
-def test_items_from_outside_join_the_stream(server: Running) -> None:
+def test_items_from_outside_join_the_stream(server: XMaster) -> None:
     server.ask("POST", "/submit", {"code": "import time; time.sleep(2)", "session_id": "joined"})
     item = {"main_stream_type": "sub", "content": "from a tool"}
     put = server.ask("POST", "/put_item", {"session_id": "joined", "item": item})
@@ -160,7 +161,7 @@ def test_items_from_outside_join_the_stream(server: Running) -> None:
     assert [each for each in items if "from_sandbox" not in each] == [item, {"n": 1}, {"n": 2}]
 
 
-def test_an_item_for_nobody_is_500(server: Running) -> None:
+def test_an_item_for_nobody_is_500(server: XMaster) -> None:
     answer = server.ask("POST", "/put_item", {"session_id": "nobody", "item": {}})
     assert answer.status == 500
     assert list(answer.body) == ["detail"]
@@ -169,7 +170,7 @@ def test_an_item_for_nobody_is_500(server: Running) -> None:
 # ---- the tools themselves
 
 
-def test_tools_are_listed(server: Running) -> None:
+def test_tools_are_listed(server: XMaster) -> None:
     listed = server.ask("GET", "/get_tool").body
     assert {"web_search", "web_parse", "add", "find_page"} <= {each["name"] for each in listed}
     assert all(set(each) == {"name", "description", "input_schema"} for each in listed)
@@ -189,7 +190,7 @@ def test_tools_are_listed(server: Running) -> None:
         ),
     ],
 )
-def test_a_tool_is_called_over_http(server: Running, name: str, arguments: Any, status: int, body: Any) -> None:
+def test_a_tool_is_called_over_http(server: XMaster, name: str, arguments: Any, status: int, body: Any) -> None:
     answer = server.ask("POST", f"/call_tool/{name}", arguments)
     assert (answer.status, answer.body) == (status, body)
 
@@ -198,16 +199,16 @@ def test_a_tool_is_called_over_http(server: Running, name: str, arguments: Any, 
 
 
 @pytest.fixture(scope="session")
-def alone(environ: dict[str, str], config: Path) -> Any:
+def alone(serve_here: Serve, config: Path) -> Any:
     arguments = ("proxy", "--port", "0", "--xmaster-config", str(config), "--set", "web.proxy_requests_per_second=50")
-    with started(environ, ("proxy",), *arguments) as running:
+    with serve_here(*arguments, apis=("proxy",)) as running:
         yield running
 
 
 @pytest.mark.parametrize("which", ["server", "alone"])
 class TestProxy:
     def ask(self, request: pytest.FixtureRequest, which: str, path: str, body: Any) -> Any:
-        running: Running = request.getfixturevalue(which)
+        running: XMaster = request.getfixturevalue(which)
         answer = running.ask("POST", path, body, api="proxy")
         assert answer.status == 200, answer
         return answer.body
@@ -238,13 +239,13 @@ class TestProxy:
         assert self.ask(request, which, "/read_pdf", {"url": f"{outside.url}/page"}) == "Failed to read the PDF"
 
     def test_a_bad_request(self, request: pytest.FixtureRequest, which: str) -> None:
-        running: Running = request.getfixturevalue(which)
+        running: XMaster = request.getfixturevalue(which)
         answer = running.ask("POST", "/search", {}, api="proxy")
         assert answer.status == 422
         assert answer.body["detail"][0]["loc"] == ["body", "query"]
 
 
-def test_too_many_requests_in_a_second(alone: Running) -> None:
+def test_too_many_requests_in_a_second(alone: XMaster) -> None:
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         answer = alone.ask("POST", "/search", {"query": "again"}, api="proxy")
@@ -255,9 +256,9 @@ def test_too_many_requests_in_a_second(alone: Running) -> None:
     pytest.fail("it was never refused")
 
 
-def test_the_proxy_is_not_on_the_main_port_unless_it_is_asked_for(environ: dict[str, str]) -> None:
-    with started(environ, ("native",), "serve") as running:
-        assert running.ask("POST", "/search", {"query": "x"}, api="native").status == 404
+def test_the_proxy_is_not_on_the_main_port_unless_it_is_asked_for(serve: Serve) -> None:
+    with serve("serve") as running:
+        assert running.ask("POST", "/search", {"query": "x"}).status == 404
 
 
 def test_the_configuration_is_checked(environ: dict[str, str], tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
 """How a container is started: everything shut, but for what the warden needs until its world stands.
 
-The warden starts as the container's root with four capabilities. Once it has built the guests' root and owns a user
-namespace whose ids are nobody's, no process in the container holds any capability outside that namespace: the keeper
-has become nobody, the warden is root of nothing but its own world. `docs/containers.md` lists what each is for.
+The warden starts as the container's root with a few capabilities, and from our own files: nothing of the image runs
+with them. Once it has built the guests' root and owns a user namespace whose ids are nobody's, no process in the
+container holds any capability outside that namespace: the keeper has become nobody, the warden is root of nothing but
+its own world. `docs/containers.md` lists what each is for.
 """
 
 from __future__ import annotations
@@ -16,10 +17,14 @@ from typing import Any
 
 from belljar.jail import seccomp
 from belljar.settings import ContainerSettings
+from belljar.zygote import lent
 
 CODE_DIR, DOOR_DIR = "/run/belljar/code", "/run/belljar/door"
+_PRELOADED = "/etc/ld.so.preload"  # read by every loader, ours as well
+#: What an image's own variables could make our loader do.
+_NOT_HEARD = ("LD_PRELOAD", "LD_AUDIT", "LD_LIBRARY_PATH", "LD_DEBUG", "LD_PROFILE", "GLIBC_TUNABLES", "LOCPATH")
 CAPABILITIES = ("SYS_ADMIN", "SETUID", "SETGID")
-FOREIGN_CAPABILITIES = (*CAPABILITIES, "SYS_CHROOT", "KILL", "NET_ADMIN", "DAC_OVERRIDE")
+FOREIGN_CAPABILITIES = (*CAPABILITIES, "SYS_CHROOT", "KILL", "NET_ADMIN", "DAC_OVERRIDE", "CHOWN")
 _PACKAGE = Path(__file__).resolve().parents[2]
 _START = (
     f"import sys; sys.dont_write_bytecode = True; sys.path.insert(0, {CODE_DIR!r}); "
@@ -41,26 +46,32 @@ def config(
     image: str,
     marks: Mapping[str, str],
     settings: ContainerSettings,
+    loan: Path,
     door: Path,
     warm: Sequence[str],
     is_podman: bool,
 ) -> dict[str, Any]:
     """The body of the engine's create call, for a container that shares our kernel."""
-    chosen = _common(image, marks, settings, is_podman)
-    chosen["Cmd"] = ["-I", "-S", "-c", _START, *warm]
+    chosen = _common(image, marks, settings, loan, is_podman)
+    chosen["Cmd"] += ["-I", "-S", "-c", _START, *warm]
     host: dict[str, Any] = chosen["HostConfig"]
     host["CapAdd"] = list(CAPABILITIES)
     host["SecurityOpt"] = security_options(door, is_podman=is_podman)
     host["Binds"].append(f"{door}:{DOOR_DIR}:ro")
+    if os.geteuid() != 0:  # in a user namespace a new /proc can be mounted only where the old one is not masked
+        host |= {"MaskedPaths": [], "ReadonlyPaths": []}
+        host["SecurityOpt"] += ["unmask=ALL"] if is_podman else []
+        host["CapAdd"] = [*CAPABILITIES, "SETFCAP"]  # to map root again
+    host["Tmpfs"] = {"/tmp": "rw,size=64k"}  # where the warden builds: an image need not have any directory
     return chosen
 
 
 def foreign_config(
-    image: str, marks: Mapping[str, str], settings: ContainerSettings, warm: Sequence[str], is_podman: bool
+    image: str, marks: Mapping[str, str], settings: ContainerSettings, loan: Path, warm: Sequence[str], is_podman: bool
 ) -> dict[str, Any]:
     """The same for a container with a kernel of its own: its capabilities mean nothing outside of it."""
-    chosen = _common(image, marks, settings, is_podman)
-    chosen["Cmd"] = ["-I", "-S", "-c", _START_STEWARD, *warm]
+    chosen = _common(image, marks, settings, loan, is_podman)
+    chosen["Cmd"] += ["-I", "-S", "-c", _START_STEWARD, *warm]
     chosen |= {"OpenStdin": True, "StdinOnce": True, "AttachStdin": True, "AttachStdout": True, "AttachStderr": True}
     host: dict[str, Any] = chosen["HostConfig"]
     host["CapAdd"] = list(FOREIGN_CAPABILITIES)
@@ -69,12 +80,17 @@ def foreign_config(
     return chosen
 
 
-def _common(image: str, marks: Mapping[str, str], settings: ContainerSettings, is_podman: bool) -> dict[str, Any]:
+def _common(
+    image: str, marks: Mapping[str, str], settings: ContainerSettings, loan: Path, is_podman: bool
+) -> dict[str, Any]:
+    loader, *words = lent.command(lent.IN_CONTAINER, lent.PYTHON)
     memory = settings.memory_bytes or _most_of_the_memory()
     return {
         "Image": image,
         "User": "0:0",
-        "Entrypoint": ["python3"],
+        "Entrypoint": [loader],
+        "Cmd": words,
+        "Env": [*(f"{name}=" for name in _NOT_HEARD), "LC_ALL=C"],
         "WorkingDir": "/",
         "Hostname": "belljar",
         "Labels": dict(marks),
@@ -84,7 +100,11 @@ def _common(image: str, marks: Mapping[str, str], settings: ContainerSettings, i
             "NetworkMode": "none",
             "ReadonlyRootfs": True,
             "CapDrop": ["ALL"],
-            "Binds": [f"{_PACKAGE}:{CODE_DIR}/belljar:ro"],
+            "Binds": [
+                f"{_PACKAGE}:{CODE_DIR}/belljar:ro",
+                f"{loan}:{lent.IN_CONTAINER}:ro",
+                f"{loan}/{lent.EMPTY}:{_PRELOADED}:ro",
+            ],
             "Memory": memory,
             "MemorySwap": memory,
             "NanoCpus": int(settings.cpus * 1e9),

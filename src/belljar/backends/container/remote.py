@@ -15,26 +15,30 @@ import math
 import os
 import re
 import signal
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from belljar.backends.container.daemon import Daemon
+from belljar.backends.container.lines import Lines
+from belljar.backends.container.remote_session import RemoteBody, RemoteSession
 from belljar.backends.container.vessel import Contents, checked
-from belljar.backends.local.run import PictureReader, program_packet
-from belljar.backends.local.world import guest_environ, import_pattern
+from belljar.backends.container.world import describe
+from belljar.backends.local.run import Extra, PictureReader, program_packet
+from belljar.backends.local.session import LocalSession
+from belljar.backends.local.world import import_pattern
 from belljar.contract.artifacts import compile_globs
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import (
     EnvironmentBroken,
     InvalidExecution,
     JailSetupFailed,
-    NotOffered,
     SandboxFault,
     TooLarge,
     ZygoteDied,
 )
 from belljar.contract.execution import Evidence, Execution, Limits
 from belljar.contract.files import File, check_relative_path
+from belljar.environments import Environment
 from belljar.jail import policy
 from belljar.settings import RequestSettings
 from belljar.zygote.handle import WARMING
@@ -44,6 +48,9 @@ _log = logging.getLogger("belljar.container")
 _TEXT_BYTES_MAX = 8 << 20
 _PATIENCE_SECONDS = 30.0  # over a run's own time, before the container is taken to be stuck
 _STDOUT = 1
+_OWN_BYTES = 64 << 20  # of an interpreter and what it has imported, which is not the program's
+_RESERVED_BYTES = 1 << 40
+_Heard: TypeAlias = "asyncio.Queue[tuple[dict[str, Any], bytes]]"
 
 
 class RemoteWorld:
@@ -54,11 +61,12 @@ class RemoteWorld:
         self.name = name
         self.is_lost = False
         self.contents: Contents
+        self.environment: Environment
         self._daemon = daemon
         self._bounds = bounds
         self._default_allowance = _allowance(default_limits)
         self._id = ""
-        self._runs: dict[int, asyncio.Queue[tuple[dict[str, Any], bytes]]] = {}
+        self._runs: dict[int, Callable[[dict[str, Any], bytes], None]] = {}  # who hears what of whom
         self._next_run = 0
         self._ended = 0
         self._listening: asyncio.Task[None] | None = None
@@ -86,6 +94,7 @@ class RemoteWorld:
                     f"a container of {self.image!r} did not call in: {await self._said()}"
                 ) from error
             self.contents = checked(self.image, said)
+            self.environment = describe(self.name, self.contents)
             self._greet()
         except BaseException:
             await asyncio.shield(self.close())
@@ -93,10 +102,6 @@ class RemoteWorld:
 
     def _greet(self) -> None:
         contents = self.contents
-        environ = guest_environ()
-        if not contents.python.startswith(f"{policy.ENVIRONMENT_DIR}/"):
-            del environ["VIRTUAL_ENV"]
-            environ["PATH"] = contents.path or "/usr/local/bin:/usr/bin:/bin"
         warm = [name for name in contents.warm if name != "IPython"]
         if warm:
             self._heavy_pattern = import_pattern({name.split(".")[0] for name in warm})
@@ -104,7 +109,7 @@ class RemoteWorld:
             {
                 "do": "greet",
                 "python": contents.python,
-                "environ": environ,
+                "environ": contents.environ(),
                 "warming": WARMING,
                 "imports": warm,
                 "allowance": self._default_allowance,
@@ -149,54 +154,88 @@ class RemoteWorld:
         """Numbers for monitoring."""
         return {"guests": len(self._runs), "runs_ended": self._ended}
 
-    async def run(self, execution: Execution, watcher: Watcher | None) -> Evidence:
+    async def run(
+        self,
+        execution: Execution,
+        watcher: Watcher | None,
+        extras: Sequence[Extra] = (),
+        source: str = policy.PROGRAM_NAME,
+    ) -> Evidence:
         """Run one program to its end.
 
         Raises:
             ZygoteDied: the container is gone; the same request may be tried on another.
         """
-        for name in ("tools", "coverage", "restrict"):
-            if getattr(execution, name):
-                raise NotOffered(f"{name!r} is not offered in containers with a kernel of their own", field=name)
-        if self.is_lost:
-            raise ZygoteDied("the container is gone; the next request starts a new one")
-        self._next_run += 1
-        number = self._next_run
-        run = self._runs[number] = asyncio.Queue()
-        asked = _Asked(number, execution, self._bounds, watcher)
+        run: _Heard = asyncio.Queue()
+        number = self._enrol(lambda message, blob: run.put_nowait((message, blob)))
+        asked = _Asked(number, execution, self._bounds, watcher, Lines(number, self._send))
         try:
-            weight = "heavy" if self._heavy_pattern and self._heavy_pattern.search(execution.code) else "bare"
-            self._begin(asked, weight)
+            is_python = execution.language == "python"
+            is_heavy = is_python and self._heavy_pattern and self._heavy_pattern.search(execution.code)
+            self._begin(asked, "heavy" if is_heavy else "bare", extras, source)
             try:
                 return await self._follow(asked, run)
             except asyncio.CancelledError:
                 await asyncio.shield(self._kill_and_wait(number, run))
                 raise
         finally:
-            del self._runs[number]
-            self._ended += 1
-            if not self.is_lost:
-                self._send({"do": "done", "run": number})
+            asked.lines.close()
+            self._send({"do": "done", "run": number})
+            self._forget(number)
 
-    def _begin(self, asked: _Asked, weight: str) -> None:
+    def _enrol(self, hear: Callable[[dict[str, Any], bytes], None]) -> int:
+        self._check_not_lost()
+        self._next_run += 1
+        self._runs[self._next_run] = hear
+        return self._next_run
+
+    def _forget(self, number: int) -> None:
+        del self._runs[number]
+        self._ended += 1
+
+    def seat(self, limits: Limits, allowed: Limits) -> LocalSession:
+        """A session that has not begun yet, in a guest that is allowed so much."""
+        self._check_not_lost()
+        body = RemoteBody(self._next_run + 1, self._send, self, lambda: self._forget(body.number))
+        self._enrol(body.hear)
+        order = {"do": "open", "run": body.number, "memory_bytes": limits.memory_bytes + _OWN_BYTES, **body.numbers}
+        self._send({**order, "allowance": _allowance(allowed)})
+        return RemoteSession(body, limits, self._bounds, None)
+
+    def succeeded(self) -> None:
+        """Guests can be made; the steward knows."""
+
+    def _check_not_lost(self) -> None:
+        if self.is_lost:
+            raise ZygoteDied("the container is gone; the next request starts a new one")
+
+    def unstick(self) -> None:
+        """Its steward does not do what it is told: the container must go."""
+        self._lose("it did not end a program")
+
+    def _begin(self, asked: _Asked, weight: str, extras: Sequence[Extra], source: str) -> None:
         execution = asked.execution
         shows = weight == "heavy"
-        packet = program_packet(execution, shows)
+        packet = program_packet(execution, shows, extras, source)
+        kinds, lent = asked.lines.lend([descriptor for extra in extras for descriptor in extra.descriptors])
         message = {
             "do": "run",
             "run": asked.number,
             "weight": weight,
             "shows": shows,
             "packet_bytes": len(packet),
-            "allowance": _allowance(execution.limits),
+            "lent_bytes": len(lent),
+            "kinds": kinds,
+            "allowance": _allowance(execution.limits, has_runtime=execution.language != "python"),
+            "memory_bytes": execution.limits.memory_bytes + _OWN_BYTES,
             "default_allowance": self._default_allowance,
             "wall_seconds": execution.limits.wall_seconds,
             "output_bytes": execution.limits.output_bytes,
             "flood_bytes": self._bounds.flood_bytes,
         }
-        self._send(message, packet + execution.stdin)
+        self._send(message, packet + lent + execution.stdin)
 
-    async def _follow(self, asked: _Asked, run: asyncio.Queue[tuple[dict[str, Any], bytes]]) -> Evidence:
+    async def _follow(self, asked: _Asked, run: _Heard) -> Evidence:
         loop = asyncio.get_running_loop()
         asked.began = loop.time()
         last = asked.began + asked.execution.limits.wall_seconds + _PATIENCE_SECONDS
@@ -222,9 +261,7 @@ class RemoteWorld:
                 artifacts = await self._fetch(asked, message["ended"], run)
                 return asked.evidence(message["ended"], artifacts, loop.time() - asked.began)
 
-    async def _fetch(
-        self, asked: _Asked, ended: dict[str, Any], run: asyncio.Queue[tuple[dict[str, Any], bytes]]
-    ) -> tuple[File, ...]:
+    async def _fetch(self, asked: _Asked, ended: dict[str, Any], run: _Heard) -> tuple[File, ...]:
         """The files that the caller wants, of those there are; the steward knows no globs."""
         if not asked.execution.artifacts:
             return ()
@@ -249,9 +286,8 @@ class RemoteWorld:
             start += int(size)
         return tuple(found)
 
-    async def _kill_and_wait(self, number: int, run: asyncio.Queue[tuple[dict[str, Any], bytes]]) -> None:
-        if not self.is_lost:
-            self._send({"do": "kill", "run": number})
+    async def _kill_and_wait(self, number: int, run: _Heard) -> None:
+        self._send({"do": "kill", "run": number})
         try:
             async with asyncio.timeout(_PATIENCE_SECONDS):
                 while not self.is_lost:
@@ -264,6 +300,8 @@ class RemoteWorld:
     # ---- the stream
 
     def _send(self, message: dict[str, Any], blob: bytes = b"") -> None:
+        if self.is_lost:
+            return
         text = json.dumps(message, separators=(",", ":")).encode()
         self._writer.write(b"".join((FRAME.pack(len(text), len(blob)), text, blob)))
 
@@ -301,12 +339,12 @@ class RemoteWorld:
                 if not self._greeted.done():
                     self._greeted.set_result(dict(message["ready"]))
             elif message["run"] in self._runs:
-                self._runs[message["run"]].put_nowait((message, blob))
+                self._runs[message["run"]](message, blob)
 
     def _lose(self, reason: str) -> None:
         self.is_lost = True
-        for run in self._runs.values():
-            run.put_nowait(({"lost": reason}, b""))
+        for hear in list(self._runs.values()):
+            hear({"lost": reason}, b"")
         if not self._greeted.done():
             self._greeted.set_exception(EnvironmentBroken(f"a container of {self.image!r} ended: {reason}"))
             self._greeted.exception()  # whoever waits raises it; nobody may
@@ -321,8 +359,11 @@ class RemoteWorld:
 class _Asked:
     """One run while it goes on: what has been heard of it so far."""
 
-    def __init__(self, number: int, execution: Execution, bounds: RequestSettings, watcher: Watcher | None) -> None:
+    def __init__(
+        self, number: int, execution: Execution, bounds: RequestSettings, watcher: Watcher | None, lines: Lines
+    ) -> None:
         self.number = number
+        self.lines = lines
         self.execution = execution
         self.watcher = watcher
         self.began = 0.0
@@ -340,6 +381,8 @@ class _Asked:
             self._seen[stream] += int(message["bytes"])
             if fitting and watcher is not None:
                 watcher.wrote(stream, fitting)
+        elif "line" in message:
+            self.lines.hear(message, blob)
         elif "pictures" in message:
             for picture in self._pictures.feed(blob):
                 if watcher is not None:
@@ -358,6 +401,7 @@ class _Asked:
             signal=-code if code < 0 else None,
             deadline_passed=bool(ended["deadline_passed"]),
             cpu_exhausted=code == -signal.SIGKILL and cpu_seconds > self.execution.limits.cpu_seconds,
+            oom_kills=int(bool(ended.get("out_of_memory"))),
             output_flooded=bool(ended["flooded"]),
             stdout=bytes(self._kept["stdout"]),
             stderr=bytes(self._kept["stderr"]),
@@ -371,6 +415,10 @@ class _Asked:
         )
 
 
-def _allowance(limits: Limits) -> list[int]:
-    """What is fixed at the fork: disk, CPU, processes, memory."""
-    return [limits.disk_bytes, max(1, math.ceil(limits.cpu_seconds)), limits.processes, limits.memory_bytes]
+def _allowance(limits: Limits, *, has_runtime: bool = False) -> list[int]:
+    """What is fixed at the fork: disk, CPU, processes, address space.
+
+    Runtimes of other languages reserve far more of that than they use; then only what is used counts.
+    """
+    address_bytes = _RESERVED_BYTES if has_runtime else limits.memory_bytes
+    return [limits.disk_bytes, max(1, math.ceil(limits.cpu_seconds)), limits.processes, address_bytes]

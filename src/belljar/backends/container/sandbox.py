@@ -7,18 +7,22 @@ pidfds and cgroups reach through the container's walls, and a run in a warm cont
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import errno
 import fnmatch
 import logging
+import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from belljar.backends.container import flags, owners
+from belljar.backends.container import flags, loan, owners
 from belljar.backends.container.daemon import Daemon
 from belljar.backends.container.remote import RemoteWorld
 from belljar.backends.container.vessel import Vessel
 from belljar.backends.container.world import VesselWorld, describe
 from belljar.backends.local import LocalSandbox
+from belljar.backends.local.run import Companion
+from belljar.backends.local.session import LocalSession
 from belljar.backends.local.world import World
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import (
@@ -29,7 +33,7 @@ from belljar.contract.errors import (
     WallMissing,
     ZygoteDied,
 )
-from belljar.contract.execution import Evidence, Execution
+from belljar.contract.execution import Evidence, Execution, Limits
 from belljar.contract.sessions import LiveSession, SessionOrder
 from belljar.contract.tools import ToolHost
 from belljar.environments import Environments
@@ -38,6 +42,7 @@ from belljar.settings import EnvironmentSettings, Settings
 
 if TYPE_CHECKING:
     from belljar.backends.local.commands import Command, Commands
+    from belljar.languages.machine import Machine
 
 _log = logging.getLogger("belljar.container")
 _IMAGE_PREFIX = "image:"
@@ -67,7 +72,6 @@ class ContainerSandbox(LocalSandbox):
         self._all: list[VesselWorld] = []
         self._used_at: dict[str, float] = {}
         self._session_worlds: list[World] = []
-        self._closing: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
         """Reach the engine, clear up after dead owners, and warm the default image.
@@ -79,12 +83,13 @@ class ContainerSandbox(LocalSandbox):
         try:
             await self._daemon.connect()
             await self._sweep()
+            self._loan = await asyncio.to_thread(loan.lend, self._settings.state_dir)
         except BaseException:
             await self.close()
             raise
         await super().open()
 
-    def _first_environment(self) -> str:
+    def _first_world(self) -> str:
         return "default"
 
     def _open_cgroups(self) -> None:
@@ -98,10 +103,20 @@ class ContainerSandbox(LocalSandbox):
                 await self._daemon.remove(container)
 
     def _make_commands(self) -> Commands:
-        from belljar.backends.container.toolchains import ImageMachine  # when first needed
-        from belljar.backends.local.commands import Commands
+        from belljar.backends.local.commands import Commands  # when first needed
 
-        return Commands(self._settings, self._run_patiently, ImageMachine(self._settings, self._image_ids))
+        return Commands(self._settings, self._run_patiently, self._machine())
+
+    def _machine(self) -> Machine:
+        from belljar.backends.container.toolchains import ImageMachine
+
+        return ImageMachine(self._settings, self._image_ids)
+
+    async def run(self, execution: Execution, watcher: Watcher | None = None) -> Evidence:
+        """Run one program, in the image for its language where the operator has named one."""
+        if execution.environment == "default" and execution.language in self._images:
+            execution = dataclasses.replace(execution, environment=execution.language)
+        return await super().run(execution, watcher)
 
     async def _run(self, execution: Execution, watcher: Watcher | None, command: Command | None) -> Evidence:
         if self._container.fresh == "run":
@@ -117,12 +132,16 @@ class ContainerSandbox(LocalSandbox):
         self, world: World, execution: Execution, watcher: Watcher | None, command: Command | None
     ) -> Evidence:
         chosen: object = world
+        if command is None and not world.environment.version:
+            raise NotOffered(
+                f"the image of environment {execution.environment!r} has no Python (3.9 or newer); name a language "
+                "that it has, or another environment",
+                field="language",
+            )
         if isinstance(chosen, RemoteWorld):
-            if command is not None:
-                raise NotOffered(
-                    f"{execution.language} is not offered under {self._container.runtime}", field="language"
-                )
-            return await chosen.run(execution, watcher)
+            if execution.network:
+                raise NotOffered(f"network is not offered under {self._container.runtime}", field="network")
+            return await self._run_there(chosen, execution, watcher, command)
         try:
             return await super()._run_in(world, execution, watcher, command)
         except OSError as error:
@@ -130,9 +149,42 @@ class ContainerSandbox(LocalSandbox):
                 raise
             raise ZygoteDied("the container ended, and its cgroups with it") from error
 
+    async def _run_there(
+        self, world: RemoteWorld, execution: Execution, watcher: Watcher | None, command: Command | None
+    ) -> Evidence:
+        """In a container with a kernel of its own."""
+        companions: list[Companion] = []
+        try:
+            self._accompany(execution, cast(World, world), watcher, companions)
+            extras = [each.extra for each in companions]
+            if command is None:
+                evidence = await world.run(execution, watcher, extras)
+            else:
+                evidence = await world.run(execution, watcher, [*extras, command.extra], command.source)
+            for companion in companions:
+                evidence = companion.complete(evidence)
+            return evidence
+        except ZygoteDied as error:
+            if execution.tools:
+                from belljar.backends.local.toolline import forbid_repeating
+
+                forbid_repeating(companions, error)
+            raise
+        finally:
+            for companion in companions:
+                companion.close()
+
+    async def _seat(self, world: World, order: SessionOrder, allowed: Limits) -> tuple[LocalSession, int]:
+        chosen: object = world
+        if not isinstance(chosen, RemoteWorld):
+            return await super()._seat(world, order, allowed)
+        if order.language != "python":
+            raise NotOffered(f"under {self._container.runtime} there are sessions in Python only", field="language")
+        if order.network:
+            raise NotOffered(f"network is not offered under {self._container.runtime}", field="network")
+        return chosen.seat(order.limits, allowed), -1
+
     async def _open_session(self, order: SessionOrder) -> LiveSession:
-        if flags.has_own_kernel(self._container.runtime):
-            raise NotOffered(f"there are no sessions under {self._container.runtime}", field="environment")
         if self._container.fresh == "never":
             return await super()._open_session(order)
         world = await self._launch(order.environment, fresh=True)
@@ -161,11 +213,6 @@ class ContainerSandbox(LocalSandbox):
                 del self._worlds[name]
                 self._close_in_background(world)
 
-    def _close_in_background(self, world: World) -> None:
-        task = asyncio.get_running_loop().create_task(world.close())
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
-
     async def _open_world(self, name: str) -> World:
         try:
             before = self._worlds.pop(name, None)
@@ -192,7 +239,7 @@ class ContainerSandbox(LocalSandbox):
         if flags.has_own_kernel(self._container.runtime):
             return await self._launch_foreign(name, image, marks, warm)
         vessel = Vessel(self._daemon, image, owners.new_directory(self._doors))
-        await vessel.launch(marks, warm, self._container)
+        await vessel.launch(marks, warm, self._container, self._loan)
         try:
             world = self._furnish(name, vessel)
         except BaseException:
@@ -207,7 +254,7 @@ class ContainerSandbox(LocalSandbox):
 
     async def _launch_foreign(self, name: str, image: str, marks: Mapping[str, str], warm: tuple[str, ...]) -> World:
         world = RemoteWorld(self._daemon, image, name, self._settings.request, self._settings.default_limits)
-        config = flags.foreign_config(image, marks, self._container, warm, self._daemon.is_podman)
+        config = flags.foreign_config(image, marks, self._container, self._loan, warm, self._daemon.is_podman)
         await world.open(config, self._container.start_seconds)
         return cast(World, world)
 
@@ -215,13 +262,13 @@ class ContainerSandbox(LocalSandbox):
         assert self._instance is not None
         cgroups = self._cgroups_in(vessel)
         walls: Mapping[str, Any] = {
-            "as_root": True,
-            "changes_uid": True,
+            "as_root": os.geteuid() == 0,  # else the engine is this user's own, and so is every id in its containers
+            "changes_uid": os.geteuid() == 0,
             "uid_base": self._instance.uid_base,
             "landlock_version": self._landlock_version,
             "cgroup": cgroups is not None,
         }
-        environment = describe(name, vessel)
+        environment = describe(name, vessel.contents)
         settings = self._settings
         self._all = [each for each in self._all if not each.is_closed]
         taken = {each.block for each in self._all}

@@ -31,6 +31,13 @@ class ImageMachine(Machine):
     def make_ready(self, name: str) -> None:
         """Whatever has to be prepared was, when the image was built."""
 
+    def prepare_quietly(self, name: str) -> None:
+        """The same."""
+
+    def is_prepared(self, name: str) -> bool:
+        """Nothing of ours is in an image."""
+        return False
+
     def find_command(self, toolchain: Toolchain, command: str) -> str:
         """By its name, on the image's PATH."""
         return command

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import os
 import re
@@ -23,7 +24,9 @@ from typing import Any
 from belljar import channel
 from belljar.backends.container import flags
 from belljar.backends.container.daemon import Daemon
+from belljar.backends.local.world import guest_environ
 from belljar.contract.errors import EnvironmentBroken, SandboxFault
+from belljar.jail import policy
 from belljar.settings import ContainerSettings
 
 _log = logging.getLogger("belljar.container")
@@ -31,6 +34,7 @@ _LOOK_SECONDS = 0.25  # how often we ask whether a container that says nothing h
 _LEAVE_SECONDS = 5.0
 _CREDENTIALS = struct.Struct("3i")
 _SHOWN_MAX = 64
+_OLDEST_MINOR = 9  # of the Pythons that programs can be forked from
 _MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,100}")
 _PATH = re.compile(r"/[A-Za-z0-9._+@/-]{0,255}")
 
@@ -39,12 +43,21 @@ _PATH = re.compile(r"/[A-Za-z0-9._+@/-]{0,255}")
 class Contents:
     """What an image says of itself. It is believed in nothing that concerns other images."""
 
-    version: str
+    version: str  # of its Python; empty: it has none that we can use
     python: str
     prefix: str
     shown: tuple[str, ...]
     path: str
     warm: tuple[str, ...]
+    measures: bool = False  # coverage.py lies where we look for it
+
+    def environ(self) -> dict[str, str]:
+        """What programs find in their environment."""
+        usual = guest_environ()
+        if self.python.startswith(f"{policy.ENVIRONMENT_DIR}/"):
+            return usual
+        del usual["VIRTUAL_ENV"]
+        return {**usual, "PATH": self.path or "/usr/local/bin:/usr/bin:/bin"}
 
 
 class Vessel:
@@ -65,7 +78,9 @@ class Vessel:
         """The engine's name for it."""
         return self._id
 
-    async def launch(self, marks: Mapping[str, str], warm: Sequence[str], settings: ContainerSettings) -> None:
+    async def launch(
+        self, marks: Mapping[str, str], warm: Sequence[str], settings: ContainerSettings, loan: Path
+    ) -> None:
         """Start the container and wait until its first process has called in.
 
         Raises:
@@ -73,7 +88,7 @@ class Vessel:
         """
         try:
             with _listening(self._directory) as listener:
-                config = flags.config(self.image, marks, settings, self._directory, warm, self._daemon.is_podman)
+                config = flags.config(self.image, marks, settings, loan, self._directory, warm, self._daemon.is_podman)
                 self._id = await self._daemon.create(config)
                 await self._daemon.begin(self._id)
                 try:
@@ -101,7 +116,7 @@ class Vessel:
                 calling.cancel()
         peer, _ = calling.result()
         self._socket = peer
-        self._hold(peer)
+        await self._hold(peer)
         message = await _receive(peer)
         self.contents = checked(self.image, message)
 
@@ -110,16 +125,16 @@ class Vessel:
         if not state.get("Running"):
             raise EnvironmentBroken(
                 f"a container of {self.image!r} ended with code {state.get('ExitCode')} before it called in; it said: "
-                f"{await self._said()}. An image needs python3 (3.9 or newer) on its PATH"
+                f"{await self._said()}"
             )
 
-    def _hold(self, peer: socket.socket) -> None:
+    async def _hold(self, peer: socket.socket) -> None:
         """Make sure of who called: the first process of the container that the engine has just started for us."""
         pid = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[0]
         if pid <= 0:
             raise SandboxFault("the container engine is not in this machine's pid namespace; its fork cannot be held")
         self._pidfd = os.pidfd_open(pid)
-        if self._id not in Path(f"/proc/{pid}/cgroup").read_text():
+        if pid != (await self._daemon.state(self._id)).get("Pid"):
             raise SandboxFault("somebody else called at the container's door")
         self.pid = pid
 
@@ -210,19 +225,21 @@ def checked(image: str, said: Mapping[str, Any]) -> Contents:
     """Bound and check every word: the image may be a stranger's."""
     try:
         shown = [path for path in said["shown"][:_SHOWN_MAX] if _PATH.fullmatch(path) and path.count("/") == 1]
-        if not re.fullmatch(r"3\.\d{1,3}\.\d{1,3}", said["version"]) or int(said["version"].split(".")[1]) < 9:
-            raise EnvironmentBroken(f"image {image!r} has Python {said['version'][:20]!r}; 3.9 or newer is needed")
+        path = ":".join(each for each in said["path"][:4096].split(":") if _PATH.fullmatch(each))
+        found = Contents(version="", python="", prefix="", shown=tuple(shown), path=path, warm=())
+        version = said.get("version", "")
+        if not re.fullmatch(r"3\.\d{1,3}\.\d{1,3}", version) or int(version.split(".")[1]) < _OLDEST_MINOR:
+            return found
         for name in ("python", "prefix"):
             if not _PATH.fullmatch(said[name]) or ".." in said[name]:
                 raise ValueError(name)
-        path = ":".join(each for each in said["path"][:4096].split(":") if _PATH.fullmatch(each))
-        return Contents(
-            version=said["version"],
+        return dataclasses.replace(
+            found,
+            version=version,
             python=said["python"],
             prefix=said["prefix"],
-            shown=tuple(shown),
-            path=path,
             warm=tuple(name for name in said["warm"][:_SHOWN_MAX] if _MODULE.fullmatch(name)),
+            measures=said.get("measures") is True,
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise EnvironmentBroken(f"image {image!r} describes itself in a way that cannot be read") from error

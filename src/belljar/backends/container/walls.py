@@ -16,9 +16,11 @@ _OWN_KERNEL = {
     "namespaces": ("ok", "inner wall: pid, network, ipc and uts namespaces, and a root of its own, for each run"),
     "uid": ("ok", "inner wall: each run has a uid of its own, inside the sandbox"),
     "seccomp": ("ok", "inner wall: our list of system calls, kept by the runtime's kernel"),
-    "rlimits": ("ok", "inner wall: CPU, memory and processes of each run, process by process"),
+    "rlimits": ("ok", "inner wall: CPU, address space and processes of each run, process by process"),
+    "memory": ("ok", "inner wall: of all processes of a run together, added up ten times a second"),
     "landlock": ("note", "not to be had inside this runtime"),
-    "cgroup": ("note", "not to be had inside this runtime: memory is limited for each process, not for all of a run"),
+    "cgroup": ("note", "not to be had inside this runtime: processor time is limited for each process of a run"),
+    "offered": ("note", "not offered: a network, branches of sessions, and sessions in other languages than Python"),
 }
 
 

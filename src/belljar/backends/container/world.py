@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from belljar import channel
-from belljar.backends.container.vessel import Vessel
+from belljar.backends.container.vessel import Contents, Vessel
 from belljar.backends.local.cells import CELLS_MAX, Berths
-from belljar.backends.local.world import World, guest_environ
+from belljar.backends.local.world import World
 from belljar.contract.execution import Limits
 from belljar.environments import Environment
 from belljar.jail import policy
 from belljar.jail.cgroups import Cgroups
 from belljar.settings import PoolSettings
+from belljar.zygote import lent
 from belljar.zygote.handle import StartFailed, WardenHandle
 
 
@@ -83,20 +85,26 @@ class VesselWorld(World):
         """All of the image but what is the system's own business: it was made for the programs to see."""
         contents = self.vessel.contents
         bound = {path: path for path in contents.shown if path not in policy.SYSTEM_TREES}
-        top = f"/{contents.prefix.split('/')[1]}"
-        if top not in bound and top not in policy.SYSTEM_TREES:  # such as /root/.pyenv
-            bound[contents.prefix] = contents.prefix
+        bound[lent.IN_ROOT] = lent.IN_CONTAINER
+        if contents.prefix:
+            top = f"/{contents.prefix.split('/')[1]}"
+            if top not in bound and top not in policy.SYSTEM_TREES:  # such as /root/.pyenv
+                bound[contents.prefix] = contents.prefix
         return bound, []
 
     def _python(self) -> str:
-        return self.vessel.contents.python
+        return self.vessel.contents.python or f"{lent.IN_ROOT}/{lent.PYTHON}"
+
+    def _imports(self, weight: str) -> list[str]:
+        return super()._imports(weight) if self.vessel.contents.python else list(lent.IMPORTS)
+
+    @property
+    def certificates(self) -> str:
+        """The image's programs know where its own are."""
+        return ""
 
     def _environ(self) -> dict[str, str]:
-        usual = guest_environ()
-        if self._python().startswith(f"{policy.ENVIRONMENT_DIR}/"):
-            return usual
-        del usual["VIRTUAL_ENV"]
-        return {**usual, "PATH": self.vessel.contents.path or "/usr/local/bin:/usr/bin:/bin"}
+        return self.vessel.contents.environ()
 
     async def close(self) -> None:
         """End every process, remove every cgroup, then the container."""
@@ -110,10 +118,21 @@ class VesselWorld(World):
             self.is_closed = True
 
 
-def describe(name: str, vessel: Vessel) -> Environment:
-    """An image in the words that worlds know."""
-    contents = vessel.contents
-    return Environment(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageEnvironment(Environment):
+    """An image in the words that worlds know. No path in it is one of this machine's."""
+
+    measures: bool
+
+    @property
+    def measures_coverage(self) -> bool:
+        """Whether the image brings coverage.py."""
+        return self.measures
+
+
+def describe(name: str, contents: Contents) -> ImageEnvironment:
+    """What an image has said of itself."""
+    return ImageEnvironment(
         name=name,
         root=Path(contents.prefix),
         python=Path(contents.python),
@@ -122,4 +141,5 @@ def describe(name: str, vessel: Vessel) -> Environment:
         packages=tuple(("ipython", "") for name in contents.warm if name == "IPython"),  # what sessions look for
         warm_imports=tuple(name for name in contents.warm if name != "IPython"),
         built_at="",
+        measures=contents.measures,
     )

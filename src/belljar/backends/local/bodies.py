@@ -35,6 +35,7 @@ class Family:
         self.guest = guest
         self.members: set[Body] = set()
         self.user_namespace = -1  # the family's own, once it has branched
+        self.founding = asyncio.Lock()  # held while that is made
 
     async def leave(self, member: Body) -> None:
         """The last who leaves takes the cell along."""

@@ -13,8 +13,8 @@ import os
 import signal
 import socket
 import struct
-from collections.abc import Awaitable, Callable
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, NamedTuple
 
 from belljar import channel
 from belljar.backends.local.bodies import BranchBody, Family, has_ended
@@ -40,7 +40,6 @@ class Grown(NamedTuple):
 
 
 class _Place(NamedTuple):
-    user_namespace: int
     namespaces: list[int]
     directories: list[int]
 
@@ -61,8 +60,11 @@ async def grow(
     directories: list[int],
     limits: Limits,
     order: Callable[[list[int]], Awaitable[None]],
+    forking: asyncio.Lock,
 ) -> Grown:
     """Copy a session; `order` tells it to fork, with the descriptors it needs, and waits for its answer.
+
+    Who holds `forking` has its copy still on the session's own account of processes.
 
     Raises:
         CannotBranch: the session says that it cannot be copied.
@@ -76,9 +78,11 @@ async def grow(
         berth.cgroup.limit(limits.memory_bytes + INTERPRETER_BYTES["shell"], max(2, limits.processes))
         berth.cgroup.begin()
         async with asyncio.timeout(_SECONDS):
-            return await _settle(
-                family, berth, asyncio.create_task(_make_place(family, berth, directories, limits)), order
-            )
+            making = asyncio.create_task(_make_place(family, berth, directories, limits))
+            try:
+                return await _settle(family, berth, making, order, forking)
+            finally:
+                await _drop(making)
     except BaseException as error:
         await _empty(berth)
         family.world.give_back(berth)
@@ -96,6 +100,17 @@ async def _empty(berth: Berth) -> None:
 
 
 async def _make_place(family: Family, berth: Berth, directories: list[int], limits: Limits) -> _Place:
+    """Namespaces and directories for one branch; the first also makes the family's user namespace, before any other."""
+    async with family.founding if family.user_namespace < 0 else contextlib.nullcontext():
+        own, *made = await _have_made(family, berth, directories, limits)
+        if family.user_namespace < 0:
+            family.user_namespace = own
+        else:
+            os.close(own)
+    return _Place(made[:3], made[3:])
+
+
+async def _have_made(family: Family, berth: Berth, directories: list[int], limits: Limits) -> list[int]:
     ours, theirs = channel.pair()
     ours.setblocking(False)
     has_own = family.user_namespace >= 0
@@ -116,7 +131,7 @@ async def _make_place(family: Family, berth: Berth, directories: list[int], limi
             os.close(maker)
     if len(made) != 7:
         raise JailSetupFailed("branch", str(message.get("failed")))
-    return _Place(made[0], made[1:4], made[4:])
+    return made
 
 
 async def _receive(peer: socket.socket, descriptors_max: int) -> tuple[dict[str, object], bytes, list[int]]:
@@ -135,7 +150,11 @@ async def _readable(peer: socket.socket) -> None:
 
 
 async def _settle(
-    family: Family, berth: Berth, making: asyncio.Task[_Place], order: Callable[[list[int]], Awaitable[None]]
+    family: Family,
+    berth: Berth,
+    making: asyncio.Task[_Place],
+    order: Callable[[list[int]], Awaitable[None]],
+    forking: asyncio.Lock,
 ) -> Grown:
     """Have the session fork while the place is made, put the copy into its cgroup, and let it move in."""
     ours, theirs = channel.pair()
@@ -150,31 +169,32 @@ async def _settle(
     lent = [their_stdout, their_stderr]
     owned = [stdout, stderr]
     try:
-        with theirs:
-            await order([theirs.fileno(), *lent])
+        async with forking:
+            passing = asyncio.create_task(_admit_passer(ours, berth))
+            try:
+                with theirs:
+                    await order([theirs.fileno(), *lent])
+                await passing
+            finally:
+                await _end(passing)
         owned.append(await _meet(ours, berth))
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
         ours.setsockopt(socket.SOL_SOCKET, _SO_PASSPIDFD, 0)
-        place = await making
-        owned += place.directories
+        place = await asyncio.shield(making)
         await _move_in(ours, family, berth, place)
-        return Grown(BranchBody(family, berth, ours, stdout, stderr, owned[2]), place.directories, owned[2])
+        directories = [os.dup(each) for each in place.directories]
+        return Grown(BranchBody(family, berth, ours, stdout, stderr, owned[2]), directories, owned[2])
     except BaseException:
         ours.close()
         lent += owned
         raise
     finally:
+        theirs.close()
         for descriptor in lent:
             os.close(descriptor)
-        await _drop(making)
 
 
 async def _move_in(peer: socket.socket, family: Family, berth: Berth, place: _Place) -> None:
-    unused = list(place.namespaces)
-    if family.user_namespace < 0:
-        family.user_namespace = place.user_namespace
-    else:
-        unused.append(place.user_namespace)
     try:
         channel.send(peer, {}, b"place", [family.user_namespace, *place.namespaces])
         _, said, _ = await _receive(peer, 0)
@@ -182,28 +202,55 @@ async def _move_in(peer: socket.socket, family: Family, berth: Berth, place: _Pl
         if berth.cgroup is not None and berth.cgroup.oom_kills():
             raise _do_not_fit() from error
         raise CannotBranch("the copy has ended before it had its place") from error
-    finally:
-        for descriptor in unused:
-            os.close(descriptor)
     if said != b"joined":
         raise JailSetupFailed("branch", said[:500].decode("utf-8", "replace"))
 
 
 async def _drop(making: asyncio.Task[_Place]) -> None:
-    """Whatever was made, and nobody has taken over."""
-    if not making.done():
-        making.cancel()
-        await asyncio.wait([making])
-    if not making.cancelled():
-        making.exception()
+    """Close our copies of what was made: whoever uses it has copies of its own."""
+    await _end(making)
+    if not making.cancelled() and making.exception() is None:
+        for descriptor in (*making.result().namespaces, *making.result().directories):
+            os.close(descriptor)
+
+
+async def _end(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+    while not task.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait([task])
+    if not task.cancelled():
+        task.exception()  # whoever waited for it has heard of it
 
 
 def _do_not_fit() -> CannotBranch:
     return CannotBranch("the files do not fit into a branch; remove some, or open sessions with more memory_mb")
 
 
+async def _admit_passer(peer: socket.socket, berth: Berth) -> None:
+    """Put whoever forks the copy into the branch's cgroup, and let it go on. It ends when the copy is there."""
+    with _speaker(await _hear(peer, b"passing")) as (pid, _):
+        assert berth.cgroup is not None
+        berth.cgroup.admit(pid)
+    channel.send(peer, {}, b"admitted")
+
+
 async def _meet(peer: socket.socket, berth: Berth) -> int:
-    """Hear the copy's first word; who said it goes into the cgroup. The caller owns the pidfd."""
+    """Hear the copy's first word, and see that it is where it should be. The caller owns the pidfd."""
+    with _speaker(await _hear(peer, b"copy")) as (pid, pidfd):
+        if berth.cgroup is None or pid not in berth.cgroup.processes() or has_ended(pidfd):
+            raise CannotBranch("the copy has ended at once")
+        return os.dup(pidfd)
+
+
+class _Word(NamedTuple):
+    is_due: bool
+    pid: int
+    pidfd: int
+
+
+async def _hear(peer: socket.socket, due: bytes) -> _Word:
+    """One word, and who has said it: by the kernel's word, not by the speaker's."""
     await _readable(peer)
     room = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(4)
     packet, ancillary, _, _ = peer.recvmsg(channel.PACKET_BYTES_MAX, room, socket.MSG_CMSG_CLOEXEC)
@@ -213,17 +260,21 @@ async def _meet(peer: socket.socket, berth: Berth) -> int:
             pid = _CREDENTIALS.unpack(content[: _CREDENTIALS.size])[0]
         elif level == socket.SOL_SOCKET and kind == _SCM_PIDFD:
             (pidfd,) = struct.unpack("=i", content[:4])
+    return _Word(packet == channel.build({}, due), pid, pidfd)
+
+
+@contextlib.contextmanager
+def _speaker(word: _Word) -> Iterator[tuple[int, int]]:
+    """Pid and pidfd of who has spoken; who has said something else, or went wrong later, is ended."""
     try:
-        said = channel.parse(packet)[1] if packet else b""
-        if pid <= 1 or pidfd < 0 or said != b"copy" or berth.cgroup is None:
+        if word.pid <= 1 or word.pidfd < 0 or not word.is_due:
             raise CannotBranch("the session's process did not copy itself as it should")
-        berth.cgroup.admit(pid)
-        if has_ended(pidfd):
-            raise CannotBranch("the copy has ended at once")
+        yield word.pid, word.pidfd
     except BaseException:
-        if pidfd >= 0:
+        if word.pidfd >= 0:
             with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            os.close(pidfd)
+                signal.pidfd_send_signal(word.pidfd, signal.SIGKILL)
         raise
-    return pidfd
+    finally:
+        if word.pidfd >= 0:
+            os.close(word.pidfd)

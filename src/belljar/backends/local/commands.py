@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from belljar.backends.local.compile_cache import CompileCache, Compiled, key_of
 from belljar.backends.local.run import Extra
+from belljar.backends.local.standby import PACKET_BYTES_MAX, Standby, build_packet
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import InvalidExecution, TooLarge
 from belljar.contract.execution import MIB, Compilation, Evidence, Execution, Limits, Status, classify
@@ -34,6 +35,8 @@ class Command:
     source: str  # the name of the program's file
     root: str  # which system it is part of; empty: this one
     extra: Extra
+    places: Mapping[str, str] = dataclasses.field(default_factory=dict)  # what its world must show, and where that is
+    standby: Standby | None = None  # what may have been started ahead for it
 
 
 class RunStep(Protocol):
@@ -59,7 +62,8 @@ class Commands:
         self._machine = machine or machine_of(settings)
         self._cache = CompileCache(settings.state_dir.resolve() / "compiled", settings.languages.compile_cache_bytes)
         self._flights: dict[str, _Flight] = {}
-        self._ready: dict[str, asyncio.Task[None]] = {}
+        self._ready: dict[tuple[str, str], asyncio.Task[None]] = {}  # by name and fingerprint
+        self._places: dict[str, Mapping[str, str]] = {}  # what a toolchain needs to see, beside what every jail shows
         self._in_background: set[asyncio.Task[None]] = set()
 
     async def run(self, execution: Execution, watcher: Watcher | None) -> Evidence:
@@ -86,19 +90,24 @@ class Commands:
 
     async def _make_ready(self, toolchain: Toolchain) -> None:
         name = toolchain.name
-        if name not in self._ready:
-            if not self._machine.is_available(name):
-                raise self._machine.explain_missing(name)
-            self._ready[name] = asyncio.create_task(asyncio.to_thread(self._machine.make_ready, name))
+        if not self._machine.is_available(name):
+            raise self._machine.explain_missing(name)
+        key = name, self._machine.fingerprint(name)
+        if key not in self._ready:
+            self._ready[key] = asyncio.create_task(asyncio.to_thread(self._get_ready, toolchain))
             if toolchain.prepare is not None and toolchain.prepare.optional:
                 work = asyncio.create_task(asyncio.to_thread(self._machine.prepare_quietly, name))
                 self._in_background.add(work)
                 work.add_done_callback(self._in_background.discard)
         try:
-            await asyncio.shield(self._ready[name])
+            await asyncio.shield(self._ready[key])
         except Exception:
-            self._ready.pop(name, None)  # the next one may fare better
+            self._ready.pop(key, None)  # the next one may fare better
             raise
+
+    def _get_ready(self, toolchain: Toolchain) -> None:
+        self._machine.make_ready(toolchain.name)
+        self._places[toolchain.name] = self._machine.places_read_by(toolchain)
 
     # ---- the run step
 
@@ -130,7 +139,37 @@ class Commands:
         step = dataclasses.replace(
             execution, env={**_environ(toolchain.env, plan), **execution.env}, args=(), limits=limits
         )
-        return await self._run_step(step, watcher, self._command(toolchain, plan, order, descriptors))
+        command = self._command(toolchain, plan, order, descriptors)
+        standby = self._standby(toolchain, plan, dataclasses.replace(step, args=execution.args), compiled)
+        if standby is not None and execution.limits.memory_bytes != self._settings.default_limits.memory_bytes:
+            standby = dataclasses.replace(standby, is_usual=False)
+        return await self._run_step(step, watcher, dataclasses.replace(command, standby=standby))
+
+    def _standby(
+        self, toolchain: Toolchain, plan: Plan, execution: Execution, compiled: Compiled | None
+    ) -> Standby | None:
+        """What can wait for programs like this one, with this program; None: it has to be started when it comes."""
+        env = _environ(toolchain.env, plan)
+        if not toolchain.standby or execution.env != env:  # a runtime reads its environment before it waits
+            return None
+        given = [(plan.source, execution.code.encode(), False)]
+        given += [(file.path, file.content, False) for file in execution.files]
+        size_bytes = sum(len(content) for _, content, _ in given) + (compiled.size_bytes if compiled else 0)
+        if size_bytes > PACKET_BYTES_MAX:
+            return None
+        if compiled is not None:
+            given += [(path, content, True) for path, content in compiled.read()]
+        packet = build_packet(given, execution.args, bool(execution.stdin))
+        if len(packet) > PACKET_BYTES_MAX:
+            return None
+        argv = plan.fill(toolchain.standby)
+        return self._start_ahead(toolchain, argv, env, execution.limits, packet=packet)
+
+    def _start_ahead(
+        self, toolchain: Toolchain, argv: list[str], env: Mapping[str, str], limits: Limits, **given: Any
+    ) -> Standby:
+        path = self._machine.find_command(toolchain, argv[0])
+        return Standby(argv=tuple(argv), path=path, env=tuple(env.items()), limits=limits, **given)
 
     def _command(
         self, toolchain: Toolchain, plan: Plan, order: Mapping[str, Any], descriptors: tuple[int, ...] = ()
@@ -140,6 +179,7 @@ class Commands:
             source=plan.source,
             root=self._machine.root_of(toolchain.name),
             extra=Extra("command", {**order, "path": path}, descriptors),
+            places=self._places[toolchain.name],
         )
 
     async def _tell_syntax_error(
@@ -210,9 +250,18 @@ class Commands:
         limits = _within(execution.compile_limits or compile_step.limits, self._settings.ceiling_limits)
         argv = toolchain.plan(execution.code, plan.sources[1:], limits.memory_bytes).fill(compile_step.argv)
         step = dataclasses.replace(_bare_step(execution, toolchain, plan, limits), artifacts=compile_step.outputs)
-        step = dataclasses.replace(step, env={**step.env, **_environ(compile_step.env, plan)})
+        env = {**step.env, **_environ(compile_step.env, plan)}
+        if toolchain.prepare is not None and toolchain.prepare.env and self._machine.is_prepared(toolchain.name):
+            env |= _environ(toolchain.prepare.env, plan)
+        step = dataclasses.replace(step, env=env)
+        command = self._command(toolchain, plan, {"argv": argv})
+        if compile_step.standby and not execution.files:  # it sees no file beside the source
+            ahead = self._start_ahead(
+                toolchain, plan.fill(compile_step.standby), step.env, limits, becomes=compile_step.outputs[0]
+            )
+            command = dataclasses.replace(command, standby=ahead)
         try:
-            seen = await self._run_step(step, None, self._command(toolchain, plan, {"argv": argv}))
+            seen = await self._run_step(step, None, command)
         except TooLarge as error:
             seen = Evidence(exit_code=1, stderr=f"the compiled program is too large: {error.message}\n".encode())
         compilation = _compilation_of(seen)

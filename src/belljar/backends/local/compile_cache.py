@@ -49,6 +49,14 @@ class Compiled:
         """Of all files together."""
         return sum(size for _, size in self.files)
 
+    def read(self) -> list[tuple[str, bytes]]:
+        """Every file with its content."""
+        read, start = [], self.start
+        for path, size in self.files:
+            read.append((path, os.pread(self.descriptor, size, start)))
+            start += size
+        return read
+
     def is_unchanged(self, file: File) -> bool:
         """Whether `file` is one of these, byte for byte."""
         start = self.start

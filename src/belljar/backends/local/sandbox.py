@@ -17,10 +17,11 @@ from belljar.backends.local.measure import Measurement
 from belljar.backends.local.restriction import PolicyReport
 from belljar.backends.local.run import Companion, Extra, Run
 from belljar.backends.local.session import LocalSession
+from belljar.backends.local.standby import NotBegun, NotTaken, StandbyPool, StandbyRun, as_standard_input
 from belljar.backends.local.world import BARE, HEAVY, SHELL, Guest, World
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import JailSetupFailed, NotOffered, SandboxFault, WallMissing, ZygoteDied
-from belljar.contract.execution import MIB, Evidence, Execution
+from belljar.contract.execution import MIB, Evidence, Execution, Limits
 from belljar.contract.sessions import LiveSession, SessionOrder
 from belljar.contract.tools import ToolHost
 from belljar.environments import Environments
@@ -30,6 +31,8 @@ from belljar.settings import Settings
 
 if TYPE_CHECKING:
     from belljar.backends.local.commands import Command, Commands
+    from belljar.backends.local.outward import WayOut, WaysOut
+    from belljar.languages.machine import Machine
 
 _log = logging.getLogger("belljar.local")
 _MAINTENANCE_SECONDS = 15.0
@@ -49,18 +52,28 @@ class LocalSandbox:
         environments: Environments,
         progress: Callable[[str], None],
         tools: ToolHost | None = None,
+        first_language: str = "python",
     ) -> None:
+        """`first_language`: what the first program will be in, for which everything is made warm."""
         self._settings = settings
+        self._first_language = first_language
         self._tools = tools
         self._environments = environments
         self._progress = progress
         self._worlds: dict[str, World] = {}
+        self._outdated: list[World] = []  # closed when nothing runs in them any more
         self._opening: dict[str, asyncio.Task[World]] = {}
+        self._closing: set[asyncio.Task[None]] = set()
         self._instance: instance.Instance | None = None
         self._cgroups: Cgroups | None = None
         self._maintenance: asyncio.TimerHandle | None = None
         self._faults = 0
         self._commands: Commands | None = None
+        self._ways_out: WaysOut | None = None
+        self._standbys = StandbyPool(self._standby_count(), settings.pool, settings.default_limits)
+
+    def _standby_count(self) -> int:
+        return self._settings.languages.standby_processes if self._settings.pool.ready_guests else 0
 
     async def open(self) -> None:
         """Claim what an instance needs, refuse if a wall is missing, and warm the default environment.
@@ -79,7 +92,7 @@ class LocalSandbox:
                 raise WallMissing("; ".join(missing) + ". Nothing was run.", walls=missing)
             kept = max(1, self._settings.pool.ready_guests)
             self._berths = Berths(self._cgroups, changes_uid=os.geteuid() == 0, kept=kept)
-            await self._world(self._first_environment())
+            await self._world(self._first_world())
         except OSError as error:
             await self.close()
             raise SandboxFault(f"cannot use {self._settings.runtime_dir}: {error}") from error
@@ -88,9 +101,14 @@ class LocalSandbox:
             raise
         self._maintain()
 
-    def _first_environment(self) -> str:
+    def _first_world(self) -> str:
         configured = self._settings.environments
-        return "default" if "default" in configured else next(iter(configured), "default")
+        name = "default" if "default" in configured else next(iter(configured), "default")
+        if self._first_language == "python":
+            return name
+        from belljar.languages import machine_of
+
+        return f"{name}{_WITH_TOOLCHAINS}{machine_of(self._settings).root_of(self._first_language)}"
 
     def _find_missing_walls(self) -> list[str]:
         """What cannot be had here and was not given up, each with how to get it."""
@@ -151,7 +169,49 @@ class LocalSandbox:
         world = self._worlds.get(name)
         if world is None or world.is_lost:
             world = await self._world(name)
-        return await self._run_in(world, execution, watcher, command)
+        if command is not None and not world.shows(command.places):  # its toolchain was installed after the world
+            self._outdate(name, world)
+            world = await self._world(name)
+        if command is None or command.standby is None or execution.network:  # what waits has no way out
+            return await self._run_in(world, execution, watcher, command)
+        try:
+            seen = await self._run_waiting(world, execution, watcher, command)
+            return seen or await self._run_in(world, execution, watcher, command)
+        finally:
+            asyncio.get_running_loop().call_soon(self._standbys.refill, world, command.standby)
+
+    def _outdate(self, name: str, world: World) -> None:
+        """Let what runs in it end there; whoever comes from now on gets a new one."""
+        if self._worlds.get(name) is world:
+            del self._worlds[name]
+            self._outdated.append(world)
+            self._standbys.leave(world)
+
+    async def _run_waiting(
+        self, world: World, execution: Execution, watcher: Watcher | None, command: Command
+    ) -> Evidence | None:
+        """By a process that waits for such a program; None: there is none."""
+        standby = command.standby
+        assert standby is not None
+        waiting = self._standbys.take(world, standby, execution)
+        if waiting is None:
+            return None
+        try:
+            if standby.becomes:
+                execution = as_standard_input(execution, self._settings.request)
+            evidence = await StandbyRun(waiting, standby, execution, watcher, self._settings.request).play()
+            self._standbys.succeeded(world, standby)
+            return evidence
+        except NotBegun:
+            return None
+        except NotTaken:
+            self._standbys.failed(world, standby)
+            if watcher is not None:  # it has heard that the program began
+                raise
+            return None
+        finally:
+            waiting.close()
+            self._let_go(world, waiting.guest)
 
     async def _run_in(
         self, world: World, execution: Execution, watcher: Watcher | None, command: Command | None
@@ -161,7 +221,11 @@ class LocalSandbox:
         companions: list[Companion] = []
         extras: list[Extra] = []
         source = policy.PROGRAM_NAME
+        way_out: WayOut | None = None
         try:
+            if execution.network:
+                way_out = await self._open_way_out(world, guest.cell.sleeper)
+                execution = dataclasses.replace(execution, env=way_out.equip(execution.env))
             if execution.coverage is not None or execution.tools or execution.restrict is not None:
                 self._accompany(execution, world, watcher, companions)
                 extras += [each.extra for each in companions]
@@ -173,8 +237,10 @@ class LocalSandbox:
             world.succeeded()
             for companion in companions:
                 evidence = companion.complete(evidence)
-            return evidence
+            return evidence if way_out is None else await way_out.finish(evidence)
         except ZygoteDied as error:
+            if way_out is not None:
+                await way_out.forbid_repeating(error)
             if execution.tools:
                 from belljar.backends.local.toolline import forbid_repeating
 
@@ -183,6 +249,9 @@ class LocalSandbox:
         finally:
             for companion in companions:
                 companion.close()
+            if way_out is not None:
+                way_out.drop()
+                guest.cell.kill()  # whatever was sent in there, nobody else comes to live in it
             self._let_go(world, guest)
 
     def _accompany(
@@ -198,6 +267,14 @@ class LocalSandbox:
         if execution.restrict is not None:
             companions.append(PolicyReport(execution, execution.restrict))
 
+    async def _open_way_out(self, world: World, place: int) -> WayOut:
+        if self._ways_out is None:
+            from belljar.backends.local.outward import WaysOut  # few programs have a network
+
+            assert self._instance is not None
+            self._ways_out = WaysOut(self._settings.network, self._instance.uid_base, self._landlock_version)
+        return await self._ways_out.open(world, place)
+
     def _let_go(self, world: World, guest: Guest) -> None:
         world.release(guest)
         if world.busy_guests:
@@ -207,8 +284,6 @@ class LocalSandbox:
 
     async def open_session(self, order: SessionOrder) -> LiveSession:
         """Start an interpreter that stays. A guest that is lost before it begins is replaced, a few times."""
-        if order.network:
-            raise NotOffered("sessions here have no network", field="network")
         for attempt in range(_ATTEMPTS):
             try:
                 return await self._open_session(order)
@@ -231,14 +306,20 @@ class LocalSandbox:
                 field="environment",
             )
         # The kernel's own processor limit is for a process's life, and a session's cells have clocks of their own.
-        guest = await world.lease(SHELL, dataclasses.replace(order.limits, cpu_seconds=_UNLIMITED_SECONDS))
-        owner = self._instance.uid_base + guest.cell.berth.uid if self._instance and os.geteuid() == 0 else None
-        session = LocalSession(FirstBody(world, guest), order.limits, self._settings.request, owner)
+        allowed = dataclasses.replace(order.limits, cpu_seconds=_UNLIMITED_SECONDS)
+        session, sleeper = await self._seat(world, order, allowed)
         session.foreign = foreign
         if order.tools:
             from belljar.backends.local.toolline import SessionTools
 
             session.tools = SessionTools(self._tools, order.tools, self._settings.tools)
+        if order.network:
+            try:
+                session.way_out = await self._open_way_out(world, sleeper)
+            except BaseException:
+                await session.close()
+                raise
+            order = dataclasses.replace(order, env=session.way_out.equip(order.env))
         await session.start(order, () if session.tools is None else (session.tools.extra,))
         if session.tools is not None:
             session.tools.sent()
@@ -246,9 +327,16 @@ class LocalSandbox:
         asyncio.get_running_loop().call_soon(world.refill, SHELL)
         return session
 
+    async def _seat(self, world: World, order: SessionOrder, allowed: Limits) -> tuple[LocalSession, int]:
+        """A session that has not begun yet, in a guest that is allowed so much; and who holds its cell's namespaces."""
+        guest = await world.lease(SHELL, allowed)
+        owner = self._instance.uid_base + guest.cell.berth.uid if self._instance and os.geteuid() == 0 else None
+        body = FirstBody(world, guest)
+        return LocalSession(body, order.limits, self._settings.request, owner), guest.cell.sleeper
+
     def _translate(self, order: SessionOrder) -> tuple[SessionOrder, Mapping[str, Any]]:
         """For another language: with room for its interpreter, and what to start."""
-        from belljar.languages import load_one, machine_of
+        from belljar.languages import load_one
         from belljar.languages.sessions import LANGUAGES, order_of
 
         if order.language not in LANGUAGES:
@@ -262,7 +350,13 @@ class LocalSandbox:
             memory_bytes=order.limits.memory_bytes + toolchain.runtime_mb * MIB,
             processes=order.limits.processes + toolchain.runtime_threads,
         )
-        return dataclasses.replace(order, limits=limits), order_of(order.language, machine_of(self._settings))
+        return dataclasses.replace(order, limits=limits), order_of(order.language, self._machine())
+
+    def _machine(self) -> Machine:
+        """Where the toolchains are."""
+        from belljar.languages import machine_of
+
+        return machine_of(self._settings)
 
     async def _world(self, name: str) -> World:
         """The warm world of an environment, opened once however many ask."""
@@ -312,7 +406,16 @@ class LocalSandbox:
     def _maintain(self) -> None:
         for world in self._worlds.values():
             world.let_go_of_unused()
+        self._standbys.let_go_of_unused()
+        for world in [each for each in self._outdated if each.is_idle or each.is_lost]:
+            self._outdated.remove(world)
+            self._close_in_background(world)
         self._maintenance = asyncio.get_running_loop().call_later(_MAINTENANCE_SECONDS, self._maintain)
+
+    def _close_in_background(self, world: World) -> None:
+        task = asyncio.get_running_loop().create_task(world.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
         """End every process, remove every cgroup, give the instance's slot back."""
@@ -322,9 +425,15 @@ class LocalSandbox:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError, SandboxFault):
                 await task
-        for world in self._worlds.values():
+        await self._standbys.close()
+        await asyncio.gather(*self._closing, return_exceptions=True)
+        for world in (*self._worlds.values(), *self._outdated):
             await world.close()
         self._worlds.clear()
+        if self._ways_out is not None:
+            await self._ways_out.close()
+            self._ways_out = None
+        self._outdated.clear()
         if hasattr(self, "_berths"):
             self._berths.close()
         if self._cgroups is not None:
@@ -336,7 +445,9 @@ class LocalSandbox:
 
     def facts(self) -> Mapping[str, Any]:
         """Numbers for monitoring."""
-        totals: dict[str, Any] = {"backend": self.name, "sandbox_faults": self._faults}
+        totals: dict[str, Any] = {"backend": self.name, "sandbox_faults": self._faults, **self._standbys.facts()}
+        if self._ways_out is not None:
+            totals |= self._ways_out.facts()
         for world in self._worlds.values():
             for key, value in world.facts().items():
                 totals[key] = totals.get(key, 0) + value

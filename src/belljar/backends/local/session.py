@@ -11,58 +11,59 @@ import contextlib
 import os
 import signal
 import socket
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from belljar import channel
+from belljar.backends.local.background import Background
 from belljar.backends.local.bodies import Body, FirstBody, has_ended
 from belljar.backends.local.branch import Grown, check_quiet, grow
 from belljar.backends.local.run import Extra, Stream, in_memfd
+from belljar.backends.local.session_files import SessionFiles
 from belljar.backends.local.turn import End, Turn
 from belljar.backends.local.world import INTERPRETER_BYTES, SHELL
-from belljar.contract.artifacts import compile_globs
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import (
     CannotBranch,
-    FileNotInSession,
     InvalidExecution,
     JailSetupFailed,
     SessionEnded,
-    TooLarge,
-    UnsafePath,
     ZygoteDied,
 )
 from belljar.contract.execution import Evidence, Execution, Limits
-from belljar.contract.files import File, check_relative_path
-from belljar.contract.sessions import LiveSession, SessionOrder, WorkFile
-from belljar.jail import workdir, workfiles
+from belljar.contract.sessions import LiveSession, SessionOrder
 from belljar.settings import RequestSettings
 
 if TYPE_CHECKING:
+    from belljar.backends.local.outward import WayOut
     from belljar.backends.local.toolline import SessionTools
 
 _SILENCE_SECONDS = 10.0
 _INLINE_BYTES = 64 * 1024
-_LINGERING_MAX = 16  # pipes of past cells that somebody still holds
 _IDLE_CHECK_SECONDS = 10.0
+_BIRTHS_AT_ONCE = 2  # the place of the next branch is made while one moves in
+_SCOPES_SINCE = 6  # version of landlock that knows signals
+_GENERATIONS_MAX = 15  # landlock has sixteen layers, and the jail itself is one
 
 
-class LocalSession:
+class LocalSession(SessionFiles):
     """An interpreter that stays. All methods run on the loop's thread; one cell at a time."""
 
     def __init__(self, body: Body, limits: Limits, bounds: RequestSettings, owner: int | None) -> None:
+        super().__init__(bounds, owner)
         self.cgroup = body.cgroup
         self._body = body
         self._limits = limits
-        self._bounds = bounds
-        self._owner = owner  # host uid of the program's files; None: our own
         self._loop = asyncio.get_running_loop()
         self._started: asyncio.Future[list[int]] = self._loop.create_future()
         self._directories: list[int] = []  # work directory, /tmp, /dev/shm
         self._pidfd = -1
         self._turn: Turn | None = None
         self._copying: asyncio.Future[str | None] | None = None  # why it cannot, if so
+        self._generation = 0  # how many branchings ago its family began
+        self._branches_coming = 0
+        self._births = asyncio.Semaphore(_BIRTHS_AT_ONCE)
+        self._forking = asyncio.Lock()
         self._cells = 0
         self._reason: str | None = None
         self._status: asyncio.Future[int | None] = self._loop.create_future()
@@ -71,6 +72,7 @@ class LocalSession:
         self._background = Background(limits.output_bytes)
         self._idle_check: asyncio.TimerHandle | None = None
         self.tools: SessionTools | None = None
+        self.way_out: WayOut | None = None  # of a session that was given a network
         self.foreign: Mapping[str, Any] | None = None  # what is started for a language that is not Python
         body.ended = self._on_process_ended
         body.memory_event = self._on_memory_event
@@ -197,6 +199,8 @@ class LocalSession:
                 await self._wait_until_buried()
                 raise self._ended_error() from None
             evidence = await self._turn.finish()
+            if self.way_out is not None:
+                evidence = await self.way_out.complete(evidence)
             return evidence if self.tools is None else self.tools.complete(evidence)
         finally:
             self._turn = None
@@ -219,6 +223,10 @@ class LocalSession:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGINT)
 
+    def pids(self) -> list[int]:
+        """Who is in it, as far as anybody can tell."""
+        return [] if self.cgroup is None else self.cgroup.processes()
+
     def take_background(self) -> bytes:
         """What was written between cells, marked as such."""
         return self._background.take()
@@ -236,22 +244,52 @@ class LocalSession:
         self._check_alive()
         if self.foreign is not None:
             raise CannotBranch("only Python sessions can be branched: another interpreter cannot fork itself")
-        if self._turn is not None or self._copying is not None:
+        if self._turn is not None:
             raise CannotBranch("a cell is running; branch when it has ended")
-        check_quiet(self.cgroup)
-        grown = await grow(self._body.family, self._directories, self._limits, self._order_copy(reseed))
+        if self._generation >= _GENERATIONS_MAX and self._body.family.world.landlock_version:
+            raise CannotBranch(
+                f"it is {_GENERATIONS_MAX} branches away from where its family began, and the kernel shields no more "
+                "generations from each other; branch one before it, or keep copies and go on in the original"
+            )
+        if not self._branches_coming:
+            check_quiet(self.cgroup)
+        self._branches_coming += 1
+        try:
+            async with self._births:
+                self._check_alive()
+                order = self._order_copy(reseed)
+                grown = await grow(self._body.family, self._directories, self._limits, order, self._forking)
+        finally:
+            self._branches_coming -= 1
         twin = LocalSession(grown.body, self._limits, self._bounds, self._owner)
         twin.tools = None if self.tools is None else self.tools.branch()
+        twin._generation = self._generation + 1
         twin._begin_as_copy(grown, self._cells)
+        if self.way_out is not None:
+            try:
+                twin.way_out = await self.way_out.branch(grown.pidfd)
+            except BaseException as error:
+                await twin.close()
+                if isinstance(
+                    error, JailSetupFailed
+                ):  # most likely the copy's own doing: it has ended, or has the port
+                    raise CannotBranch(f"the copy could not be given its network: {error.message}") from error
+                raise
         return twin
 
     def _order_copy(self, reseed: bool) -> Callable[[list[int]], Awaitable[None]]:
-        is_first = isinstance(self._body, FirstBody)
+        version = self._body.family.world.landlock_version
+        words = [
+            b"branch",
+            *([b"reseed"] if reseed else []),
+            *([b"first"] if isinstance(self._body, FirstBody) else []),
+            *([b"shield"] if version else []),
+            *([b"scope"] if version >= _SCOPES_SINCE else []),
+        ]
 
         async def order(descriptors: list[int]) -> None:
             self._check_alive()
             self._copying = self._loop.create_future()
-            words = [b"branch", *([b"reseed"] if reseed else []), *([b"first"] if is_first else [])]
             try:
                 self.send(channel.build({}, b" ".join(words)), descriptors)
                 why = await self._copying
@@ -295,72 +333,6 @@ class LocalSession:
             again = 0.0 if self._turn is not None else before
             self._idle_check = self._loop.call_later(_IDLE_CHECK_SECONDS, self._check_idleness, again)
 
-    # ---- files
-
-    async def write_file(self, path: str, content: bytes) -> None:
-        """Make or replace a file in the work directory."""
-        path = check_relative_path(path)
-        if len(content) > self._bounds.files_bytes:
-            raise TooLarge(f"{path}: {len(content):,} bytes are more than the {self._bounds.files_bytes:,} taken here")
-        try:
-            await self._on_work_dir(workfiles.write, path, content, self._owner)
-        except workfiles.NoRoom as error:
-            raise TooLarge(f"{path} cannot be written: {error}; remove files or ask for more disk_mb") from None
-        except workfiles.NotThere:
-            raise UnsafePath(f"{path}: something that is no directory, or a link, is in the way", path=path) from None
-
-    async def read_file(self, path: str) -> bytes:
-        """The content of a regular file in the work directory."""
-        path = check_relative_path(path)
-        try:
-            content: bytes = await self._on_work_dir(workfiles.read, path, self._bounds.files_bytes)
-        except workfiles.NotThere:
-            raise FileNotInSession(f"the session has no regular file {path!r}", path=path) from None
-        except workdir.TooMuch as error:
-            raise TooLarge(f"{error}; make it smaller, or split it") from None
-        return content
-
-    async def delete_file(self, path: str) -> None:
-        """Remove a file of the work directory."""
-        path = check_relative_path(path)
-        try:
-            await self._on_work_dir(workfiles.delete, path)
-        except workfiles.NotThere:
-            raise FileNotInSession(f"the session has no file {path!r}", path=path) from None
-
-    async def list_files(self) -> Sequence[WorkFile]:
-        """Regular files of the work directory, at any depth, in order of their paths."""
-        try:
-            found = await self._on_work_dir(workfiles.entries)
-        except workdir.TooMuch as error:
-            raise TooLarge(str(error)) from None
-        return [WorkFile(path=path, size_bytes=size, modified_at=at) for path, size, at in found]
-
-    async def collect(self, cell: Execution) -> tuple[File, ...]:
-        """The files that the globs of a cell match now."""
-        matches = compile_globs(cell.artifacts).fullmatch
-        bounds = self._bounds
-        try:
-            found = await self._on_work_dir(
-                workdir.collect, lambda path: matches(path) is not None, bounds.file_count, bounds.files_bytes
-            )
-        except workdir.TooMuch as error:
-            raise TooLarge(f"artifacts: {error}; ask for fewer", field="artifacts") from None
-        return tuple(File(path=path, content=content) for path, content in found)
-
-    async def _on_work_dir(self, work: Callable[..., Any], *args: Any) -> Any:
-        """In a thread: the program may have made a tree that takes its time. With a descriptor that nobody closes."""
-        self._check_alive()
-        root = os.dup(self._directories[0])
-
-        def on_thread() -> Any:
-            try:
-                return work(root, *args)
-            finally:
-                os.close(root)
-
-        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, on_thread))
-
     # ---- the end
 
     @property
@@ -388,6 +360,10 @@ class LocalSession:
                 self._idle_check.cancel()
             self._body.kill()
             self._buried = self._loop.create_task(self._bury())
+
+    def _work_dir(self) -> int:
+        self._check_alive()
+        return self._directories[0]
 
     def _check_alive(self) -> None:
         if self._reason is not None:
@@ -444,6 +420,8 @@ class LocalSession:
             self._started.exception()
         if self.tools is not None:
             self.tools.close()
+        if self.way_out is not None:
+            await self.way_out.close()
         await self._body.release()
         for tell in self._tells:
             tell()
@@ -453,98 +431,3 @@ class LocalSession:
             return End(reason, status, 0, 0.0, 0)
         oom_kills = self.cgroup.oom_kills() if reason == "memory" else 0
         return End(reason, status, oom_kills, self.cgroup.cpu_seconds(), self.cgroup.memory_peak_bytes())
-
-
-class Background:
-    """What is written when no cell runs, or by those whom an earlier cell has left behind.
-
-    Kept up to a bound, past which nobody reads: whoever writes then waits. Shown with the next cell.
-    """
-
-    def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
-        self._loop = asyncio.get_running_loop()
-        self._own: list[Stream] = []  # the guest's first pipes, which stay
-        self._lingering: deque[Stream] = deque()
-        self._kept: list[tuple[str, bytes]] = []
-        self._kept_bytes = 0
-        self._is_reading = False
-
-    def open(self, stdout: int, stderr: int) -> None:
-        """Begin to listen; whoever made the two pipes closes them."""
-        self._own = [Stream("stdout", stdout, 0), Stream("stderr", stderr, 0)]
-        self.resume()
-
-    def adopt(self, stream: Stream) -> None:
-        """Listen to, and own, a pipe whose cell has ended."""
-        if not stream.is_open:
-            os.close(stream.descriptor)
-            return
-        self._lingering.append(stream)
-        if self._is_reading:
-            self._loop.add_reader(stream.descriptor, self._on_readable, stream)
-        if len(self._lingering) > _LINGERING_MAX:
-            self._let_go(self._lingering[0])
-
-    def take(self) -> bytes:
-        """All there is, marked; from now on it is forgotten."""
-        for stream in (*self._own, *self._lingering):
-            if stream.is_open:
-                self._on_readable(stream)
-        if not self._kept:
-            return b""
-        pieces = [b"[written between cells]\n"]
-        last = b"\n"
-        for _, chunk in self._kept:
-            pieces.append(chunk)
-            last = chunk[-1:]
-        pieces.append(b"" if last == b"\n" else b"\n")
-        pieces.append(b"[end of what was written between cells]\n")
-        self._kept.clear()
-        self._kept_bytes = 0
-        self.resume()
-        return b"".join(pieces)
-
-    def resume(self) -> None:
-        """Listen again, if there is room."""
-        if not self._is_reading and self._kept_bytes < self._bytes_max:
-            self._is_reading = True
-            for stream in (*self._own, *self._lingering):
-                if stream.is_open:
-                    self._loop.add_reader(stream.descriptor, self._on_readable, stream)
-
-    def _pause(self) -> None:
-        if self._is_reading:
-            self._is_reading = False
-            for stream in (*self._own, *self._lingering):
-                self._loop.remove_reader(stream.descriptor)
-
-    def _on_readable(self, stream: Stream) -> None:
-        try:
-            chunk = os.read(stream.descriptor, 65536)
-        except BlockingIOError:
-            return
-        if not chunk:
-            stream.is_open = False
-            self._loop.remove_reader(stream.descriptor)
-            if stream in self._lingering:
-                self._let_go(stream)
-            return
-        self._kept.append((stream.name, chunk))
-        self._kept_bytes += len(chunk)
-        if self._kept_bytes >= self._bytes_max:
-            self._pause()
-
-    def _let_go(self, stream: Stream) -> None:
-        self._lingering.remove(stream)
-        self._loop.remove_reader(stream.descriptor)
-        os.close(stream.descriptor)
-
-    def close(self) -> None:
-        """Stop listening; the guest's own pipes are closed by whoever made them."""
-        self._pause()
-        for stream in self._own:
-            self._loop.remove_reader(stream.descriptor)
-        self._own = []
-        while self._lingering:
-            self._let_go(self._lingering[0])

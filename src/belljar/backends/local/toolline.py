@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from belljar.backends.local.run import Companion, Extra
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import NotOffered, SandboxFault, ZygoteDied
-from belljar.contract.execution import Evidence, Execution
+from belljar.contract.execution import Evidence, Execution, ToolCall
 from belljar.contract.tools import ToolHost
 from belljar.settings import ToolSettings
 from belljar.tools.bridge import Bridge
@@ -30,7 +30,7 @@ class ToolLine:
 
     def complete(self, evidence: Evidence) -> Evidence:
         """The evidence, with what was called."""
-        return dataclasses.replace(evidence, tool_calls=self._bridge.end())
+        return _with_calls(evidence, self._bridge.end())
 
     def forbid_repeating(self, error: ZygoteDied) -> None:
         """A program whose guest was lost is run again, but not once it has called something: it would do so twice."""
@@ -80,7 +80,7 @@ class SessionTools:
 
     def complete(self, evidence: Evidence) -> Evidence:
         """The evidence of the cell, with what it called."""
-        return dataclasses.replace(evidence, tool_calls=self._bridge.end())
+        return _with_calls(evidence, self._bridge.end())
 
     def end(self) -> None:
         """The cell is over, however it ended."""
@@ -94,3 +94,7 @@ class SessionTools:
         """No more calls."""
         self._bridge.close()
         self.sent()
+
+
+def _with_calls(evidence: Evidence, calls: tuple[ToolCall, ...]) -> Evidence:
+    return dataclasses.replace(evidence, tool_calls=calls) if calls else evidence

@@ -20,7 +20,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 from belljar import channel
-from belljar.backends.local.run import Extra, PictureReader, Stream, in_memfd
+from belljar.backends.local.claims import DisplayReader, read_error
+from belljar.backends.local.grace import Grace
+from belljar.backends.local.run import Extra, Stream, in_memfd
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import ZygoteDied
 from belljar.contract.execution import Evidence, Execution, ProgramError
@@ -29,14 +31,11 @@ from belljar.jail.cgroups import CellCgroup
 from belljar.settings import RequestSettings
 
 _SETTLE_SECONDS = 0.02
-_GRACE_SECONDS = 5.0  # for an interrupted cell to come back, on a busy machine, too
 _AGAIN_SECONDS = 1.5  # one interrupt may be swallowed
 _INLINE_BYTES = 64 * 1024
 _READ_BYTES = 65536
 _CORES = os.cpu_count() or 1
 _CPU_CHECK_SECONDS_MIN = 0.01
-_SKIPPED_MAX = 256
-_NAME_CHARACTERS, _MESSAGE_CHARACTERS, _TRACE_CHARACTERS = 200, 4000, 20_000
 
 
 class End(NamedTuple):
@@ -60,6 +59,9 @@ class Place(Protocol):
     def signal_interrupt(self) -> None:
         """SIGINT to the guest's own process."""
 
+    def pids(self) -> list[int]:
+        """Who is in it."""
+
     def end(self, reason: str) -> None:
         """Kill everyone."""
 
@@ -71,30 +73,6 @@ class Place(Protocol):
 
     async def collect(self, cell: Execution) -> tuple[File, ...]:
         """The files the cell's caller asked for."""
-
-
-class DisplayReader(PictureReader):
-    """Drops what is over the bounds and takes what comes after; broken rules still end all hearing."""
-
-    def __init__(self, bounds: RequestSettings) -> None:
-        super().__init__(bounds)
-        self.dropped = 0
-        self._skipped: dict[int, int] = {}  # bytes still to come, by number
-
-    def _take(self, number: int, size: int, piece: bytes) -> None:
-        if number in self._skipped:
-            self._skipped[number] -= len(piece)
-            if self._skipped[number] <= 0:
-                del self._skipped[number]
-            return
-        is_over = size > self._bytes_left or len(self.complete) + len(self._begun) >= self._count_max
-        if number in self._begun or not is_over:
-            super()._take(number, size, piece)
-            return
-        self.dropped += 1
-        self._skipped[number] = size
-        if len(self._skipped) > _SKIPPED_MAX:
-            self._refuse()
 
 
 class Turn:
@@ -247,8 +225,18 @@ class Turn:
         """Interrupt the cell, and end the session if that does not bring it back."""
         if not self._is_stopping and not self._answered.done():
             self._is_stopping = True
-            self._timers["grace"] = self._loop.call_later(_GRACE_SECONDS, self._place.end, "timeout")
+            self._grace = Grace(self._place.pids())
+            self._check_grace()
             self._interrupt_again()
+
+    def _check_grace(self) -> None:
+        if self._answered.done():
+            return
+        left = self._grace.left_seconds()
+        if left:
+            self._timers["grace"] = self._loop.call_later(left, self._check_grace)
+        else:
+            self._place.end("timeout")
 
     def _interrupt_again(self) -> None:
         self._place.signal_interrupt()
@@ -378,32 +366,6 @@ class Turn:
         if self._picture_pipe >= 0:
             os.close(self._picture_pipe)
             self._picture_pipe = -1
-
-
-def read_error(told: object) -> ProgramError | None:
-    """What the guest says its cell raised; anything may stand there."""
-    if told is None:
-        return None
-    if not isinstance(told, dict):
-        return ProgramError(type="Error", message="", traceback=())
-    name, message, lines = told.get("type"), told.get("message"), told.get("traceback")
-    kept: list[str] = []
-    left = _TRACE_CHARACTERS
-    for line in lines if isinstance(lines, list) else ():
-        if not isinstance(line, str) or left <= 0:
-            break
-        kept.append(_clean(line, left))
-        left -= len(line) + 1
-    return ProgramError(
-        type=_clean(name, _NAME_CHARACTERS) or "Error",
-        message=_clean(message, _MESSAGE_CHARACTERS),
-        traceback=tuple(kept),
-    )
-
-
-def _clean(text: object, characters_max: int) -> str:
-    """Text that can be encoded: a lone surrogate would blow up wherever somebody first writes it to a socket."""
-    return text[:characters_max].encode("utf-8", "replace").decode() if isinstance(text, str) else ""
 
 
 def _readable_bytes(pipe: int) -> int:

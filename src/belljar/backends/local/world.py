@@ -115,7 +115,7 @@ class World(ZygoteListener):
         self._ready: dict[str, deque[Guest]] = {BARE: deque(), HEAVY: deque(), SHELL: deque()}
         self._guests: dict[int, Guest] = {}
         self._next_guest = 0
-        self._staying: set[int] = set()  # guests that are sessions
+        self._staying: set[int] = set()  # guests that are sessions, or wait as another command
         self._used_at: dict[str, float] = {}
         self.patience = Patience()
         self._start_failures = 0
@@ -154,9 +154,22 @@ class World(ZygoteListener):
         bound = {**bound_places(self.environment), **self._shown}
         return bound, hidden_places(bound, self.environment)
 
+    def shows(self, places: Mapping[str, str]) -> bool:
+        """Whether guests see all of these; where they are was decided when the world was made."""
+        return places.items() <= self._shown.items()
+
     def _python(self) -> str:
         """The interpreter as the guests' root has it."""
         return _SYSTEM_PYTHON if self._system else f"{policy.ENVIRONMENT_DIR}/bin/python"
+
+    def _imports(self, weight: str) -> list[str]:
+        """What a zygote of this weight imports ahead."""
+        return [] if weight == BARE else list(self.environment.warm_imports)
+
+    @property
+    def certificates(self) -> str:
+        """Where programs find the certificates of authorities that sign for web sites; empty: not known."""
+        return next((path for path in policy.CERTIFICATES if Path(self._system + path).is_file()), "")
 
     def _environ(self) -> dict[str, str]:
         """What every program finds in its environment."""
@@ -209,7 +222,7 @@ class World(ZygoteListener):
     async def _start_zygote(self, weight: str) -> ZygoteHandle:
         fresh = ZygoteHandle(weight, self)
         greeting = {
-            "imports": [] if weight == BARE else list(self.environment.warm_imports),
+            "imports": self._imports(weight),
             "stays": weight == SHELL,
             "environ": self._environ(),
             "landlock_version": self._walls["landlock_version"],
@@ -320,6 +333,15 @@ class World(ZygoteListener):
         processes = limits.processes + 2 * self._pool.max_running * limits.processes
         return limits.disk_bytes, max(1, math.ceil(limits.cpu_seconds)), processes, limits.memory_bytes
 
+    def is_ready_for(self, limits: Limits) -> bool:
+        """Whether a guest that was made ahead can be limited so; the rest is the cgroup's, and can be set late."""
+        return self._has_cgroup and self.allowance(limits) == self._default_allowance
+
+    @property
+    def landlock_version(self) -> int:
+        """What the guests' landlock can do; 0: the operator gave it up."""
+        return int(self._walls["landlock_version"])
+
     @property
     def busy_guests(self) -> int:
         """How many have a program."""
@@ -382,8 +404,23 @@ class World(ZygoteListener):
         """Have the place of a branch made."""
         return await self._warden.graft(order, descriptors)
 
+    async def listen(self, place: int, port: int) -> tuple[int, int]:
+        """A listener on a guest's own loopback: its port, and it, which the caller owns.
+
+        Raises:
+            JailSetupFailed: it cannot be had.
+        """
+        try:
+            async with asyncio.timeout(_CELL_SECONDS):
+                return await self._warden.listen(place, port)
+        except TimeoutError as error:
+            self._warden.kill()
+            raise JailSetupFailed("network", "the warden does not answer") from error
+        except StartFailed as error:
+            raise JailSetupFailed("network", str(error)) from error
+
     def keep(self, guest: Guest) -> None:
-        """This guest is a session: it stays, and its staying says nothing about how much is going on."""
+        """This guest stays, as a session does, and its staying says nothing about how much is going on."""
         self._staying.add(guest.number)
 
     def release(self, guest: Guest) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 from belljar.assembly import probe_machine
+from belljar.frontends.api.callers import Caller
 from belljar.settings import Settings
 
 _STATES = {"ok": "on"}
@@ -27,6 +28,15 @@ class Isolation:
         if self._asking is None or (self._asking.done() and self._asking.exception() is not None):
             self._asking = asyncio.create_task(asyncio.to_thread(_try_walls, self._settings))
         return await asyncio.shield(self._asking)
+
+
+def describe_network(caller: Caller) -> dict[str, str]:
+    """Whether this caller's programs are kept from the internet, in the words of a wall."""
+    network = caller.settings.network
+    if not (network.offered and caller.key.network):
+        return {"state": "on", "detail": "no program has a network"}
+    ports = ", ".join(network.ports)
+    return {"state": "off", "detail": f"programs that ask for it reach the internet through a proxy, at ports {ports}"}
 
 
 def _try_walls(settings: Settings) -> dict[str, Any]:

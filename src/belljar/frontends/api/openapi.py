@@ -33,7 +33,11 @@ _ANSWERS: Mapping[str, Any] = {
             "cpu_seconds": _NUMBER,
             "memory_peak_bytes": _INTEGER,
             "queue_seconds": _NUMBER,
-        }
+            "network": _object(
+                dict.fromkeys(("connections", "refused", "sent_bytes", "received_bytes"), _INTEGER),
+            ),
+        },
+        "network",
     ),
     "Display": _object({"mime": _STRING, "data": _STRING, "bundle": _INTEGER, "result": _BOOLEAN}, "bundle", "result"),
     "Artifact": _object({"path": _STRING, "bytes": _INTEGER, "encoding": {"const": "base64"}, "content": _STRING}),

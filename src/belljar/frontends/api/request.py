@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from belljar.contract.errors import Overloaded
 from belljar.frontends.api.callers import Caller
@@ -18,6 +18,8 @@ _SMALL_BYTES = 64 * 1024  # bodies up to here are not worth counting
 _LINGER_SECONDS = 2.0
 _LINGER_BYTES = 256 * 1024 * 1024
 _LENGTH = re.compile(rb"[0-9]{1,18}")
+
+_T = TypeVar("_T")
 
 
 class BodyRoom:
@@ -106,6 +108,21 @@ class Request:
                 tell()
 
         asyncio.ensure_future(self.receive()).add_done_callback(heard)
+
+    async def while_connected(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Do `work` as long as the client is there to hear of it. Only after the body was read.
+
+        Raises:
+            ConnectionError: he has left, and `work` was cancelled to its end.
+        """
+        task = asyncio.ensure_future(work)
+        self.on_hang_up(task.cancel)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if (ours := asyncio.current_task()) is not None and ours.cancelling():
+                raise
+            raise ConnectionError("the client left") from None
 
     async def linger(self) -> None:
         """Take what a client is still sending, for a while: closing on it would lose it our answer."""

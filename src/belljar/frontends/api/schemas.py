@@ -15,7 +15,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar, Union, get_args, g
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from belljar.contract.errors import InvalidExecution, NotAllowed, NotOffered
+from belljar.contract.errors import InvalidExecution, NotAllowed
 from belljar.contract.execution import Coverage, Execution
 from belljar.contract.files import File
 from belljar.contract.tools import ALL_TOOLS
@@ -205,7 +205,7 @@ def admit_body(caller: Caller, asked: ExecuteBody) -> Execution:
         CallerError: it cannot be accepted, or this caller may not.
     """
     if asked.network:
-        _refuse_what_is_not_offered(caller, asked)
+        check_network(caller)
     return admit(
         caller.settings,
         asked.code,
@@ -218,6 +218,7 @@ def admit_body(caller: Caller, asked: ExecuteBody) -> Execution:
         limits=as_given(asked.limits),
         timeout=asked.timeout,
         environment=asked.environment,
+        network=asked.network,
         tools=wanted_tools(caller, asked.tools) if asked.tools else (),
         coverage=_as_coverage(asked.coverage) if asked.coverage else None,
         restrict=None if asked.restrict is None else _as_restriction(asked.restrict),
@@ -255,13 +256,12 @@ def as_given(limits: Struct | None) -> dict[str, float] | None:
     return {name: value for name, value in values if value is not None}
 
 
-def _refuse_what_is_not_offered(caller: Caller, asked: ExecuteBody) -> None:
-    for field, is_asked, is_allowed in (("network", asked.network, caller.key.network),):
-        if not is_asked:
-            continue
-        if not is_allowed:
-            raise NotAllowed(f"key {caller.name!r} may not use {field}; leave it out, or ask the operator", field=field)
-        raise NotOffered(f"{field} is not offered by this server; leave it out or send false", field=field)
+def check_network(caller: Caller) -> None:
+    """Raise NotAllowed unless this caller's programs may have a network, where there is one."""
+    if not caller.key.network:
+        raise NotAllowed(
+            f"key {caller.name!r} may not use the network; leave it out, or ask the operator", field="network"
+        )
 
 
 def _as_restriction(given: RestrictBody) -> dict[str, Any]:

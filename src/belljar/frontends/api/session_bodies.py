@@ -10,14 +10,23 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from belljar.contract.errors import NotOffered, UnsafePath
+from belljar.contract.errors import UnsafePath
 from belljar.contract.execution import Execution
 from belljar.contract.files import check_relative_path
 from belljar.contract.sessions import SessionOrder, SessionState
 from belljar.engine.admission import admit_cell, admit_session
 from belljar.frontends.api.callers import Caller
 from belljar.frontends.api.request import Request
-from belljar.frontends.api.schemas import BodyReader, FileBody, LimitsBody, Positive, as_file, as_given, wanted_tools
+from belljar.frontends.api.schemas import (
+    BodyReader,
+    FileBody,
+    LimitsBody,
+    Positive,
+    as_file,
+    as_given,
+    check_network,
+    wanted_tools,
+)
 
 BRANCHES_MAX = 64  # of one request
 
@@ -97,7 +106,7 @@ def order_of(caller: Caller, asked: SessionBody) -> SessionOrder:
         CallerError: it cannot be accepted, or this caller may not.
     """
     if asked.network:
-        raise NotOffered("network is not offered in sessions here; leave it out or send false", field="network")
+        check_network(caller)
     return admit_session(
         caller.settings,
         id=asked.id,
@@ -106,6 +115,7 @@ def order_of(caller: Caller, asked: SessionBody) -> SessionOrder:
         limits=as_given(asked.limits),
         idle_seconds=asked.idle_seconds,
         env=asked.env,
+        network=asked.network,
         tools=wanted_tools(caller, asked.tools),
         files=[as_file(number, each) for number, each in enumerate(asked.files)],
         caller=caller.owner,

@@ -6,9 +6,8 @@ cell runs has it interrupted, and while it waits, taken out of the line; the ses
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 from belljar.contract.execution import Outcome
 from belljar.contract.sessions import SessionState, WorkFile, rfc3339
@@ -29,8 +28,6 @@ from belljar.frontends.api.streaming import Stream, tell_events, wanted_stream
 
 _RAW = (b"content-type", b"application/octet-stream")
 
-_T = TypeVar("_T")
-
 
 async def open_session(service: Service, request: Request) -> None:
     """POST /v1/sessions."""
@@ -39,7 +36,7 @@ async def open_session(service: Service, request: Request) -> None:
     order = order_of(caller, read_session(await read_optional(request)))
     sessions = service.engine.sessions
     with caller.opening(1, lambda: sessions.list(caller.owner)):
-        state = await _while_connected(request, sessions.open(order))
+        state = await request.while_connected(sessions.open(order))
     service.telemetry.opened(caller.name, state)
     location = (b"location", f"/v1/sessions/{state.id}".encode())
     await reply(request.send, encode_json(state.as_json()), 201, headers=(location,))
@@ -81,13 +78,13 @@ async def run_cell(service: Service, request: Request) -> None:
         try:
             if kind is None:
                 running = sessions.run(caller.owner, session_id, cell, waits=asked.wait, execution_id=cell_id)
-                outcome = await _while_connected(request, running)
+                outcome = await request.while_connected(running)
                 finish(outcome)
                 await reply(request.send, encode_json(outcome.as_json()))
             else:
                 events = sessions.stream(caller.owner, session_id, cell, waits=asked.wait, execution_id=cell_id)
                 stream = Stream(request, kind)
-                await _while_connected(request, tell_events(service, stream, events, finish))
+                await request.while_connected(tell_events(service, stream, events, finish))
                 await stream.end()
         except ConnectionError:
             service.telemetry.left_cell(caller.name, session_id, cell, cell_id)
@@ -102,7 +99,7 @@ async def branch_session(service: Service, request: Request) -> None:
     sessions = service.engine.sessions
     with caller.opening(asked.count, lambda: sessions.list(caller.owner)):
         branching = sessions.branch(caller.owner, request.parameters["id"], asked.count, reseed=asked.reseed)
-        states = await _while_connected(request, branching)
+        states = await request.while_connected(branching)
     for state in states:
         service.telemetry.opened(caller.name, state)
     await reply(request.send, _as_list(states))
@@ -156,19 +153,3 @@ def _as_list(states: Sequence[SessionState]) -> bytes:
 
 def _describe_file(file: WorkFile) -> dict[str, Any]:
     return {"path": file.path, "bytes": file.size_bytes, "modified_at": rfc3339(file.modified_at)}
-
-
-async def _while_connected(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
-    """Do `work` as long as the client is there to hear of it. Only after the body was read.
-
-    Raises:
-        ConnectionError: he has left, and `work` was cancelled to its end.
-    """
-    task = asyncio.ensure_future(work)
-    request.on_hang_up(task.cancel)
-    try:
-        return await task
-    except asyncio.CancelledError:
-        if (ours := asyncio.current_task()) is not None and ours.cancelling():
-            raise
-        raise ConnectionError("the client left") from None

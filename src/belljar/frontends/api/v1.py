@@ -8,6 +8,7 @@ from typing import Any
 from belljar import __version__
 from belljar.engine.execute import new_id
 from belljar.environments import Environments
+from belljar.frontends.api.isolation import describe_network
 from belljar.frontends.api.replies import encode_json, reply
 from belljar.frontends.api.request import Request
 from belljar.frontends.api.schemas import admit_body, read_execute
@@ -56,7 +57,7 @@ async def show_info(service: Service, request: Request) -> None:
     body = {
         "version": __version__,
         "backend": service.engine.facts()["backend"],
-        "isolation": isolation,
+        "isolation": {**isolation, "network": describe_network(request.caller)},
         "limits": {
             "default": settings.default_limits.as_json(),
             "ceiling": settings.ceiling_limits.as_json(),

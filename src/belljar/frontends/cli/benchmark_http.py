@@ -62,7 +62,13 @@ class Load:
 
 def define(parser: argparse.ArgumentParser) -> None:
     """Options that only `belljar bench http` has."""
-    parser.add_argument("url", metavar="URL", nargs="?", default="http://127.0.0.1:8000/v1/execute", help="what to ask")
+    parser.add_argument(
+        "url",
+        metavar="URL",
+        nargs="?",
+        default="http://127.0.0.1:8000/v1/execute",
+        help="what to ask; without a path, /v1/execute",
+    )
     parser.add_argument("--connections", metavar="N", type=int, default=100)
     parser.add_argument("--seconds", metavar="N", type=float, default=10.0)
     parser.add_argument("--session", metavar="ID", help="X-Master's API: run everything in this session")
@@ -105,8 +111,8 @@ def _build_request(options: argparse.Namespace) -> tuple[bytes, str, int]:
     content = json.dumps(body).encode()
     key = f"Authorization: Bearer {options.key}\r\n" if options.key else ""
     head = (
-        f"POST {parts.path or '/'} HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n"
-        f"{key}Content-Length: {len(content)}\r\n\r\n"
+        f"POST {parts.path.rstrip('/') or '/v1/execute'} HTTP/1.1\r\nHost: {parts.netloc}\r\n"
+        f"Content-Type: application/json\r\n{key}Content-Length: {len(content)}\r\n\r\n"
     )
     return head.encode() + content, parts.hostname, parts.port or 80
 

@@ -6,16 +6,21 @@ import argparse
 import dataclasses
 import json
 import os
+import re
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from belljar.frontends.cli import terminal
 from belljar.frontends.cli.options import define_json, load_settings
-from belljar.settings import EnvironmentSettings, Settings, familiar_names, load, names
+from belljar.settings import Settings, familiar_names, load, names
 
-_SECRET = ("_key", "_token", "_password")  # how the name of a setting ends that nobody should read over a shoulder
+_SECRET = ("_key", "_token", "_password", "authorization")  # how the name of such a setting ends
+_MARKS = {"headers": ":", "env": "="}  # lists whose elements hold one, behind this
+_USER = re.compile(r"//[^/@]*@")  # name and password in a URL
 _HIDDEN = "(set, not shown)"
+_BARE = re.compile(r"[A-Za-z0-9_-]+")  # a key that TOML takes as it is
 
 
 def define(parser: argparse.ArgumentParser) -> None:
@@ -65,17 +70,38 @@ def _flatten(settings: Settings) -> dict[tuple[str, ...], Any]:
         value: Any = settings
         for part in name.split("."):
             value = getattr(value, part)
-        found[tuple(name.split("."))] = _HIDDEN if value and name.endswith(_SECRET) else _plain(value)
-    for environment, built_from in settings.environments.items():
-        for each in dataclasses.fields(EnvironmentSettings):
-            found["environments", environment, each.name] = _plain(getattr(built_from, each.name))
-    return found
+        found[tuple(name.split("."))] = value
+    found.update(_named(settings, ()))
+    return {name: _show(name[-1], value) for name, value in found.items()}
 
 
-def _plain(value: Any) -> Any:
+def _named(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The settings that hold many of a kind, each with a name of its own: environments, tool servers, models, roots."""
+    for each in dataclasses.fields(node):
+        value, here = getattr(node, each.name), (*path, each.name)
+        if here == ("provenance",):
+            continue
+        if dataclasses.is_dataclass(value):
+            yield from _named(value, here)
+        elif isinstance(value, Mapping):
+            for own, one in value.items():
+                if not dataclasses.is_dataclass(one):
+                    yield (*here, own), one
+                    continue
+                for attribute in dataclasses.fields(one):
+                    yield (*here, own, attribute.name), getattr(one, attribute.name)
+
+
+def _show(name: str, value: Any) -> Any:
+    """As JSON knows it, without what nobody should read over a shoulder."""
     if isinstance(value, Path):
         return str(value)
-    return list(value) if isinstance(value, tuple) else value
+    if isinstance(value, tuple):
+        mark = _MARKS.get(name)
+        return [f"{each.partition(mark)[0]}{mark}{_HIDDEN}" if mark and mark in each else each for each in value]
+    if value and name.endswith(_SECRET):
+        return _HIDDEN
+    return _USER.sub(f"//{_HIDDEN}@", value) if name.endswith("url") else value
 
 
 def _as_toml(values: dict[tuple[str, ...], Any], sources: dict[tuple[str, ...], str]) -> str:
@@ -86,11 +112,11 @@ def _as_toml(values: dict[tuple[str, ...], Any], sources: dict[tuple[str, ...], 
             section = name[:-1]
             lines += ["", f"[{'.'.join(_key(part) for part in section)}]"]
         line = f"{name[-1]} = {json.dumps(value, ensure_ascii=False)}"
-        if value == _HIDDEN:
-            line = f"# {name[-1]} is set, and not shown"  # a comment: read back, it must not become the key
+        if _HIDDEN in line:
+            line = f"# {line}"  # a comment: read back, it must not become the key
         lines.append(f"{line:<48}  # {sources[name]}")
     return "\n".join(lines) + "\n"
 
 
 def _key(part: str) -> str:
-    return part if part.replace("-", "").replace("_", "").isalnum() else json.dumps(part)
+    return part if _BARE.fullmatch(part) else json.dumps(part, ensure_ascii=False)

@@ -11,12 +11,13 @@ import argparse
 import asyncio
 import dataclasses
 import json
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from belljar.assembly import probe_machine
-from belljar.contract.errors import BelljarError
+from belljar.contract.errors import BelljarError, NotOffered
 from belljar.contract.execution import Outcome
 from belljar.environments import Environments
 from belljar.frontends.cli import terminal
@@ -85,6 +86,7 @@ def _examine(settings: Settings, tell: Callable[[str], None], tries_languages: b
         "machine": list(_machine_rows(probed["facts"])),
         "environments": environments,
         "program": [_program_row(rest, usable, lacking - {*settings.jail.without_walls})],
+        "network": [_network_row(rest, usable)],
         "languages": list(_language_rows(rest, tell, tries_languages and bool(usable))),
     }
 
@@ -198,6 +200,8 @@ def _image_rows(settings: Settings) -> Iterator[Row]:
         try:
             with Sandbox(settings=settings, progress=_say_nothing) as box:
                 outcome = box.run("import sys; print(sys.version.split()[0])", environment=name)
+        except NotOffered:
+            yield dataclasses.replace(row, seen=f"image {image}, without Python: for other languages only")
         except BelljarError as error:
             fix = "start the engine, name its socket (container.socket), or build the image: docs/containers.md"
             yield dataclasses.replace(row, state=MISSING, seen=error.message, fix=fix)
@@ -206,7 +210,7 @@ def _image_rows(settings: Settings) -> Iterator[Row]:
             yield dataclasses.replace(row, state=OK if outcome.ok else MISSING, seen=seen)
 
 
-def _run(settings: Settings, environment: str, code: str) -> Outcome:
+def _run(settings: Settings, environment: str, code: str, *, network: bool = False) -> Outcome:
     """One program in one environment, and no other environment opened for it."""
     narrowed = dataclasses.replace(
         settings,
@@ -215,7 +219,7 @@ def _run(settings: Settings, environment: str, code: str) -> Outcome:
     )
     seconds = min(_HEAVY_SECONDS, settings.ceiling_limits.wall_seconds)
     with Sandbox(settings=narrowed, progress=_say_nothing) as box:
-        return box.run(code, environment=environment, timeout=seconds)
+        return box.run(code, environment=environment, timeout=seconds, network=network)
 
 
 def _say_nothing(_line: str) -> None:
@@ -227,6 +231,9 @@ def _say_nothing(_line: str) -> None:
 
 def _language_rows(settings: Settings, tell: Callable[[str], None], tries_them: bool) -> Iterator[Row]:
     """Which are here; none is promised, so a missing one is a note. With `tries_them`, each must say hello."""
+    if settings.backend == "container":
+        yield Row(name="in images", state=OK, seen="whatever each has on its PATH", meaning="found out by running them")
+        return
     from belljar.frontends.cli.languages import check_all
     from belljar.languages.listing import how_to_get
     from belljar.languages.machine import machine_of
@@ -272,9 +279,11 @@ print(json.dumps({
     "uid": os.getuid(),
     "host_uid": os.getuid() - inner + outer,
     "groups": os.getgroups(),
-    "capabilities": sorted({status[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")}),
-    "no_new_privs": status["NoNewPrivs"],
-    "seccomp": status["Seccomp"],
+    "kernel": os.uname().release,
+    "held": sorted({status[name] for name in ("CapInh", "CapPrm", "CapEff")}),
+    "capabilities": sorted({status.get(name, "?") for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")}),
+    "no_new_privs": status.get("NoNewPrivs"),
+    "seccomp": status.get("Seccomp"),
     "core_limit": resource.getrlimit(resource.RLIMIT_CORE),
     "writing": {path: refusal(open, path + "/probe", "w") for path in ("/", "/etc", "/usr", "/env")},
     "network": refusal(socket.socket(socket.AF_INET, socket.SOCK_DGRAM).connect, ("192.0.2.1", 9)),
@@ -303,7 +312,8 @@ def _program_row(settings: Settings, usable: list[str], lacking: set[str]) -> Ro
             tops = {path.parts[1] for path in environment.bound_paths}
         else:
             tops = {*sight["top"]}  # an image is there to be seen
-        breaches = list(_breaches(sight, tops))
+        has_own_kernel = sight["kernel"] != os.uname().release
+        breaches = list(_breaches_behind_another_kernel(sight) if has_own_kernel else _breaches(sight, tops))
     except BelljarError as error:
         return dataclasses.replace(broken, seen=f"it cannot be run: {error.message}", fix="first what is missing above")
     except (ValueError, TypeError, KeyError):
@@ -315,33 +325,76 @@ def _program_row(settings: Settings, usable: list[str], lacking: set[str]) -> Ro
         f"uid {sight['uid']} ({sight['host_uid']} outside), no groups, no capabilities, NoNewPrivs 1, Seccomp 2, no "
         f"way to a network, / read-only, {sight['processes']} process in sight, nothing of the host's own directories"
     )
+    if has_own_kernel:
+        facts = f"kernel {sight['kernel']}, uid {sight['uid']}"
+        seen = f"{facts}, no groups, no capabilities, no way to a network, / read-only"
     if lacking:
         seen += f"; for this check only, it ran without: {', '.join(sorted(lacking))}"
     return dataclasses.replace(broken, state=OK, seen=seen)
+
+
+_KNOCK = """
+import os, socket, urllib.parse
+proxy = urllib.parse.urlsplit(os.environ["http_proxy"])
+way = socket.create_connection((proxy.hostname, proxy.port), 10)
+way.sendall(b"CONNECT 127.0.0.1:443 HTTP/1.1\\r\\n\\r\\n")
+print(way.makefile().readline()[:12])
+"""
+
+
+def _network_row(settings: Settings, usable: list[str]) -> Row:
+    """What a program with a network reaches: its proxy, which must refuse it this machine."""
+    row = Row(name="network", state=OK, seen="not offered to programs", meaning="the way out, for those who ask for it")
+    if not settings.network.offered or not usable:
+        return row
+    ports = ", ".join(settings.network.ports)
+    try:
+        outcome = _run(settings, usable[0], _KNOCK, network=True)
+    except BelljarError as error:
+        return dataclasses.replace(
+            row, state=MISSING, seen=f"offered, but: {error.message}", fix="first what is missing above"
+        )
+    if outcome.stdout.strip() != "HTTP/1.1 403":
+        seen = f"offered, but it does not refuse this machine: {outcome.stdout.strip()} {outcome.stderr.strip()[-300:]}"
+        return dataclasses.replace(row, state=MISSING, seen=seen, fix="please report this as SECURITY.md says")
+    return dataclasses.replace(row, seen=f"offered to those who ask and may: ports {ports}; this machine is refused")
 
 
 def _breaches(seen: dict[str, Any], tops_of_environment: set[str]) -> Iterator[str]:
     """What is not as promised. Beside the system's directories only the way to the environment's Python is shown."""
     if seen["uid"] == 0 or seen["host_uid"] == 0:
         yield f"it runs as uid {seen['uid']}, which is {seen['host_uid']} outside"
-    if seen["groups"]:
-        yield f"it is in groups {seen['groups']}"
+    yield from _breaches_anywhere(seen)
     if any(int(mask, 16) for mask in seen["capabilities"]):
         yield f"it has capabilities {seen['capabilities']}"
     if (seen["no_new_privs"], seen["seccomp"]) != ("1", "2"):
         yield f"NoNewPrivs is {seen['no_new_privs']}, Seccomp is {seen['seccomp']}"
     if seen["core_limit"] != [0, 0]:
         yield f"it may leave core dumps ({seen['core_limit']})"
-    for path, answer in seen["writing"].items():
-        if answer not in ("EROFS", "EACCES", "ENOENT"):
-            yield f"writing to {path}: {answer}"
-    if seen["network"] != "ENETUNREACH":
-        yield f"reaching a network: {seen['network']}"
     if seen["processes"] != 1:
         yield f"it sees {seen['processes']} processes"
     too_much = [*sorted({*seen["top"]} - _TOPS - tops_of_environment), *seen["private"]]
     if too_much:
         yield f"it sees the host's {', '.join(too_much)}"
+
+
+def _breaches_behind_another_kernel(seen: dict[str, Any]) -> Iterator[str]:
+    """There the system that programs see is the image's, and what they could do to its kernel is not done to ours."""
+    if seen["uid"] == 0:
+        yield "it runs as root"
+    yield from _breaches_anywhere(seen)
+    if any(int(mask, 16) for mask in seen["held"]):
+        yield f"it has capabilities {seen['held']}"
+
+
+def _breaches_anywhere(seen: dict[str, Any]) -> Iterator[str]:
+    if seen["groups"]:
+        yield f"it is in groups {seen['groups']}"
+    for path, answer in seen["writing"].items():
+        if answer not in ("EROFS", "EACCES", "ENOENT"):
+            yield f"writing to {path}: {answer}"
+    if seen["network"] not in ("ENETUNREACH", "EHOSTUNREACH"):
+        yield f"reaching a network: {seen['network']}"
 
 
 # ---- the answer
@@ -352,6 +405,7 @@ _TITLES = {
     "machine": "Machine",
     "environments": "Guest environments",
     "program": "From inside",
+    "network": "The way out",
     "languages": "Languages beside Python",
 }
 

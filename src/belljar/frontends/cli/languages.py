@@ -181,7 +181,7 @@ def _install(settings: Settings, options: argparse.Namespace) -> int:
     if still_missing:
         terminal.say(f"still missing: {', '.join(still_missing)}; `belljar languages list` says what of them")
         return 1
-    print("installed; `belljar languages check` proves it, and a running server must be restarted to show all of it")
+    print("installed; `belljar languages check` proves it, and a running server finds it within seconds")
     return 0
 
 

@@ -106,6 +106,7 @@ def _load(options: argparse.Namespace) -> Settings:
         ("mcp.python_image", options.python_image),
         ("mcp.javascript_image", options.js_image),
         ("mcp.network", options.network),
+        ("network.offered", options.network),  # whoever starts it here is the operator
     ):
         if value is not None:
             flags[name] = value

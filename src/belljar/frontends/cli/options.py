@@ -33,6 +33,11 @@ def define_walls(parser: argparse._ArgumentGroup | argparse.ArgumentParser) -> N
     )
 
 
+def define_network(parser: argparse._ArgumentGroup | argparse.ArgumentParser) -> None:
+    """Add --network: whoever types it is the operator, and offers what he asks for."""
+    parser.add_argument("--network", action="store_true", help="let it reach the internet, as the settings allow")
+
+
 def define_json(parser: argparse.ArgumentParser) -> None:
     """Add --json."""
     parser.add_argument("--json", action="store_true", help="print JSON instead")
@@ -50,11 +55,12 @@ def load_settings(options: argparse.Namespace) -> Settings:
 
     _set_up_logging(is_debugging="debug" in options)
     path = Path(options.config) if "config" in options else None
-    settings = load(path)
+    flags: dict[str, object] = {"network.offered": True} if getattr(options, "network", False) else {}
+    settings = load(path, flags=flags)
     walls = getattr(options, "without_wall", [])
     if walls:
         given_up = tuple(dict.fromkeys((*settings.jail.without_walls, *walls)))
-        settings = load(path, flags={"jail.without_walls": given_up})
+        settings = load(path, flags={**flags, "jail.without_walls": given_up})
     return settings
 
 

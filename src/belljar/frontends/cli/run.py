@@ -34,7 +34,7 @@ from belljar.engine.admission import admit
 from belljar.engine.execute import Engine
 from belljar.environments import Environments
 from belljar.frontends.cli import BROKEN_PIPE, saving, terminal
-from belljar.frontends.cli.options import define_walls, load_settings
+from belljar.frontends.cli.options import define_network, define_walls, load_settings
 from belljar.frontends.cli.outlet import STDERR, STDOUT, Outlet
 from belljar.settings import EnvironmentSettings, Settings
 
@@ -89,6 +89,7 @@ def _define_given(group: argparse._ArgumentGroup) -> None:
         help="a file for its work directory, under its own name or at PATH",
     )
     group.add_argument("--environment", metavar="NAME", default="default", help="guest environment (see belljar env)")
+    define_network(group)
 
 
 def _define_returned(group: argparse._ArgumentGroup) -> None:
@@ -173,6 +174,7 @@ def _read_execution(settings: Settings, options: argparse.Namespace) -> Executio
         artifacts=options.artifact,
         limits={name: value for name, value in limits.items() if value is not None},
         environment=options.environment,
+        network=options.network,
         coverage=options.coverage and Coverage(branch=options.coverage == "branches"),
     )
 
@@ -283,7 +285,7 @@ class _OneRun:
         raise SandboxFault(f"cannot write the program's output: {self._ended_by.strerror}") from self._ended_by
 
     async def _run(self, outlet: Outlet) -> Outcome:
-        engine = build_engine(self._settings)
+        engine = build_engine(self._settings, first_language=self._execution.language)
         try:
             await engine.open()
             if not self._options.json:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from belljar.contract.execution import Display, Execution, Outcome, ToolAnswered, ToolCalled
+from belljar.contract.sessions import SessionOrder, SessionState
 from belljar.engine.execute import Engine
 from belljar.engine.sessions import Sessions
 from belljar.environments import Environments
@@ -44,6 +45,12 @@ class Host(Protocol):
 
     def executed(self, execution: Execution, outcome: Outcome) -> None:
         """Count and log an execution that has its outcome."""
+
+    def opened(self, caller: Caller, session: SessionState) -> None:
+        """Log a session that is there now."""
+
+    def ran_cell(self, caller: Caller, session_id: str, cell: Execution, outcome: Outcome) -> None:
+        """Count and log a cell that has its outcome."""
 
     def broke(self, error: Exception) -> None:
         """Note a fault of ours."""
@@ -90,6 +97,11 @@ class Call:
     caller: Caller
     report: Report | None = None  # None: the client did not ask for progress
 
+    @property
+    def has_network(self) -> bool:
+        """Whether programs get one: the server gives it, and this caller may have it."""
+        return self.offer.network and self.caller.key.network
+
     async def run(self, execution: Execution) -> Outcome:
         """Run a program that stands alone."""
         tail = Tail() if self.report else None
@@ -104,10 +116,27 @@ class Call:
         tail = Tail() if self.report else None
         with self.caller.running_up_to(1):
             sessions = await self.sessions()
-            work = sessions.run(self.caller.name, session_id, cell, watcher=tail)
+            work = sessions.run(self.caller.owner, session_id, cell, watcher=tail)
             outcome = await self.wait(work, cell.limits.wall_seconds, tail)
-        self.host.executed(cell, outcome)
+        self.host.ran_cell(self.caller, session_id, cell, outcome)
         return outcome
+
+    async def open_session(self, order: SessionOrder) -> SessionState:
+        """A new session, if this caller may have one more."""
+        sessions = await self.sessions()
+        with self.caller.opening(1, lambda: sessions.list(self.caller.owner)):
+            state = await self.wait(sessions.open(order))
+        self.host.opened(self.caller, state)
+        return state
+
+    async def branch_session(self, session_id: str, count: int) -> Sequence[SessionState]:
+        """Copies of a session, if this caller may have so many more."""
+        sessions = await self.sessions()
+        with self.caller.opening(count, lambda: sessions.list(self.caller.owner)):
+            copies = await self.wait(sessions.branch(self.caller.owner, session_id, count))
+        for state in copies:
+            self.host.opened(self.caller, state)
+        return copies
 
     async def engine(self) -> Engine:
         """The open engine."""

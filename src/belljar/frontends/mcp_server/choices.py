@@ -21,10 +21,6 @@ def offer_of(settings: Settings, environ: Mapping[str, str], **named: Any) -> Of
         InvalidSettings: something is asked for that this installation cannot do.
     """
     chosen = settings.mcp
-    if chosen.network:
-        raise InvalidSettings(
-            "mcp.network: this installation cannot give programs a network yet; leave it out. Nothing was started."
-        )
     familiar = familiar_image(environ)
     images = {**images_of(settings), **familiar}
     if images and settings.backend != "container":
@@ -36,6 +32,7 @@ def offer_of(settings: Settings, environ: Mapping[str, str], **named: Any) -> Of
         tools=chosen.tools,
         is_structured=chosen.output == "structured",
         env=_passed_through(chosen.pass_through_env, environ),
+        network=chosen.network,
         environments={
             language: f"image:{image}" for language, image in images.items() if image != settings.container.image
         },

@@ -17,6 +17,7 @@ from typing import Any
 
 from belljar.contract.errors import BelljarError
 from belljar.contract.execution import Execution, Outcome
+from belljar.contract.sessions import SessionState
 from belljar.engine.execute import Engine
 from belljar.frontends.api.callers import Caller
 from belljar.frontends.api.replies import Message, Receive, Refusal, Send
@@ -73,6 +74,15 @@ class Endpoint:
         """As every execution of the server."""
         self._service.executed(execution, outcome)
 
+    def opened(self, caller: Caller, session: SessionState) -> None:
+        """As every session of the server."""
+        self._service.telemetry.opened(caller.name, session)
+
+    def ran_cell(self, caller: Caller, session_id: str, cell: Execution, outcome: Outcome) -> None:
+        """As every cell of the server."""
+        self._service.health.ran()
+        self._service.telemetry.ran_cell(caller.name, session_id, cell, outcome)
+
     def broke(self, error: Exception) -> None:
         """Into the log, and the next health check looks closer."""
         _log.error("a tool could not be run: %s", error, exc_info=None if isinstance(error, BelljarError) else error)
@@ -110,7 +120,7 @@ class Endpoint:
         from belljar.frontends.mcp_server.server import build
 
         logging.getLogger("mcp").setLevel(logging.WARNING)  # it writes several lines for each request
-        self._user_of = lambda caller: AuthenticatedUser(AccessToken(token="", client_id=caller.name, scopes=[]))
+        self._user_of = lambda caller: AuthenticatedUser(AccessToken(token="", client_id=caller.owner, scopes=[]))
         server = build(self, self._offer, _visit_of)
         return StreamableHTTPSessionManager(
             server,

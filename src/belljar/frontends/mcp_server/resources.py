@@ -56,10 +56,10 @@ async def read(call: Call, uri: str) -> Json:
         session_id, _, path = uri.removeprefix(_SESSION).partition("/files/")
         sessions = await call.sessions()
         if not path:
-            state = json.dumps(sessions.get(call.caller.name, session_id.rstrip("/")).as_json(), indent=2)
+            state = json.dumps(sessions.get(call.caller.owner, session_id.rstrip("/")).as_json(), indent=2)
             return {"contents": [{"uri": uri, "mimeType": "application/json", "text": state}]}
         name = urllib.parse.unquote(path)
-        content = await call.wait(sessions.read_file(call.caller.name, session_id, name))
+        content = await call.wait(sessions.read_file(call.caller.owner, session_id, name))
         return {"contents": [resource_contents(uri, content, mime_of(name))]}
     raise NotFound(f"there is no resource {uri[:200]!r}; resources/list names what there is")
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from belljar.contract.errors import BelljarError
 from belljar.contract.execution import Execution, Outcome
+from belljar.contract.sessions import SessionState
 from belljar.engine.execute import Engine
 from belljar.environments import Environments
 from belljar.frontends.api.callers import Caller
@@ -106,6 +107,12 @@ class OwnEngine:
 
     def executed(self, execution: Execution, outcome: Outcome) -> None:
         """Nobody counts here."""
+
+    def opened(self, caller: Caller, session: SessionState) -> None:
+        """Nor here."""
+
+    def ran_cell(self, caller: Caller, session_id: str, cell: Execution, outcome: Outcome) -> None:
+        """Nor here."""
 
     def broke(self, error: Exception) -> None:
         """Into the client's log."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 from belljar.tools.functions import as_tool
-from belljar.tools.source import Tool
+from belljar.tools.source import Changed, Tool
 from belljar.tools.web.access import Web
 
 _MOST_RESULTS = 100
@@ -20,8 +20,8 @@ class BuiltIn:
         self._names = names
         self._default_model = default_model
 
-    async def open(self) -> Sequence[Tool]:
-        """The tools that the operator has named."""
+    async def open(self, changed: Changed) -> Sequence[Tool]:
+        """The tools that the operator has named; they never change."""
         await self._web.open()
         functions = {each.__name__: each for each in self._functions()}
         return [as_tool(functions[name], origin="Belljar's own tools") for name in self._names]

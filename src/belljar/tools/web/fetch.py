@@ -8,14 +8,14 @@ here, each checked like the first. An operator may allow hosts by name; those ma
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import socket
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from belljar.contract.errors import InvalidSettings, ToolFailed
+from belljar.egress.addresses import is_public
 from belljar.settings import WebSettings
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ _HEADERS = {
     "accept-language": "en",
     "accept-encoding": "identity",  # what is compressed anyway is unpacked within bounds
 }
-_NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,24 +165,10 @@ class Forbidden(ToolFailed):
 
 def check_public(host: str, addresses: Sequence[str]) -> None:
     """Raises Forbidden unless every address is one that anybody on the internet can reach."""
-    for text in addresses:
-        for address in _meant(ipaddress.ip_address(text.partition("%")[0])):
-            if not address.is_global or address.is_multicast or address.is_reserved or address.is_unspecified:
-                raise Forbidden(
-                    f"{host[:200]!r} has an address that is not public; the operator allows hosts by name "
-                    "(web.allowed_hosts)"
-                )
-
-
-def _meant(address: Any) -> list[Any]:
-    """The address, and those inside it: several kinds of IPv6 addresses lead to an IPv4 one."""
-    found = [address]
-    if address.version == 6:
-        inner = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
-        if address in _NAT64:
-            inner.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
-        found = [each for each in inner if each is not None] or found
-    return found
+    if not all(map(is_public, addresses)):
+        raise Forbidden(
+            f"{host[:200]!r} has an address that is not public; the operator allows hosts by name (web.allowed_hosts)"
+        )
 
 
 def _unpack(packed: bytes, most: int) -> bytes:

@@ -2,21 +2,15 @@
 
 A request without a session id is a run of its own, and still answers "test_id": the original lets all such callers
 share one namespace. A session id is its caller's own.
-
-Where it is cheap to know that a program cannot call tools, because it names none and nothing that could find one, it
-is not given any: most programs print something and end.
 """
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import contextlib
 import hashlib
-import re
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -29,38 +23,20 @@ from belljar.engine.execute import new_id
 from belljar.frontends.api.callers import Caller
 from belljar.frontends.api.dialects.fastapi import read_body, refuse, unprocessable
 from belljar.frontends.api.dialects.xmaster_feeds import Feed, Feeds, make_line
+from belljar.frontends.api.dialects.xmaster_programs import (
+    NOBODY,
+    open_session,
+    read_traceback,
+    wrap_cell,
+    wrap_program,
+)
 from belljar.frontends.api.replies import NO_SNIFFING, Refusal, encode_json, reply
 from belljar.frontends.api.request import Request
 from belljar.frontends.api.routing import Dialect
 from belljar.frontends.api.service import Service
 
-_NOBODY = "test_id"  # what a request without a session is said to be
 _WAIT_SECONDS = 600.0  # for a run to read about
 _LINES_MAX = 10_000
-_DYNAMIC = (
-    "tools",
-    "call_tool",
-    "globals",
-    "locals",
-    "vars",
-    "dir",
-    "eval",
-    "exec",
-    "getattr",
-    "builtins",
-    "import_module",
-)
-
-
-_NAMES = re.compile(rf"\b(?:open|input|current_dir|inform_handler|{'|'.join(_DYNAMIC)})\b")
-
-
-_SURROUNDINGS = re.compile(
-    r"__\w+__|\b(?:import|os|sys|exit|quit|breakpoint|SystemExit|KeyboardInterrupt|GeneratorExit"
-    rf"|open|input|current_dir|inform_handler|{'|'.join(_DYNAMIC)})\b"
-)
-#: A frame of such a program; below a frame that is "in" something stand source lines, which only a file has.
-_FRAME = re.compile(r'^  File "/work/main\.py", line (\d+(?:, in [^\n]*)?)((?:\n    [^\n]*)*)', re.MULTILINE)
 
 
 class ExecuteBody(Struct):
@@ -78,60 +54,6 @@ class PutBody(Struct):
     item: dict[str, Any]
 
 
-class _Strip(ast.NodeTransformer):
-    """Takes out what only readers and checkers of a file need."""
-
-    def visit(self, node: ast.AST) -> Any:
-        self.generic_visit(node)
-        if isinstance(node, ast.Module | ast.FunctionDef) and ast.get_docstring(node, clean=False) is not None:
-            node.body = node.body[1:] or [ast.Pass()]
-        if isinstance(node, ast.FunctionDef):
-            node.returns = None
-        if isinstance(node, ast.arg):
-            node.annotation = None
-        if isinstance(node, ast.AnnAssign) and node.value is not None:
-            return ast.copy_location(ast.Assign(targets=[node.target], value=node.value), node)
-        return None if isinstance(node, ast.ImportFrom) and node.module == "typing" else node
-
-
-def _namespace_source() -> str:
-    """What runs before a program, as short as it can be."""
-    tree = ast.parse(Path(__file__).with_name("xmaster_namespace.py").read_text("utf-8"))
-    return ast.unparse(ast.fix_missing_locations(_Strip().visit(tree)))
-
-
-_NAMESPACE = _namespace_source()
-
-#: A program of its own; `x` is compiled only where it is needed. As short as it can be: it is compiled for every run.
-_ONE_SHOT_HEAD = f"""\
-import os, sys
-e = os.dup(2)
-os.dup2(1, 2)
-m = sys.modules['session_{_NOBODY}'] = type(sys)('session_{_NOBODY}')
-m.os, m.sys = os, sys
-x = {_NAMESPACE!r}
-"""
-_WITH_NAMES = f"n = {{}}; exec(x, n); m.__dict__.update(n['make_names']('{_NOBODY}'))"
-_ONE_SHOT_MIDDLE = """
-try:
-    exec(compile("""
-_ONE_SHOT_TAIL = """, '<string>', 'exec', 0, True), m.__dict__)
-except BaseException as f:
-    n = {}
-    exec(x, n)
-    n['explain'](f, e)
-"""
-
-#: The first cell of a session.
-_OPENING = f"""\
-import sys
-_xmaster = sys.modules['_xmaster'] = type(sys)('_xmaster')
-exec({_NAMESPACE!r}, _xmaster.__dict__)
-_xmaster.names = _xmaster.make_names(_session_id)
-del _xmaster, _session_id
-"""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
     """One piece of code to run, and where."""
@@ -139,21 +61,20 @@ class _Asked:
     code: str
     seconds: int | None
     session_id: str | None  # None: nowhere in particular
+    key: str  # of the session
 
     @property
     def shown_id(self) -> str:
-        return _NOBODY if self.session_id is None else self.session_id
+        return NOBODY if self.session_id is None else self.session_id
 
 
 def _read(body: bytes) -> _Asked:
     asked = read_body(ExecuteBody, body)
     if not asked.code.strip():
         raise Refusal(400, "blank", "Code cannot be empty")
-    return _Asked(
-        code=asked.code,
-        seconds=asked.timeout,
-        session_id=None if asked.session_id is UNSET else asked.session_id,
-    )
+    session_id = None if asked.session_id is UNSET else asked.session_id
+    key = "" if session_id is None else _session_key(session_id)
+    return _Asked(code=asked.code, seconds=asked.timeout, session_id=session_id, key=key)
 
 
 class XMaster:
@@ -186,16 +107,14 @@ class XMaster:
         else:
             execution = await self._cell(service, caller, asked)
             sessions = service.engine.sessions
-            outcome = await sessions.run(
-                _owner(caller), _session_key(asked.session_id), execution, execution_id=execution_id
-            )
-        service.executed(execution, outcome)
+            outcome = await sessions.run(_owner(caller), asked.key, execution, execution_id=execution_id)
+        _count(service, caller, asked, execution, outcome)
         return _describe(asked, execution, outcome)
 
     async def _cell(self, service: Service, caller: Caller, asked: _Asked) -> Execution:
         """A cell of the session, which is opened if it is not there."""
         assert asked.session_id is not None
-        owner, id = _owner(caller), _session_key(asked.session_id)
+        owner, id = _owner(caller), asked.key
         sessions = service.engine.sessions
         try:
             state = sessions.get(owner, id)
@@ -206,9 +125,13 @@ class XMaster:
                 except NotFound:
                     state = await self._open(service, caller, id, asked.session_id)
             self._opening.pop((owner, id), None)
-        name = f"session_{asked.session_id}"
-        code = f"_ = __import__('_xmaster'); _.run({asked.code!r}, {name!r}, _.names)"
-        return admit_cell(caller.settings, state.limits, code, timeout=_seconds(caller, asked), caller=caller.name)
+        return admit_cell(
+            caller.settings,
+            state.limits,
+            wrap_cell(asked.code),
+            timeout=_seconds(caller, asked),
+            caller=caller.name,
+        )
 
     async def _open(self, service: Service, caller: Caller, id: str, session_id: str) -> Any:
         settings, owner = caller.settings, _owner(caller)
@@ -220,10 +143,13 @@ class XMaster:
             caller=owner,
         )
         sessions = service.engine.sessions
-        opening = f"_session_id = {session_id!r}\n{_OPENING}"
-        with contextlib.suppress(SessionExists):
-            await sessions.open(order)
-        await sessions.run(owner, id, admit_cell(settings, order.limits, opening, caller=caller.name))
+        owners = owner, caller.owner
+        with (
+            contextlib.suppress(SessionExists),
+            caller.opening(1, lambda: [each for one in owners for each in sessions.list(one)]),
+        ):
+            service.telemetry.opened(caller.name, await sessions.open(order))
+        await sessions.run(owner, id, admit_cell(settings, order.limits, open_session(session_id), caller=caller.name))
         return sessions.get(owner, id)
 
     # ---- in the background
@@ -260,7 +186,7 @@ class XMaster:
             events = service.engine.stream(execution)
         else:
             execution = await self._cell(service, caller, asked)
-            events = service.engine.sessions.stream(_owner(caller), _session_key(asked.session_id), execution)
+            events = service.engine.sessions.stream(_owner(caller), asked.key, execution)
         async with contextlib.aclosing(events):
             async for event in events:
                 if isinstance(event, ToolCalled):
@@ -272,7 +198,7 @@ class XMaster:
                     told = {event.call.tool: answer if event.call.ok else None}
                     feed.put(make_line("tool_result", "running", told))
                 elif isinstance(event, Finished):
-                    service.executed(execution, event.outcome)
+                    _count(service, caller, asked, execution, event.outcome)
                     return _describe(asked, execution, event.outcome)
         raise AssertionError("a stream ends with its outcome")
 
@@ -399,35 +325,16 @@ def _tools(service: Service, caller: Caller) -> tuple[str, ...]:
 
 
 def _one_shot(service: Service, caller: Caller, asked: _Asked) -> Execution:
-    names = _tools(service, caller)
-    if names and not re.search(rf"\b(?:{'|'.join((*names, *_DYNAMIC))})\b", asked.code):
-        names = ()
-    if not names and is_plain(asked.code):
-        code = asked.code
+    code, tools = wrap_program(asked.code, _tools(service, caller))
+    return admit(caller.settings, code, timeout=_seconds(caller, asked), tools=tools, caller=caller.name)
+
+
+def _count(service: Service, caller: Caller, asked: _Asked, execution: Execution, outcome: Outcome) -> None:
+    if asked.session_id is None:
+        service.executed(execution, outcome)
     else:
-        wants_names = bool(names) or _NAMES.search(asked.code) is not None
-        head = _ONE_SHOT_HEAD + (_WITH_NAMES if wants_names else "")
-        code = f"{head}{_ONE_SHOT_MIDDLE}{asked.code!r}{_ONE_SHOT_TAIL}"
-    return admit(caller.settings, code, timeout=_seconds(caller, asked), tools=names, caller=caller.name)
-
-
-def is_plain(code: str) -> bool:
-    """Whether a program can tell its surroundings from those of `python main.py` by nothing but its traceback.
-
-    It then runs as that, and `read_traceback` does the rest. With no import and none of these words it has no way to
-    write to standard error, to exit, or to reach what the original puts around it.
-    """
-    return _SURROUNDINGS.search(code) is None
-
-
-def read_traceback(stderr: str) -> str:
-    """The traceback of a program that ran as /work/main.py, as if it had been the text "<string>"."""
-
-    def rename(found: re.Match[str]) -> str:
-        source = "" if ", in " in found[1] else found[2]
-        return f'  File "<string>", line {found[1]}{source}'
-
-    return _FRAME.sub(rename, stderr).replace('"/work/main.py"', '"<string>"')  # those within groups, too
+        service.health.ran()
+        service.telemetry.ran_cell(caller.name, asked.key, execution, outcome)
 
 
 def _seconds(caller: Caller, asked: _Asked) -> float:

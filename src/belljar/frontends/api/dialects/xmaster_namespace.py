@@ -17,15 +17,23 @@ from typing import Any
 _STREAMING = ("browse_master", "info_master", "intern_s1")
 
 
-def run(source: str, name: str, names: dict[str, Any]) -> None:
-    """Run the next piece of a session. `xmaster.py` has the same in short, for a program of its own."""
-    if name not in sys.modules:
-        sys.modules[name] = type(sys)(name)
-        sys.modules[name].__dict__.update(names, os=os, sys=sys)
+module: Any = None  # of a session
+
+
+def prepare(session_id: str) -> None:
+    """Make the module that all pieces of a session run in."""
+    global module
+    name = f"session_{session_id}"
+    module = sys.modules[name] = type(sys)(name)
+    module.__dict__.update(make_names(session_id), os=os, sys=sys)
+
+
+def run(source: str) -> None:
+    """Run the next piece of a session. `xmaster_programs.py` has the same in short, for a program of its own."""
     aside = os.dup(2)
     os.dup2(1, 2)
     try:
-        exec(compile(source, "<string>", "exec", 0, True), sys.modules[name].__dict__)
+        exec(compile(source, "<string>", "exec", 0, True), module.__dict__)
     except BaseException as error:  # noqa: BLE001  (whatever the program raises)
         explain(error, aside)
     finally:

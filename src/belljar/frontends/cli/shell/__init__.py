@@ -10,7 +10,7 @@ from belljar.contract.errors import CallerError
 from belljar.engine.admission import admit_session
 from belljar.environments import Environments
 from belljar.frontends.cli import terminal
-from belljar.frontends.cli.options import define_walls, load_settings
+from belljar.frontends.cli.options import define_network, define_walls, load_settings
 from belljar.frontends.cli.run import for_one_environment, read_files, split_variable
 from belljar.frontends.cli.shell.keyboard import editing
 from belljar.frontends.cli.shell.places import Here, Loop, Place, There
@@ -56,6 +56,7 @@ def define(parser: argparse.ArgumentParser) -> None:
         help="a file for its work directory, under its own name or at PATH",
     )
     given.add_argument("--environment", metavar="NAME", default="default", help="guest environment (see belljar env)")
+    define_network(given)
     used = parser.add_argument_group("what it may use")
     used.add_argument("--timeout", metavar="SECONDS", type=float, help="wall-clock time of each cell")
     used.add_argument("--memory", metavar="MB", type=float, help="memory of the session, all its processes together")
@@ -110,6 +111,7 @@ def _find_place(settings: Settings, options: argparse.Namespace) -> Place:
                 "environment": options.environment,
                 "limits": named,
                 "env": env,
+                "network": options.network,
                 "files": files,
             },
         )
@@ -119,6 +121,7 @@ def _find_place(settings: Settings, options: argparse.Namespace) -> Place:
         environment=options.environment,
         limits=named,
         env=env,
+        network=options.network,
         files=files,
     )
     # Nobody else is here whom an idle session could be in the way of.

@@ -6,7 +6,7 @@ import contextlib
 import shlex
 import signal
 from collections.abc import AsyncGenerator, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
@@ -38,15 +38,27 @@ Ctrl-C interrupts the cell that runs. A blank line ends a block."""
 
 
 @dataclass(slots=True)
+class _State:
+    """A live session."""
+
+    live: Live
+    next_cell: int
+    is_ours: bool = True  # one that we only joined is not ours to close
+
+
+@dataclass(slots=True)
 class _Seat:
     """A session of this shell, by the number it has here."""
 
     number: int
-    live: Live
+    state: _State
     parent: int | None
     limits: Limits
-    next_cell: int = 1
-    is_ours: bool = True  # one that we only joined is not ours to close
+    trail: list[_State] = field(default_factory=list)  # as it was before the last cells, the newest last
+
+    @property
+    def live(self) -> Live:
+        return self.state.live
 
 
 class Prompt:
@@ -61,7 +73,6 @@ class Prompt:
         self._keeps_states = keeps_states
         self._timeout: float | None = None
         self._seats: dict[int, _Seat] = {}
-        self._trail: list[_Seat] = []  # states before the last cells, the newest last
         self._last_number = 0
         self._has_failed = False
         self.commands: dict[str, Callable[[list[str]], object]] = {
@@ -82,7 +93,7 @@ class Prompt:
         opening = self._place.open() if session_id is None else self._place.attach(session_id)
         live = self._loop.do(opening)
         self._now = self._take_seat(live, None)
-        self._now.is_ours = session_id is None
+        self._now.state.is_ours = session_id is None
         self._cell = Cell(self._loop.do(live.state()).language)
         if self._screen.is_terminal:
             print(f"session {self._now.live.id} · :help lists commands, Ctrl-D leaves")
@@ -110,14 +121,14 @@ class Prompt:
 
     def leave(self) -> None:
         """Close every session that is ours."""
-        for seat in [*self._seats.values(), *self._trail]:
-            if seat.is_ours:
+        for seat in self._seats.values():
+            for state in (seat.state, *seat.trail):
                 with contextlib.suppress(BelljarError):
-                    self._loop.do(seat.live.close())
+                    self._close_state(state)
 
     def _prompt(self) -> str:
         session = f"{self._now.number}|" if len(self._seats) > 1 else ""
-        return self._screen.prompt(self._now.next_cell, session, self._cell.is_begun)
+        return self._screen.prompt(self._now.state.next_cell, session, self._cell.is_begun)
 
     # ---- cells
 
@@ -126,7 +137,7 @@ class Prompt:
             return
         try:
             if self._keeps_states:
-                self._step_aside()
+                self._remember()
             outcome = self._watch(code)
         except KeyboardInterrupt:
             print()
@@ -146,7 +157,7 @@ class Prompt:
     def _watch(self, code: str) -> Outcome | None:
         """Run a cell and show what it does; None when it was given up."""
         live = self._now.live
-        self._screen.begin(self._now.next_cell)
+        self._screen.begin(self._now.state.next_cell)
         events = live.stream(code, self._timeout)
         with self._interrupting(live) as is_given_up:
             while not is_given_up():
@@ -165,7 +176,8 @@ class Prompt:
                 elif isinstance(event, Display):
                     self._screen.display(event)
                 elif isinstance(event, Finished):
-                    self._now.next_cell = (event.outcome.cell or self._now.next_cell) + 1
+                    state = self._now.state
+                    state.next_cell = (event.outcome.cell or state.next_cell) + 1
                     self._screen.finish(event.outcome, self._now.limits)
                     return event.outcome
         self._loop.do(_end(events))
@@ -200,11 +212,12 @@ class Prompt:
 
     def _replace(self) -> None:
         """The session is gone: go on in the state before, in another, or in a new one."""
-        del self._seats[self._now.number]
-        if self._trail:
-            self._sit_down(self._trail.pop())
+        if self._now.trail:
+            self._now.state = self._now.trail.pop()
             self._screen.say("back to the state before that cell")
-        elif self._seats:
+            return
+        del self._seats[self._now.number]
+        if self._seats:
             self._now = next(reversed(self._seats.values()))
             self._screen.say(f"now in session {self._now.number}")
         else:
@@ -218,44 +231,41 @@ class Prompt:
         state = self._loop.do(live.state())
         seat = _Seat(
             number=self._last_number,
-            live=live,
+            state=_State(live, state.cells + 1),
             parent=None if parent is None else parent.number,
             limits=state.limits,
-            next_cell=state.cells + 1,
         )
         self._seats[seat.number] = seat
         return seat
 
-    def _sit_down(self, seat: _Seat) -> None:
-        self._seats[seat.number] = seat
-        self._now = seat
+    def _remember(self) -> None:
+        """Keep a copy of the state before a cell. A session that is not ours is left alone: the cell runs in the copy.
 
-    def _step_aside(self) -> None:
-        """Go on in a branch; the state before the cell is kept."""
-        before = self._now
+        What runs on is the original wherever that may be: branches of branches can only be made so often.
+        """
+        now = self._now.state
         try:
-            live = self._loop.do(before.live.branch(reseed=False))
+            copy = _State(self._loop.do(now.live.branch(reseed=False)), now.next_cell)
         except CannotBranch as error:
-            if not before.is_ours:
+            if not now.is_ours:
                 raise CallerError(
                     f"not run, since it would change a session of somebody else: {error.message}"
                 ) from error
             self._screen.say(f"this cell cannot be undone: {error.message}")
             return
-        del self._seats[before.number]
-        self._trail.append(before)
-        self._now = self._take_seat(live, before)
-        if len(self._trail) > _TRAIL_MAX:
-            self._close_seat(self._trail.pop(0))
+        kept, self._now.state = (copy, now) if now.is_ours else (now, copy)
+        self._now.trail.append(kept)
+        if len(self._now.trail) > _TRAIL_MAX:
+            self._close_state(self._now.trail.pop(0))
 
     def _go_back(self, words: list[str]) -> None:
-        count = _number(words, 1)
-        if not self._trail:
+        count, seat = _number(words, 1), self._now
+        if not seat.trail:
             raise CallerError("there is no state to go back to; start with belljar shell --branch")
-        for _ in range(min(count, len(self._trail))):
-            self._close_seat(self._now)
-            self._sit_down(self._trail.pop())
-        self._screen.say(f"before cell {self._now.next_cell} again")
+        for _ in range(min(count, len(seat.trail))):
+            self._close_state(seat.state)
+            seat.state = seat.trail.pop()
+        self._screen.say(f"before cell {seat.state.next_cell} again")
 
     def _branch(self, words: list[str]) -> None:
         for _ in range(_number(words, 1)):
@@ -269,16 +279,18 @@ class Prompt:
 
     def _close(self, words: list[str]) -> None:
         seat = self._find(_number(words, self._now.number))
-        self._close_seat(seat)
+        while seat.trail:
+            self._close_state(seat.trail.pop())
+        self._close_state(seat.state)
         if seat is self._now:
-            self._seats[seat.number] = seat
             self._replace()
+        else:
+            del self._seats[seat.number]
 
-    def _close_seat(self, seat: _Seat) -> None:
-        self._seats.pop(seat.number, None)
-        if seat.is_ours:
+    def _close_state(self, state: _State) -> None:
+        if state.is_ours:
             with contextlib.suppress(NotFound):
-                self._loop.do(seat.live.close())
+                self._loop.do(state.live.close())
 
     def _find(self, number: int) -> _Seat:
         if number not in self._seats:

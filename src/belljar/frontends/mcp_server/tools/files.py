@@ -52,14 +52,14 @@ async def upload_file(call: Call, asked: UploadFile) -> Json:
     """A file into a session."""
     content = GivenFile(path=asked.path, content=asked.content, encoding=asked.encoding).read("upload_file")
     sessions = await call.sessions()
-    await call.wait(sessions.write_file(call.caller.name, asked.session_id, asked.path, content))
+    await call.wait(sessions.write_file(call.caller.owner, asked.session_id, asked.path, content))
     return say(f"{asked.path}: {len(content)} bytes written")
 
 
 async def download_file(call: Call, asked: DownloadFile) -> Json:
     """A file out of a session."""
     sessions = await call.sessions()
-    content = await call.wait(sessions.read_file(call.caller.name, asked.session_id, asked.path))
+    content = await call.wait(sessions.read_file(call.caller.owner, asked.session_id, asked.path))
     if len(content) > EMBEDDED_BYTES:
         return say(
             f"{asked.path} has {len(content)} bytes, and at most {EMBEDDED_BYTES} can be returned; read it in pieces "
@@ -73,7 +73,7 @@ async def download_file(call: Call, asked: DownloadFile) -> Json:
 async def list_files(call: Call, asked: ListFiles) -> Json:
     """What a session's work directory holds."""
     sessions = await call.sessions()
-    files = await call.wait(sessions.list_files(call.caller.name, asked.session_id))
+    files = await call.wait(sessions.list_files(call.caller.owner, asked.session_id))
     listed = [{"path": each.path, "bytes": each.size_bytes, "modified_at": rfc3339(each.modified_at)} for each in files]
     text = "\n".join(f"{each['path']} ({each['bytes']} bytes)" for each in listed) or "there are no files"
     return say(text, {"files": listed} if call.offer.is_structured else None)

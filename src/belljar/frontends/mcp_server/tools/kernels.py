@@ -50,7 +50,7 @@ async def execute_python_code(call: Call, asked: ExecutePython) -> Json:
 async def list_active_sessions(call: Call, asked: Nothing) -> Json:
     """All of this caller's."""
     sessions = await call.sessions()
-    states = sessions.list(call.caller.name)
+    states = sessions.list(call.caller.owner)
     shown = {
         each.id: {
             "created_at": each.created_at,
@@ -67,7 +67,7 @@ async def terminate_session(call: Call, asked: TerminateSession) -> Json:
     """The end of one."""
     sessions = await call.sessions()
     try:
-        await call.wait(sessions.close(call.caller.name, asked.session_id))
+        await call.wait(sessions.close(call.caller.owner, asked.session_id))
     except NotFound:
         return _tell(call, {"error": f"Session {asked.session_id[:200]} not found"})
     return _tell(call, {"message": f"Session {asked.session_id} terminated"})
@@ -77,7 +77,7 @@ async def _find_or_open(call: Call, session_id: str) -> SessionState:
     sessions = await call.sessions()
     if session_id:
         try:
-            return sessions.get(call.caller.name, session_id)
+            return sessions.get(call.caller.owner, session_id)
         except NotFound:
             pass  # unknown, or its process has died: either way there is to be one of that name
     order = admit_session(
@@ -85,10 +85,10 @@ async def _find_or_open(call: Call, session_id: str) -> SessionState:
         id=session_id,
         environment=call.offer.environment_of("python"),
         env=call.offer.env,
-        network=call.offer.network,
-        caller=call.caller.name,
+        network=call.has_network,
+        caller=call.caller.owner,
     )
-    return await call.wait(sessions.open(order))
+    return await call.open_session(order)
 
 
 def _result(outcome: Outcome, session_id: str) -> Json:

@@ -69,7 +69,7 @@ async def run_code(call: Call, asked: RunCode) -> Json:
     if asked.stdin:
         raise InvalidExecution("stdin cannot be given to a session's cell; write it to a file instead", field="stdin")
     sessions = await call.sessions()
-    state = sessions.get(call.caller.name, asked.session_id)
+    state = sessions.get(call.caller.owner, asked.session_id)
     cell = admit_cell(
         call.caller.settings,
         state.limits,
@@ -79,7 +79,7 @@ async def run_code(call: Call, asked: RunCode) -> Json:
         caller=call.caller.name,
     )
     for file in files:
-        await call.wait(sessions.write_file(call.caller.name, state.id, file.path, file.content))
+        await call.wait(sessions.write_file(call.caller.owner, state.id, file.path, file.content))
     outcome = await call.run_cell(state.id, cell)
     return show(outcome, state.id, is_structured=call.offer.is_structured)
 
@@ -110,11 +110,12 @@ def prepare(
         artifacts=asked.artifacts if asked else (),
         timeout=asked.timeout if asked else None,
         limits=limits,
+        network=call.has_network,
         caller=call.caller.name,
     )
     environment = call.offer.environment_of(execution.language)
-    if environment != "default" or call.offer.network:
-        execution = dataclasses.replace(execution, environment=environment, network=call.offer.network)
+    if environment != "default":
+        execution = dataclasses.replace(execution, environment=environment)
     return execution
 
 

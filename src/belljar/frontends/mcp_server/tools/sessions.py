@@ -79,19 +79,17 @@ async def open_session(call: Call, asked: OpenSession) -> Json:
         memory_mb=asked.memory_mb,
         idle_seconds=asked.idle_seconds,
         env=call.offer.env,
-        network=call.offer.network,
+        network=call.has_network,
         files=[File(path=each.path, content=each.read(f"files[{at}]")) for at, each in enumerate(asked.files)],
-        caller=call.caller.name,
+        caller=call.caller.owner,
     )
-    sessions = await call.sessions()
-    state = await call.wait(sessions.open(order))
+    state = await call.open_session(order)
     return _show(call, state, f"session_id: {state.id}\nPass it to run_code; it is closed at {_end(state)} if unused.")
 
 
 async def branch_session(call: Call, asked: BranchSession) -> Json:
     """Copies of a live session."""
-    sessions = await call.sessions()
-    copies = await call.wait(sessions.branch(call.caller.name, asked.session_id, asked.count))
+    copies = await call.branch_session(asked.session_id, asked.count)
     structured = {"sessions": [state.as_json() for state in copies]} if call.offer.is_structured else None
     return say("\n".join(f"session_id: {state.id}" for state in copies), structured)
 
@@ -99,7 +97,7 @@ async def branch_session(call: Call, asked: BranchSession) -> Json:
 async def close_session(call: Call, asked: CloseSession) -> Json:
     """The end of a session."""
     sessions = await call.sessions()
-    await call.wait(sessions.close(call.caller.name, asked.session_id))
+    await call.wait(sessions.close(call.caller.owner, asked.session_id))
     return say(f"session {asked.session_id} is closed")
 
 

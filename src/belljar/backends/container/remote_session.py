@@ -1,0 +1,201 @@
+"""A session behind another kernel: a session as any, but that its guest is at the other end of lines.
+
+What cannot be reached by a line is asked of the steward: files of the work directory, an interrupt, the end. There is
+no cgroup and no pidfd, so nothing counts a cell's memory and processor, and it cannot be branched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import itertools
+import os
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any, cast
+
+from belljar import channel
+from belljar.backends.container.lines import Lines, Send
+from belljar.backends.local.bodies import Body, Family
+from belljar.backends.local.session import LocalSession
+from belljar.backends.local.turn import End
+from belljar.contract.errors import CannotBranch
+from belljar.contract.files import check_relative_path
+from belljar.contract.sessions import LiveSession
+from belljar.jail import workdir, workfiles
+
+_SILENCE_SECONDS = 30.0
+_WORKS: Mapping[Callable[..., Any], str] = {
+    workfiles.entries: "list",
+    workfiles.read: "read",
+    workfiles.write: "write",
+    workfiles.delete: "delete",
+}
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class RemoteBody(Body):
+    """The guest, and all lines to it."""
+
+    def __init__(self, number: int, send: Send, world: Any, forget: Callable[[], None]) -> None:
+        self.number = number
+        self.is_out_of_memory = False
+        self.family = cast(Family, SimpleNamespace(world=world))  # the rest of a family lives in a cell
+        self.cgroup = None
+        self.ended = lambda status: None
+        self.memory_event = lambda: None
+        self._send = send
+        self._forget = forget
+        self._has_gone = asyncio.Event()
+        self._questions = itertools.count(1)
+        self._asked: dict[int, asyncio.Future[tuple[dict[str, Any], bytes]]] = {}
+        self.lines = Lines(number, send)
+        self.channel, theirs = channel.pair()
+        self.channel.setblocking(False)
+        self.stdout, stdout = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self.stderr, stderr = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        kinds, _ = self.lines.lend([theirs.fileno(), stdout, stderr])
+        theirs.close()
+        os.close(stdout)
+        os.close(stderr)
+        self.numbers = dict(zip(("channel", "stdout", "stderr"), (each["line"] for each in kinds), strict=True))
+
+    def hear(self, message: dict[str, Any], blob: bytes) -> None:
+        """One frame of the steward's."""
+        if "line" in message:
+            self.lines.hear(message, blob)
+        elif "asked" in message:
+            answer = self._asked.pop(message["asked"], None)
+            if answer is not None and not answer.done():
+                answer.set_result((message, blob))
+        elif message.keys() & {"ended", "failed", "lost"}:
+            ended = message.get("ended") or {}
+            self.is_out_of_memory = bool(ended.get("out_of_memory"))
+            self._end(ended.get("status"))
+
+    def _end(self, status: int | None) -> None:
+        if not self._has_gone.is_set():
+            self._has_gone.set()
+            for answer in list(self._asked.values()):
+                answer.cancel()
+            self.ended(status)
+
+    async def ask(self, work: dict[str, Any], blob: bytes = b"") -> tuple[dict[str, Any], bytes]:
+        """Have something done to its files."""
+        number = next(self._questions)
+        answer: asyncio.Future[tuple[dict[str, Any], bytes]] = asyncio.get_running_loop().create_future()
+        self._asked[number] = answer
+        self._send({"do": "file", "run": self.number, "asked": number, **work}, blob)
+        try:
+            async with asyncio.timeout(_SILENCE_SECONDS):
+                return await answer
+        finally:
+            self._asked.pop(number, None)
+
+    def interrupt(self) -> None:
+        """SIGINT to its process."""
+        self._send({"do": "interrupt", "run": self.number}, b"")
+
+    def kill(self) -> None:
+        """End everyone in it."""
+        if not self._has_gone.is_set():
+            self._send({"do": "kill", "run": self.number}, b"")
+
+    async def gone(self) -> None:
+        """Wait until everyone who was killed is dead; a steward that does not see to it goes with its container."""
+        try:
+            async with asyncio.timeout(_SILENCE_SECONDS):
+                await self._has_gone.wait()
+        except TimeoutError:
+            self.family.world.unstick()  # type: ignore[call-arg]
+            self._end(None)
+
+    async def release(self) -> None:
+        """Everyone is dead and everything was read."""
+        self.lines.close()
+        self.channel.close()
+        os.close(self.stdout)
+        os.close(self.stderr)
+        self._send({"do": "done", "run": self.number}, b"")
+        self._forget()
+
+
+class RemoteSession(LocalSession):
+    """An interpreter that stays, in a container with a kernel of its own."""
+
+    _body: RemoteBody
+
+    def _hear_first_word(self, message: Mapping[str, Any], descriptors: list[int]) -> None:
+        if len(descriptors) == 3:  # stand for its directories; there is no pidfd
+            descriptors = [*descriptors, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)]
+        super()._hear_first_word(message, descriptors)
+
+    def _judge(self, status: int | None) -> str:
+        return "memory" if self._body.is_out_of_memory else super()._judge(status)
+
+    def _describe_end(self, reason: str, status: int | None) -> End:
+        return super()._describe_end(reason, status)._replace(oom_kills=int(reason == "memory"))
+
+    def signal_interrupt(self) -> None:
+        """SIGINT to the guest's own process."""
+        self._body.interrupt()
+
+    async def branch(self, reseed: bool = True) -> LiveSession:
+        """Not here: a branch needs a place made for it, with namespaces that older gVisors do not have."""
+        self._check_alive()
+        raise CannotBranch("sessions under a kernel of their own cannot be branched")
+
+    async def _on_work_dir(self, work: Callable[..., Any], *args: Any) -> Any:
+        self._check_alive()
+        if work is workdir.collect:
+            return await self._collect(*args)
+        order: dict[str, Any] = {"work": _WORKS[work]}
+        blob = b""
+        if args:
+            order["path"] = args[0]
+        if work is workfiles.read:
+            order["bytes_max"] = args[1]
+        elif work is workfiles.write:
+            blob = args[1]
+        answer, content = await self._ask(order, blob)
+        if work is workfiles.read:
+            if len(content) > args[1]:
+                raise workdir.TooMuch(f"{args[0]}: more than the {args[1]:,} bytes that are returned")
+            return content
+        return _entries(answer)
+
+    async def _ask(self, order: dict[str, Any], blob: bytes = b"") -> tuple[dict[str, Any], bytes]:
+        try:
+            answer, content = await self._body.ask(order, blob)
+        except (asyncio.CancelledError, TimeoutError):
+            self._check_alive()  # it has ended while we waited
+            raise
+        if "error" in answer:
+            reason = str(answer.get("reason"))
+            raise workfiles.NoRoom(reason) if answer["error"] in _NO_ROOM else workfiles.NotThere(reason)
+        return answer, content
+
+    async def _collect(self, is_wanted: Callable[[str], bool], count: int, bytes_max: int) -> list[tuple[str, bytes]]:
+        answer, _ = await self._ask({"work": "list"})
+        paths = [entry.path for entry in _entries(answer) if is_wanted(entry.path)]
+        if len(paths) > count:
+            raise workdir.TooMuch(f"{len(paths)} files match, at most {count} can be returned")
+        found, left = [], bytes_max
+        for path in paths:
+            try:
+                _, content = await self._ask({"work": "read", "path": path, "bytes_max": left})
+            except workfiles.NotThere:
+                continue  # gone meanwhile
+            left -= len(content)
+            if left < 0:
+                raise workdir.TooMuch("more bytes than can be returned")
+            found.append((path, content))
+        return found
+
+
+def _entries(answer: Mapping[str, Any]) -> list[workfiles.Entry]:
+    """What the steward lists. It is no more to be trusted than the container it is in."""
+    found = [workfiles.Entry(str(path), int(size), float(at)) for path, size, at in answer.get("found") or ()]
+    for entry in found:
+        check_relative_path(entry.path)
+    return found

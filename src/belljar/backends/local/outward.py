@@ -1,0 +1,103 @@
+"""The way out of one program or session: a listener on its own loopback, handed to the process that goes out."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from belljar.backends.local.world import World
+from belljar.contract.errors import JailSetupFailed, SandboxFault, ZygoteDied
+from belljar.contract.execution import Evidence, NetworkUse
+from belljar.egress.handle import Egress, EgressLost, OpenPassage
+from belljar.jail import policy
+from belljar.settings import NetworkSettings
+
+_ANY_PORT = 0
+_CERTIFICATES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS")  # OpenSSL, requests and pip, Node
+_STAYS_AT_HOME = "localhost,127.0.0.1,::1"
+
+
+class WaysOut:
+    """Opens ways out. Belongs to one sandbox, and to its event loop."""
+
+    def __init__(self, settings: NetworkSettings, uid_base: int, landlock_version: int) -> None:
+        self._egress = Egress(
+            {
+                "rules": {
+                    name: getattr(settings, name) for name in ("ports", "allow", "deny", "allow_private", "hosts")
+                },
+                "bounds": {
+                    name: getattr(settings, name)
+                    for name in ("connections", "connections_at_once", "total_bytes", "connect_seconds", "idle_seconds")
+                },
+                "uid": uid_base + policy.EGRESS_UID if os.geteuid() == 0 else None,
+                "landlock_version": landlock_version,
+            }
+        )
+
+    async def open(self, world: World, place: int, port: int = _ANY_PORT) -> WayOut:
+        """For whoever lives in the network namespace of `place`, a process or the namespace itself.
+
+        Raises:
+            JailSetupFailed: there is none to be had.
+        """
+        port, listener = await world.listen(place, port)
+        try:
+            return WayOut(self, world, port, await self._egress.open(listener))
+        except EgressLost as error:
+            raise JailSetupFailed("network", str(error)) from error
+        finally:
+            os.close(listener)
+
+    async def close(self) -> None:
+        """End every connection."""
+        await self._egress.close()
+
+    def facts(self) -> Mapping[str, Any]:
+        """Numbers for monitoring."""
+        return {f"network_{name}": count for name, count in self._egress.counts.items()}
+
+
+class WayOut:
+    """Open as long as its program or session lives. Close it, whatever happens."""
+
+    def __init__(self, ways: WaysOut, world: World, port: int, passage: OpenPassage) -> None:
+        self._ways = ways
+        self._world = world
+        self._port = port
+        self._passage = passage
+
+    def equip(self, env: Mapping[str, str]) -> dict[str, str]:
+        """These variables, and those by which programs find a proxy."""
+        proxy = f"http://127.0.0.1:{self._port}"
+        named = {"http_proxy": proxy, "https_proxy": proxy, "all_proxy": proxy, "no_proxy": _STAYS_AT_HOME}
+        upper = {name.upper(): value for name, value in named.items()}
+        certificates = dict.fromkeys(_CERTIFICATES, path) if (path := self._world.certificates) else {}
+        return {**named, **upper, **certificates, "NODE_USE_ENV_PROXY": "1", **env}
+
+    async def complete(self, evidence: Evidence) -> Evidence:
+        """The evidence of a program, or of a cell, with what it used."""
+        return dataclasses.replace(evidence, network=NetworkUse(**await self._passage.renew()))
+
+    async def finish(self, evidence: Evidence) -> Evidence:
+        """The same at the end: nothing is open when this returns."""
+        return dataclasses.replace(evidence, network=NetworkUse(**await self._passage.close()))
+
+    async def forbid_repeating(self, error: ZygoteDied) -> None:
+        """A program whose guest was lost is run again, but not once it has reached somebody: it would do so twice."""
+        if (await self._passage.close()).get("connections", 1):
+            raise SandboxFault("the program was lost after it had used the network, so it was not run again") from error
+
+    async def branch(self, place: int) -> WayOut:
+        """One for a copy of the session, which has the variables already: at the same port of its own loopback."""
+        return await self._ways.open(self._world, place, self._port)
+
+    async def close(self) -> None:
+        """End every connection, and wait for that."""
+        await self._passage.close()
+
+    def drop(self) -> None:
+        """End every connection soon."""
+        self._passage.drop()

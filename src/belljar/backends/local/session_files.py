@@ -1,0 +1,92 @@
+"""The files of a live session, as its caller sees them: beneath the work directory's descriptor, following no link."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from belljar.contract.artifacts import compile_globs
+from belljar.contract.errors import FileNotInSession, TooLarge, UnsafePath
+from belljar.contract.execution import Execution
+from belljar.contract.files import File, check_relative_path
+from belljar.contract.sessions import WorkFile
+from belljar.jail import workdir, workfiles
+from belljar.settings import RequestSettings
+
+
+class SessionFiles(ABC):
+    """Reads and writes while the program runs, and may plant what it likes."""
+
+    def __init__(self, bounds: RequestSettings, owner: int | None) -> None:
+        self._bounds = bounds
+        self._owner = owner  # host uid of the program's files; None: our own
+
+    @abstractmethod
+    def _work_dir(self) -> int:
+        """The work directory's descriptor, of which a copy is used. Raises SessionEnded."""
+
+    async def write_file(self, path: str, content: bytes) -> None:
+        """Make or replace a file in the work directory."""
+        path = check_relative_path(path)
+        if len(content) > self._bounds.files_bytes:
+            raise TooLarge(f"{path}: {len(content):,} bytes are more than the {self._bounds.files_bytes:,} taken here")
+        try:
+            await self._on_work_dir(workfiles.write, path, content, self._owner)
+        except workfiles.NoRoom as error:
+            raise TooLarge(f"{path} cannot be written: {error}; remove files or ask for more disk_mb") from None
+        except workfiles.NotThere:
+            raise UnsafePath(f"{path}: something that is no directory, or a link, is in the way", path=path) from None
+
+    async def read_file(self, path: str) -> bytes:
+        """The content of a regular file in the work directory."""
+        path = check_relative_path(path)
+        try:
+            content: bytes = await self._on_work_dir(workfiles.read, path, self._bounds.files_bytes)
+        except workfiles.NotThere:
+            raise FileNotInSession(f"the session has no regular file {path!r}", path=path) from None
+        except workdir.TooMuch as error:
+            raise TooLarge(f"{error}; make it smaller, or split it") from None
+        return content
+
+    async def delete_file(self, path: str) -> None:
+        """Remove a file of the work directory."""
+        path = check_relative_path(path)
+        try:
+            await self._on_work_dir(workfiles.delete, path)
+        except workfiles.NotThere:
+            raise FileNotInSession(f"the session has no file {path!r}", path=path) from None
+
+    async def list_files(self) -> Sequence[WorkFile]:
+        """Regular files of the work directory, at any depth, in order of their paths."""
+        try:
+            found = await self._on_work_dir(workfiles.entries)
+        except workdir.TooMuch as error:
+            raise TooLarge(str(error)) from None
+        return [WorkFile(path=path, size_bytes=size, modified_at=at) for path, size, at in found]
+
+    async def collect(self, cell: Execution) -> tuple[File, ...]:
+        """The files that the globs of a cell match now."""
+        matches = compile_globs(cell.artifacts).fullmatch
+        bounds = self._bounds
+        try:
+            found = await self._on_work_dir(
+                workdir.collect, lambda path: matches(path) is not None, bounds.file_count, bounds.files_bytes
+            )
+        except workdir.TooMuch as error:
+            raise TooLarge(f"artifacts: {error}; ask for fewer", field="artifacts") from None
+        return tuple(File(path=path, content=content) for path, content in found)
+
+    async def _on_work_dir(self, work: Callable[..., Any], *args: Any) -> Any:
+        """In a thread: the program may have made a tree that takes its time. With a descriptor that nobody closes."""
+        root = os.dup(self._work_dir())
+
+        def on_thread() -> Any:
+            try:
+                return work(root, *args)
+            finally:
+                os.close(root)
+
+        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, on_thread))

@@ -1,0 +1,212 @@
+"""Sessions of the kernel server: made by naming them, replaced when they have ended, listed, interrupted.
+
+Its clients count on a session being there once it is named, so one that has ended (a crash, `exit()`, its memory) is
+replaced by a fresh one of the same name; and where the server is full, the caller's own session that was unused for
+longest makes room, never somebody else's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from belljar.contract.errors import CallerError, NotFound, SessionExists, TooManySessions
+from belljar.contract.files import File
+from belljar.contract.sessions import SessionState, WorkFile
+from belljar.engine.admission import admit_session
+from belljar.frontends.api.dialects.fastapi import read_body
+from belljar.frontends.api.replies import Refusal, encode_json, reply
+from belljar.frontends.api.request import Request
+from belljar.frontends.api.schemas import FileBody, as_file
+from belljar.frontends.api.service import Service
+
+_WORK_DIR = "/work"  # as a program sees it
+_PLAIN = re.compile(rb"[A-Za-z0-9._-]")
+_ODD_START = "0~~"  # before a name that does not start with a letter or digit; no escape looks like this
+_REPLACED_MAX = 8  # sessions that one request may push out, if others open theirs meanwhile
+
+
+class UploadBody(Struct):
+    """A file for a new session: its content; the original takes an address to fetch it from."""
+
+    url: str | None = None
+    path: str | None = None
+    filename: str | None = None
+    content: str | None = None
+    encoding: str = "utf-8"
+
+
+class SessionBody(Struct):
+    """The body of POST /sessions."""
+
+    session_id: str | None = None
+    file_urls: list[str] | None = None
+    files: list[UploadBody] | None = None
+
+
+async def create_session(service: Service, request: Request) -> None:
+    """POST …/sessions: a session with files in it. One that is there already gets the files."""
+    request.caller.count_request()
+    asked = read_body(SessionBody, await request.read())
+    files, errors = _read_files(asked)
+    state = await find_or_open(service, request, id_of(asked.session_id))
+    sessions, owner = service.engine.sessions, request.caller.owner
+    written: list[str] = []
+    for file in files:
+        try:
+            await sessions.write_file(owner, state.id, file.path, file.content)
+            written.append(file.path)
+        except CallerError as error:
+            errors.append(error.message)
+    data = {
+        "session_id": name_of(state.id),
+        "working_directory": _WORK_DIR,
+        "downloaded_files": written,
+        "errors": errors,
+    }
+    await reply(request.send, wrap(data))
+
+
+async def list_sessions(service: Service, request: Request) -> None:
+    """GET …/sessions: those of this caller."""
+    states = service.engine.sessions.list(request.caller.owner)
+    found = {name_of(state.id): _describe(state) for state in states}
+    await reply(request.send, encode_json({"sessions": found, "total": len(found)}))
+
+
+async def show_session(service: Service, request: Request) -> None:
+    """GET …/sessions/{id}."""
+    request.caller.count_request()
+    sessions, owner, session_id = service.engine.sessions, request.caller.owner, _asked_id(request)
+    state = sessions.get(owner, session_id)
+    files = await sessions.list_files(owner, session_id)
+    body = {
+        "session_id": name_of(state.id),
+        **_describe(state),
+        "working_directory": _WORK_DIR,
+        "files": [_describe_file(each) for each in files],
+        "total_files": len(files),
+    }
+    await reply(request.send, wrap(body))
+
+
+async def terminate_session(service: Service, request: Request) -> None:
+    """DELETE …/sessions/{id}: gone, with all it started, when this is answered."""
+    session_id = _asked_id(request)
+    await service.engine.sessions.close(request.caller.owner, session_id)
+    await reply(request.send, encode_json({"message": f"Session {name_of(session_id)} terminated"}))
+
+
+async def interrupt_session(service: Service, request: Request) -> None:
+    """POST …/sessions/{id}/interrupt: as good as done if nothing runs."""
+    session_id = _asked_id(request)
+    service.engine.sessions.interrupt(request.caller.owner, session_id)
+    await reply(request.send, encode_json({"message": f"Session {name_of(session_id)} interrupted"}))
+
+
+async def find_or_open(service: Service, request: Request, session_id: str) -> SessionState:
+    """The caller's session of that id, opened if it is not there; an empty id is a new one's."""
+    sessions, caller = service.engine.sessions, request.caller
+    if session_id:
+        with contextlib.suppress(NotFound):  # also when it has ended: then a new one takes its name
+            return sessions.get(caller.owner, session_id)
+    order = admit_session(caller.settings, id=session_id, caller=caller.owner)
+    for _ in range(_REPLACED_MAX):
+        try:
+            with caller.opening(1, lambda: sessions.list(caller.owner)):
+                state = await request.while_connected(sessions.open(order))
+            service.telemetry.opened(caller.name, state)
+            return state
+        except SessionExists:  # somebody was quicker, or it is being opened: wait for that one
+            await asyncio.sleep(0.01)
+            with contextlib.suppress(NotFound):
+                return sessions.get(caller.owner, session_id)
+        except TooManySessions:
+            idle = [each for each in sessions.list(caller.owner) if not each.is_busy]
+            if not idle:
+                raise
+            with contextlib.suppress(NotFound):
+                await sessions.close(caller.owner, min(idle, key=lambda each: each.last_used_at).id, "replaced")
+    return await sessions.open(order)
+
+
+def _describe(state: SessionState) -> dict[str, Any]:
+    return {
+        "created_at": state.created_at,
+        "last_activity": state.last_used_at,
+        "is_busy": state.is_busy,
+        "execution_count": state.cells,
+    }
+
+
+def _describe_file(file: WorkFile) -> dict[str, Any]:
+    path = f"{_WORK_DIR}/{file.path}"
+    return {"id": file.path, "filename": file.path, "exists": True, "size": file.size_bytes, "path": path}
+
+
+def _read_files(asked: SessionBody) -> tuple[Sequence[File], list[str]]:
+    """The files to write, and what is wrong with the others: the session is made all the same, as in the original."""
+    files: list[File] = []
+    errors = [_no_download(url) for url in asked.file_urls or ()]
+    for number, each in enumerate(asked.files or ()):
+        path = each.path or each.filename
+        if each.url is not None:
+            errors.append(_no_download(each.url))
+        elif not path or each.content is None or each.encoding not in ("utf-8", "base64"):
+            errors.append(f"files[{number}] must have a path, its content, and as encoding utf-8 or base64")
+        else:
+            try:
+                encoding: Any = each.encoding
+                files.append(as_file(number, FileBody(path=path, content=each.content, encoding=encoding)))
+            except CallerError as error:
+                errors.append(error.message)
+    return files, errors
+
+
+def _no_download(url: str) -> str:
+    shown = url if len(url) <= 200 else url[:200] + "…"
+    return f"{shown}: this server fetches nothing; send the file itself, as files: [{{path, content, encoding}}]"
+
+
+# ---- names
+
+
+def id_of(name: str | None) -> str:
+    """A session's id for the name a client gives it, which may be any text; empty for none.
+
+    Raises:
+        Refusal: it is too long.
+    """
+    if not name:
+        return ""
+    kept = (chr(byte) if _PLAIN.match(bytes([byte])) else f"~{byte:02X}" for byte in name.encode("utf-8", "replace"))
+    text = "".join(kept)
+    if not text[0].isalnum():
+        text = _ODD_START + text
+    if len(text) > 128:
+        raise Refusal(422, "invalid_request", "session_id is too long; use up to 128 plain letters and digits")
+    return text
+
+
+def name_of(session_id: str) -> str:
+    """The name that `id_of` made an id of; other ids are their own."""
+    text = session_id.removeprefix(_ODD_START)
+    pieces = re.split(r"~([0-9A-F]{2})", text)
+    content = b"".join(
+        bytes([int(piece, 16)]) if at % 2 else piece.encode("utf-8", "replace") for at, piece in enumerate(pieces)
+    )
+    return content.decode("utf-8", "replace")
+
+
+def _asked_id(request: Request) -> str:
+    return id_of(request.parameters["id"])
+
+
+def wrap(data: dict[str, Any]) -> bytes:
+    """The form of its later answers."""
+    return encode_json({"resultCode": 0, "resultMsg": "success", "data": data})

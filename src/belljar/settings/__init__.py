@@ -1,0 +1,54 @@
+"""Everything an operator can choose, in one frozen tree, read once.
+
+Later sources win: the defaults in `tree.py`, a TOML file, `BELLJAR_…` variables, flags. `provenance` remembers which
+one gave each value. Nothing else in Belljar reads the environment or a configuration file.
+
+A value's name is its path: `pool.max_running` is `[pool] max_running = 8` in the file and
+`BELLJAR_POOL_MAX_RUNNING=8` in the environment.
+"""
+
+from belljar.settings.checks import check_environment_name
+from belljar.settings.reading import familiar_names, load, names
+from belljar.settings.tree import (
+    WALL_NAMES,
+    ContainerSettings,
+    EnvironmentSettings,
+    JailSettings,
+    LanguageSettings,
+    LlmSettings,
+    McpSettings,
+    ModelSettings,
+    NetworkSettings,
+    PoolSettings,
+    RequestSettings,
+    ServerSettings,
+    SessionSettings,
+    Settings,
+    ToolServerSettings,
+    ToolSettings,
+    WebSettings,
+)
+
+__all__ = [
+    "WALL_NAMES",
+    "ContainerSettings",
+    "EnvironmentSettings",
+    "JailSettings",
+    "LanguageSettings",
+    "LlmSettings",
+    "McpSettings",
+    "ModelSettings",
+    "NetworkSettings",
+    "PoolSettings",
+    "RequestSettings",
+    "ServerSettings",
+    "SessionSettings",
+    "Settings",
+    "ToolServerSettings",
+    "ToolSettings",
+    "WebSettings",
+    "check_environment_name",
+    "familiar_names",
+    "load",
+    "names",
+]

@@ -1,0 +1,202 @@
+"""Settings from where people put them: a TOML file, the environment, flags, and the names of other code servers."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from belljar.contract.errors import InvalidSettings
+from belljar.contract.execution import MIB
+from belljar.settings.checks import check
+from belljar.settings.tree import EnvironmentSettings, ModelSettings, Settings, ToolServerSettings
+
+#: Settings that hold many of a kind, each with a name of its own.
+_NAMED: Mapping[str, type[Any]] = {"servers": ToolServerSettings, "models": ModelSettings}
+
+#: Names that people have set for other code servers, with all they mean here. They count for less than ours.
+_FAMILIAR: Mapping[str, tuple[str, ...]] = {
+    "HOST": ("server.host",),
+    "PORT": ("server.port",),
+    "DEBUG": ("server.debug",),
+    "API_KEY": ("server.api_key",),
+    "ALLOWED_HOSTS": ("server.allowed_hosts",),
+    "MAX_KERNELS": ("sessions.max_sessions",),
+    "KERNEL_TIMEOUT": ("sessions.idle_seconds",),
+    "MAX_EXECUTION_TIME": tuple(
+        f"{kind}_limits.{unit}_seconds" for kind in ("default", "ceiling") for unit in ("wall", "cpu")
+    ),
+    "MAX_MEMORY_MB": ("default_limits.memory_bytes", "ceiling_limits.memory_bytes"),
+    "CONTAINER_IMAGE": ("container.image",),
+    "CONTAINER_LANGUAGE": ("container.language",),
+    "BACKEND": ("container.engine",),
+}
+
+
+def load(
+    path: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    flags: Mapping[str, Any] | None = None,
+    *,
+    takes_familiar_names: bool = False,
+) -> Settings:
+    """Read the settings; `flags` maps dotted names to values given on the command line.
+
+    `takes_familiar_names` reads HOST, PORT, DEBUG, … as well. Only a server should: elsewhere these names are often
+    set for somebody else.
+
+    Raises:
+        InvalidSettings: a name is unknown, or a value has the wrong type or makes no sense.
+    """
+    provenance: dict[str, str] = {}
+    settings = Settings()
+    environ = os.environ if environ is None else environ
+    familiar = familiar_names(environ) if takes_familiar_names else ()
+    if ("CONTAINER_IMAGE" in familiar) != ("CONTAINER_LANGUAGE" in familiar):
+        raise InvalidSettings("CONTAINER_IMAGE and CONTAINER_LANGUAGE must be set together")
+    for source, values in (
+        (f"file {path}", _read_file(path) if path else {}),
+        *((f"environment, as {name}", _from_familiar(name, environ[name])) for name in familiar),
+        ("environment", _from_environ(environ)),
+        ("flag", dict(flags or {})),
+    ):
+        for name, value in values.items():
+            settings = _replace(settings, name, value)
+            provenance[name] = source
+    check(settings)
+    return dataclasses.replace(settings, provenance=provenance)
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        tree = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise InvalidSettings(f"cannot read the settings file {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidSettings(f"the settings file {path} is not valid TOML: {error}") from error
+    flat: dict[str, Any] = {}
+
+    def walk(prefix: str, node: Mapping[str, Any]) -> None:
+        for key, value in node.items():
+            if isinstance(value, dict):
+                walk(f"{prefix}{key}.", value)
+            else:
+                flat[f"{prefix}{key}"] = value
+
+    walk("", tree)
+    return flat
+
+
+def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
+    by_variable = {"BELLJAR_" + name.upper().replace(".", "_"): name for name in names()}
+    return {by_variable[key]: value for key, value in environ.items() if key in by_variable}
+
+
+def familiar_names(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Those of the names people have set for other code servers that are set here."""
+    return tuple(name for name in _FAMILIAR if environ.get(name))
+
+
+def _from_familiar(name: str, value: str) -> dict[str, Any]:
+    if name == "BACKEND":
+        return _chosen_backend(value)
+    if name == "ALLOWED_HOSTS" and value.startswith("["):  # a list in JSON, as that server wants it
+        value = value.translate(str.maketrans("", "", "[]\"'"))
+    if name == "MAX_MEMORY_MB":
+        try:
+            value = str(int(value) * MIB)
+        except ValueError:
+            raise InvalidSettings(f"MAX_MEMORY_MB must be a whole number, not {value!r}") from None
+    return dict.fromkeys(_FAMILIAR[name], value)
+
+
+def _chosen_backend(value: str) -> dict[str, Any]:
+    """BACKEND names a container engine."""
+    if value not in ("docker", "podman"):
+        raise InvalidSettings(f"BACKEND is {value!r} but must be docker or podman; for Kubernetes see docs/deploy.md")
+    return {"backend": "container", "container.engine": value}
+
+
+def names() -> list[str]:
+    """Dotted names of every setting that is not part of a named environment."""
+    found = []
+    for outer in dataclasses.fields(Settings):
+        if outer.name in ("environments", "provenance"):
+            continue
+        default = getattr(Settings(), outer.name)
+        if dataclasses.is_dataclass(default):
+            inner_names = (inner.name for inner in dataclasses.fields(default) if inner.name not in _NAMED)
+            found += [f"{outer.name}.{inner}" for inner in inner_names if (outer.name, inner) != ("languages", "roots")]
+        else:
+            found.append(outer.name)
+    return found
+
+
+def _replace(settings: Settings, name: str, value: Any) -> Settings:
+    parts = name.split(".")
+    if parts[0] == "environments" and len(parts) >= 3:
+        environments = dict(settings.environments)
+        environment, attribute = ".".join(parts[1:-1]), parts[-1]  # its name may have dots
+        before = environments.get(environment, EnvironmentSettings())
+        environments[environment] = dataclasses.replace(before, **{attribute: _convert(name, before, attribute, value)})
+        return dataclasses.replace(settings, environments=environments)
+    if len(parts) >= 4 and parts[1] in _NAMED:
+        return _replace_named(settings, name, parts, value)
+    if parts[:2] == ["languages", "roots"] and len(parts) == 3:
+        roots = {**settings.languages.roots, parts[2]: str(Path(str(value)).expanduser().absolute())}
+        return dataclasses.replace(settings, languages=dataclasses.replace(settings.languages, roots=roots))
+    if name not in names():
+        raise InvalidSettings(f"unknown setting {name!r}; known are: {', '.join(names())}", setting=name)
+    if len(parts) == 1:
+        return dataclasses.replace(settings, **{name: _convert(name, settings, name, value)})
+    section = getattr(settings, parts[0])
+    section = dataclasses.replace(section, **{parts[1]: _convert(name, section, parts[1], value)})
+    return dataclasses.replace(settings, **{parts[0]: section})
+
+
+def _replace_named(settings: Settings, name: str, parts: list[str], value: Any) -> Settings:
+    """One of many that have names of their own: `tools.servers.NAME.url`."""
+    section: Any = getattr(settings, parts[0], None)
+    if not hasattr(section, parts[1]):
+        raise InvalidSettings(f"unknown setting {name!r}", setting=name)
+    every = dict(getattr(section, parts[1]))
+    own, attribute = ".".join(parts[2:-1]), parts[-1]
+    before = every.get(own, _NAMED[parts[1]]())
+    every[own] = dataclasses.replace(before, **{attribute: _convert(name, before, attribute, value)})
+    changed: Any = dataclasses.replace(section, **{parts[1]: every})
+    return dataclasses.replace(settings, **{parts[0]: changed})
+
+
+def _convert(name: str, owner: Any, attribute: str, value: Any) -> Any:
+    """Give `value` the type that the default of this setting has."""
+    if attribute not in {each.name for each in dataclasses.fields(owner)}:
+        raise InvalidSettings(f"unknown setting {name!r}", setting=name)
+    current = getattr(owner, attribute)
+    try:
+        if isinstance(current, tuple):
+            parts = value.split(",") if isinstance(value, str) else value
+            return tuple(str(part).strip() for part in parts if str(part).strip())
+        if isinstance(current, Path):
+            return Path(value).expanduser().absolute()
+        if isinstance(current, bool):
+            return _read_bool(value)
+        if isinstance(current, float):
+            return float(value)
+        if isinstance(current, int):
+            return int(value)
+        return str(value)
+    except (TypeError, ValueError):
+        wanted = type(current).__name__
+        raise InvalidSettings(f"setting {name!r} must be a {wanted}, not {value!r}", setting=name) from None
+
+
+def _read_bool(value: Any) -> bool:
+    word = str(value).strip().lower()
+    if word in ("1", "true", "yes", "on"):
+        return True
+    if word in ("0", "false", "no", "off", ""):
+        return False
+    raise ValueError

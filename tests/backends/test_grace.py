@@ -1,0 +1,52 @@
+"""An interrupted cell is not blamed for the time in which the machine gave it no processor."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from belljar.backends.local import grace
+
+if TYPE_CHECKING:
+    from tests.conftest import Host
+
+
+@contextlib.contextmanager
+def running(code: str) -> Iterator[int]:
+    """A process that shares one processor with everyone else who was started here."""
+    core = min(os.sched_getaffinity(0))
+    with subprocess.Popen([sys.executable, "-c", f"import os; os.sched_setaffinity(0, {{{core}}})\n{code}"]) as process:
+        try:
+            yield process.pid
+        finally:
+            process.kill()
+
+
+def test_standing_in_line_is_not_held_against_it(host: Host) -> None:
+    with running("while True: pass") as first, running("while True: pass"):
+        began = time.monotonic()
+        waiting = grace.Grace([first])
+        host.wait_until(lambda: grace.stood_in_line_seconds(first) > 0.5, "it stood in line")
+        left, elapsed = waiting.left_seconds(), time.monotonic() - began
+        assert left > grace.GRACE_SECONDS - elapsed + 0.1
+
+
+def test_sleeping_is(monkeypatch: pytest.MonkeyPatch, host: Host) -> None:
+    monkeypatch.setattr(grace, "GRACE_SECONDS", 0.5)
+    with running("import time; time.sleep(600)") as sleeper:
+        waiting = grace.Grace([sleeper, 2**22 + 1])  # and one who is not there
+        host.wait_until(lambda: waiting.left_seconds() == 0.0, "its time is up")
+
+
+def test_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch, host: Host) -> None:
+    monkeypatch.setattr(grace, "WALL_SECONDS_MAX", 0.5)
+    with running("while True: pass") as first, running("while True: pass"):
+        waiting = grace.Grace([first])
+        host.wait_until(lambda: waiting.left_seconds() == 0.0, "its time is up")

@@ -1,0 +1,82 @@
+"""Whatever a program says to its proxy is a request, or is refused; nothing else happens."""
+
+from __future__ import annotations
+
+import asyncio
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from belljar.egress import speech
+from belljar.egress.rules import Refused
+
+_WORDS = st.sampled_from(
+    [
+        *(
+            b"CONNECT ",
+            b"GET ",
+            b"in.test:443",
+            b"http://in.test",
+            b":80",
+            b"/path?x",
+            b" HTTP/1.1",
+            b" HTTP/1.0",
+            b"@",
+        ),
+        *(b"\r\n", b"\n", b"\r", b"Host: other.test", b"Connection: Host, X", b"X: y", b"Proxy-X: y", b" ", b"\0"),
+        *(
+            b"Transfer-Encoding: chunked",
+            b"Content-Length: 3",
+            b"[::1]",
+            b"\5\1\0",
+            b"\5\1\0\3\7in.test\1\xbb",
+            b"\xff",
+        ),
+    ]
+)
+
+
+async def _hear(pieces: list[bytes]) -> tuple[speech.Asked | None, bytes]:
+    """What is understood of these pieces, one read each; and what was answered meanwhile."""
+    left = [piece for piece in pieces if piece]
+    answered = bytearray()
+
+    async def receive(count: int) -> bytes:
+        if not left:
+            return b""
+        piece, left[0] = left[0][:count], left[0][count:]
+        if not left[0]:
+            left.pop(0)
+        return piece
+
+    async def send(said: bytes) -> None:
+        answered.extend(said)
+
+    try:
+        return await speech.hear(receive, send), bytes(answered)
+    except (Refused, EOFError):
+        return None, bytes(answered)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(st.one_of(st.binary(max_size=80), _WORDS), max_size=30))
+def test_anything_may_be_said(pieces: list[bytes]) -> None:
+    asked, _ = asyncio.run(_hear(pieces))
+    assert (asked, _) == asyncio.run(_hear([b"".join(pieces)])), "where it was cut makes a difference"
+    if asked is not None:
+        assert 0 <= asked.port < 65536
+        assert asked.host == asked.host.lower()
+        assert asked.host.isprintable()
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(_WORDS, max_size=12))
+def test_what_is_passed_on_is_for_the_host_that_was_judged(words: list[bytes]) -> None:
+    asked, _ = asyncio.run(_hear([b"GET http://in.test:8080/a HTTP/1.1\r\n", *words, b"\r\n\r\n"]))
+    if asked is not None:
+        head = asked.opening.partition(b"\r\n\r\n")[0].split(b"\r\n")
+        assert (asked.host, asked.port) == ("in.test", 8080)
+        assert [line for line in head if line.lower().startswith(b"host:")] == [b"Host: in.test:8080"]
+        assert head[-1] == b"Connection: close"
+        assert not any(line.lower().startswith(b"proxy-") for line in head)
+        assert all(b"\n" not in line and b"\r" not in line and b"\0" not in line for line in head)

@@ -1,0 +1,169 @@
+"""A Node that was started ahead runs a program as one that is started for it: same words, same walls, nothing left."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import time
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import belljar
+from belljar.contract.execution import Outcome, Status
+from belljar.languages import machine_of
+from belljar.settings import Settings
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("node", path="/usr/local/bin:/usr/bin") is None, reason="NOT TRIED: no node"
+)
+
+_DEADLINE_SECONDS = 60.0
+
+PROGRAMS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("standby_programs.toml").read_text())
+for _each in PROGRAMS.values():
+    if "stdin_lines" in _each:
+        _each["stdin"] = "line\n" * _each.pop("stdin_lines")
+
+
+def _told(outcome: Outcome) -> tuple[Any, ...]:
+    said = outcome.compilation and (outcome.compilation.status, outcome.compilation.stderr)
+    return outcome.status, outcome.exit_code, outcome.signal, outcome.stdout, outcome.stderr, said
+
+
+@pytest.fixture(scope="module")
+def cold_box(bare_settings: Settings) -> Iterator[belljar.Sandbox]:
+    languages = dataclasses.replace(bare_settings.languages, standby_processes=0)
+    with belljar.Sandbox(settings=dataclasses.replace(bare_settings, languages=languages)) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def warm_box(bare_settings: Settings) -> Iterator[belljar.Sandbox]:
+    languages = dataclasses.replace(bare_settings.languages, standby_processes=1)
+    with belljar.Sandbox(settings=dataclasses.replace(bare_settings, languages=languages)) as opened:
+        opened.run("0", language="js")  # from now on one waits
+        yield opened
+
+
+def _facts(box: belljar.Sandbox) -> dict[str, int]:
+    return dict(box.facts()["sandbox"])
+
+
+def _await_waiting(box: belljar.Sandbox, count: int = 1) -> None:
+    deadline = time.monotonic() + _DEADLINE_SECONDS
+    while _facts(box)["standby_processes"] != count:
+        assert time.monotonic() < deadline, _facts(box)
+        time.sleep(0.01)
+
+
+def _run_by_one_that_waited(box: belljar.Sandbox, **asked: Any) -> Outcome:
+    _await_waiting(box)
+    before = _facts(box)["standby_runs"]
+    outcome = box.run(language="js", **asked)
+    assert _facts(box)["standby_runs"] == before + 1
+    return outcome
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_cannot_tell_that_its_node_has_waited(
+    warm_box: belljar.Sandbox, cold_box: belljar.Sandbox, name: str
+) -> None:
+    warm = _run_by_one_that_waited(warm_box, **PROGRAMS[name])
+    cold = cold_box.run(language="js", **PROGRAMS[name])
+    assert _told(warm) == _told(cold)
+    assert cold.stdout or cold.stderr or cold.signal or cold.exit_code
+
+
+def test_each_runs_one_program(warm_box: belljar.Sandbox) -> None:
+    leave = "const fs = require('fs'); console.log(fs.readdirSync('/work'), fs.readdirSync('/tmp'), globalThis.x);"
+    leave += "fs.writeFileSync('/tmp/left', ''); fs.writeFileSync('left', ''); globalThis.x = 1"
+    outcomes = [_run_by_one_that_waited(warm_box, code=leave) for _ in range(2)]
+    assert [each.stdout for each in outcomes] == ["[ 'main.js' ] [] undefined\n"] * 2
+
+
+def test_limits_hold_and_begin_with_the_program(warm_box: belljar.Sandbox) -> None:
+    time.sleep(0.5)  # more than the program may have: the time it waits is not the program's
+    outcome = _run_by_one_that_waited(warm_box, code="for (;;);", limits={"wall_seconds": 0.5})
+    assert outcome.status is Status.TIMED_OUT
+    outcome = _run_by_one_that_waited(warm_box, code="for (;;);", limits={"cpu_seconds": 0.3, "wall_seconds": 30})
+    assert outcome.status is Status.TIMED_OUT
+    hoard = "const all = []; for (;;) all.push(Buffer.alloc(1 << 20, 1))"
+    assert _run_by_one_that_waited(warm_box, code=hoard).status is Status.OUT_OF_MEMORY
+    artifact = _run_by_one_that_waited(
+        warm_box, code="require('fs').writeFileSync('o.txt', 'made')", artifacts=["*.txt"]
+    )
+    assert [(file.path, file.content) for file in artifact.artifacts] == [("o.txt", b"made")]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        pytest.param({"env": {"NODE_PATH": "/work/lib"}}, id="own_environment"),
+        pytest.param({"limits": {"disk_mb": 8}}, id="another_disk"),
+        pytest.param({"files": {"large.txt": "x" * 100_000}}, id="much_to_carry"),
+    ],
+)
+def test_what_cannot_wait_is_started_when_it_comes(warm_box: belljar.Sandbox, asked: dict[str, Any]) -> None:
+    _await_waiting(warm_box)
+    before = _facts(warm_box)["standby_runs"]
+    outcome = warm_box.run("console.log(process.env.NODE_PATH || 'none')", language="js", **asked)
+    assert outcome.stdout == f"{asked.get('env', {}).get('NODE_PATH', 'none')}\n"
+    assert _facts(warm_box)["standby_runs"] == before
+
+
+def test_a_waiting_process_that_dies_is_missed_by_nobody(warm_box: belljar.Sandbox, bare_settings: Settings) -> None:
+    """What makes it wait is taken away: every one dies at once, a few are tried, and programs run all the same."""
+    driver = bare_settings.state_dir / "toolchains/javascript/prepared/standby.cjs"
+    text = driver.read_text()
+    languages = dataclasses.replace(bare_settings.languages, standby_processes=1)
+    with belljar.Sandbox(settings=dataclasses.replace(bare_settings, languages=languages)) as box:
+        try:
+            box.run("0", language="js")
+            driver.write_text("throw new Error('ours')")
+            for n in range(8):
+                outcome = box.run(f"console.log({n})", language="js")
+                assert (outcome.status, outcome.stdout, outcome.stderr) == (Status.OK, f"{n}\n", "")
+        finally:
+            driver.write_text(text)
+
+
+def test_a_compiler_that_waits_says_what_it_always_says(settings: Settings) -> None:
+    if not machine_of(settings).is_available("ts"):
+        pytest.skip("NOT TRIED: TypeScript's esbuild is not in the state directory")
+    programs = [
+        "enum E { A = 3 }\nconsole.log('é' as string, E.A);",
+        "let x: = 3;",
+        "console.log(1);\nfunction f(n: number): void { throw new Error(`${n}`); }\nf(2);",
+    ]
+    told = []
+    for count in (0, 1):
+        languages = dataclasses.replace(settings.languages, standby_processes=count, compile_cache_bytes=0)
+        with belljar.Sandbox(settings=dataclasses.replace(settings, languages=languages)) as box:
+            box.run("0", language="ts")
+            answers = []
+            for code in programs:
+                _await_waiting(box, 2 * count)  # the compiler and the runtime
+                answers.append(_told(box.run(code, language="ts")))
+            told.append(answers)
+            assert _facts(box)["standby_runs"] == (5 if count else 0)
+    assert told[0] == told[1]
+    assert [each[0] for each in told[0]] == [Status.OK, Status.COMPILE_FAILED, Status.FAILED]
+    assert "main.ts:2" in told[0][2][4]
+
+
+def test_nothing_waits_until_somebody_asks(bare_settings: Settings) -> None:
+    languages = dataclasses.replace(bare_settings.languages, standby_processes=1)
+    with belljar.Sandbox(settings=dataclasses.replace(bare_settings, languages=languages)) as box:
+        box.run("true", language="sh")
+        for memory_mb in (64, 72, 80, 88, 96, 104):  # each limit is a kind of its own, and each is asked for once
+            box.run("0", language="js", memory_mb=memory_mb)
+        assert _facts(box)["standby_processes"] == 0
+        box.run("0", language="js", memory_mb=104)
+        _await_waiting(box, 1)
+        for memory_mb in (64, 72, 80, 88, 96) * 2:  # few kinds are kept
+            box.run("0", language="js", memory_mb=memory_mb)
+        assert _facts(box)["standby_processes"] <= 4
