@@ -12,7 +12,6 @@ import contextlib
 import logging
 import math
 import os
-import re
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -22,7 +21,8 @@ from typing import Any
 from belljar import channel
 from belljar.backends.local.cells import CELLS_MAX, Berth, Berths, Cell
 from belljar.backends.local.patience import Patience
-from belljar.contract.errors import EnvironmentBroken, JailSetupFailed, Overloaded, ZygoteDied
+from belljar.backends.local.sights import bound_places, guest_environ, hidden_places, import_pattern
+from belljar.contract.errors import JailSetupFailed, Overloaded, ZygoteDied
 from belljar.contract.execution import Execution, Limits
 from belljar.environments import Environment
 from belljar.jail import policy
@@ -36,7 +36,6 @@ _WARM_SECONDS = 120.0  # for imports, however slow the disk
 _CELL_SECONDS = 30.0
 _SYSTEM_PYTHON = "/usr/bin/python3"  # what is warm in a world that shows another system
 _TRIM_SECONDS = 0.2
-_USE_WHAT_IS_WARM = ("scipy", "seaborn", "sklearn", "statsmodels", "pylab")  # slow without numpy at hand
 #: A guest pays for every page of the interpreter it touches, because touching copies it. That is not the program's.
 INTERPRETER_BYTES = {BARE: 4 << 20, HEAVY: 16 << 20, SHELL: 32 << 20}
 _START_FAILURES_MAX = 3  # ready guests that die unused, in a row, before we stop making them
@@ -591,53 +590,6 @@ class World(ZygoteListener):
             "zygotes": len(self._zygotes),
             "zygotes_replaced": self.zygotes_replaced,
         }
-
-
-def import_pattern(names: set[str]) -> re.Pattern[str]:
-    """Finds the import of any of these, or of what is slow without them, in a program's text."""
-    words = "|".join(sorted(re.escape(name) for name in {*names, *_USE_WHAT_IS_WARM}))
-    statement = rf"^[ \t]*(?:import|from)[ \t][^\n#]*\b(?:{words})\b"
-    call = rf"(?:import_module|__import__)\([ \t]*['\"](?:{words})\b"
-    return re.compile(f"{statement}|{call}", re.MULTILINE)
-
-
-def bound_places(environment: Environment) -> dict[str, str]:
-    """Where in the jail the environment and its interpreter are seen, and what of the host is there.
-
-    Raises:
-        EnvironmentBroken: the interpreter lies where every guest mounts something of its own.
-    """
-    bound = {policy.ENVIRONMENT_DIR: str(environment.root)}
-    for path in map(str, environment.bound_paths):
-        if path == str(environment.root):
-            continue
-        if f"{path}/".startswith(("/work/", "/tmp/", "/dev/", "/proc/", "/env/", "/etc/")):
-            raise EnvironmentBroken(
-                f"environment {environment.name!r} is built from an interpreter in {path}, which programs cannot see; "
-                "build it from one that is installed elsewhere: belljar env create --python PATH --replace"
-            )
-        bound[path] = path
-    return bound
-
-
-def hidden_places(bound: Mapping[str, str], environment: Environment) -> list[str]:
-    """Where the environment's base interpreter keeps packages of its own: the host's, not the programs'."""
-    major, minor = environment.version.split(".")[:2]
-    lib = f"lib/python{major}.{minor}"
-    kept = [f"{place}/{lib}/{name}" for place in bound for name in ("site-packages", "dist-packages")]
-    kept += [f"/usr/{lib}/dist-packages", "/usr/lib/python3/dist-packages", f"/usr/local/{lib}/dist-packages"]
-    return [place for place in kept if not place.startswith(policy.ENVIRONMENT_DIR) and Path(place).is_dir()]
-
-
-def guest_environ() -> dict[str, str]:
-    """The environment variables every program starts with."""
-    return {
-        "PATH": f"{policy.ENVIRONMENT_DIR}/bin:/usr/local/bin:/usr/bin:/bin",
-        "HOME": policy.WORK_DIR,
-        "USER": "sandbox",
-        "LANG": "C.UTF-8",
-        "VIRTUAL_ENV": policy.ENVIRONMENT_DIR,
-    }
 
 
 def heard_failure(peer: channel.Peer) -> str:
