@@ -19,7 +19,7 @@ import socket
 import struct
 import sys
 from collections.abc import Callable
-from os import WNOHANG, close, fork, read, waitpid
+from os import WNOHANG, close, fork, pwrite, read, waitpid
 from typing import Any
 
 from belljar import channel
@@ -34,6 +34,7 @@ from belljar.zygote import heap, pages, protocol
 _control: socket.socket  # stands where a guest's own socket will: the same object then speaks over that
 _cells: dict[int, tuple[int, list[int]]] = {}  # sleeper and cgroup files by the number of the cell
 _guests: dict[int, int] = {}  # number of the guest by its pid
+_births = -1  # the file in which the host finds who is who, should this process die
 _counts_cpu = False  # no cgroup does
 _woken = -1
 _poll: Callable[[], list[tuple[int, int]]]
@@ -41,10 +42,9 @@ _poll: Callable[[], list[tuple[int, int]]]
 # What every run uses stands ready by its own name: `socket.recvmsg` looked up and bound anew touches five pages.
 _receive: Callable[[int, int, int], tuple[bytes, list[tuple[int, int, bytes]], int, Any]]
 _send: Callable[[tuple[bytes]], int]
-_news = protocol.NEWS.pack
+_pack_end, _pack_birth, _BIRTH_BYTES = protocol.ENDED.pack, protocol.BIRTH.pack, protocol.BIRTH.size
 _unpack_order = protocol.FORK.unpack_from
 _unpack_descriptors = struct.Struct("=iii").unpack
-_BORN, _ENDED = protocol.BORN, protocol.ENDED
 _HEAD, _HEAD_BYTES = channel.NO_MESSAGE, len(channel.NO_MESSAGE)
 _DESCRIPTOR_SPACE = socket.CMSG_SPACE(channel.DESCRIPTORS_MAX * 4)
 _ORDER_BYTES = 4096
@@ -68,11 +68,11 @@ def serve(always_loaded: frozenset[str]) -> None:
 
 
 def _get_warm(always_loaded: frozenset[str]) -> None:
-    global _control, _counts_cpu, _woken, _poll, _receive, _send, receive_program
+    global _control, _births, _counts_cpu, _woken, _poll, _receive, _send, receive_program
     _control = socket.socket(fileno=CHANNEL)
     _receive, _send = _control.recvmsg, _control.sendmsg
     script.speak_over(_control)
-    greeting, _, _ = channel.receive(_control)
+    greeting, _, (_births,) = channel.receive(_control, descriptors_max=1)
     _counts_cpu = greeting["counts_cpu"]
     namespaces.drop_bounding_set()
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
@@ -161,7 +161,7 @@ def _fork(order: bytes, peer: int, stdout: int, stderr: int) -> bool:
     close(stderr)
     if pid > 0:
         _guests[pid] = guest
-        _send((_HEAD + _news(_BORN, guest, pid, 0),))
+        pwrite(_births, _pack_birth(guest, pid), cell * _BIRTH_BYTES)
     return False
 
 
@@ -186,7 +186,7 @@ def _reap() -> None:
             pid, status = waitpid(-1, WNOHANG)
         if pid == 0:
             return
-        _send((_HEAD + _news(_ENDED, _guests.pop(pid), status, cpu),))
+        _send((_HEAD + _pack_end(_guests.pop(pid), status, cpu),))
 
 
 def warm_up(imports: list[str], environ: dict[str, str], always_loaded: frozenset[str]) -> None:

@@ -15,7 +15,7 @@ from belljar.backends.local.bodies import FirstBody
 from belljar.backends.local.cells import Berths
 from belljar.backends.local.measure import Measurement
 from belljar.backends.local.restriction import PolicyReport
-from belljar.backends.local.run import Companion, Run
+from belljar.backends.local.run import Companion, Extra, Run
 from belljar.backends.local.session import LocalSession
 from belljar.backends.local.standby import StandbyPool
 from belljar.backends.local.world import BARE, HEAVY, SHELL, Guest, World
@@ -190,26 +190,21 @@ class LocalSandbox:
         weight = world.weigh(execution) if command is None else BARE
         guest = await world.lease(weight, execution.limits)
         companions: list[Companion] = []
+        extras: list[Extra] = []
+        source = policy.PROGRAM_NAME
         way_out: WayOut | None = None
         try:
             if execution.network:
                 way_out = await self._open_way_out(world, guest.cell.sleeper)
                 execution = dataclasses.replace(execution, env=way_out.equip(execution.env))
-            self._accompany(execution, world, watcher, companions)
-            extras = [each.extra for each in companions]
-            run = Run(
-                guest,
-                execution,
-                watcher,
-                self._settings.request,
-                shows=weight == HEAVY,
-                on_stuck=world.unstick,
-                extras=extras if command is None else [*extras, command.extra],
-                beside=world.busy_guests,
-                source=policy.PROGRAM_NAME if command is None else command.source,
-            )
-            run.start()
-            evidence = await run.finish()
+            if execution.coverage is not None or execution.tools or execution.restrict is not None:
+                self._accompany(execution, world, watcher, companions)
+                extras += [each.extra for each in companions]
+            if command is not None:
+                extras.append(command.extra)
+                source = command.source
+            run = Run(guest, execution, watcher, self._settings.request, world, weight == HEAVY, extras, source)
+            evidence = await run.play()
             world.succeeded()
             for companion in companions:
                 evidence = companion.complete(evidence)
@@ -253,7 +248,10 @@ class LocalSandbox:
 
     def _let_go(self, world: World, guest: Guest) -> None:
         world.release(guest)
-        asyncio.get_running_loop().call_soon(world.refill, guest.weight)  # after the answer is on its way
+        if world.busy_guests:
+            world.refill(guest.weight)
+        else:  # nobody else waits for a guest: after the answer is on its way
+            asyncio.get_running_loop().call_soon(world.refill, guest.weight)
 
     async def open_session(self, order: SessionOrder) -> LiveSession:
         """Start an interpreter that stays. A guest that is lost before it begins is replaced, a few times."""

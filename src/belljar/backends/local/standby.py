@@ -92,7 +92,7 @@ class Waiting:
             os.set_blocking(self.stdin, False)
             with their_door:
                 theirs = [their_stdin] if standby.becomes else [their_door.fileno(), their_stdin]
-                channel.send_packet(guest.channel, _order(standby), theirs)
+                channel.send_packet(guest.channel, _order(standby), theirs, channel.NOW)
         except (channel.ChannelClosed, BlockingIOError) as error:
             self.close()
             raise ZygoteDied("the guest was gone before its command came") from error
@@ -126,6 +126,10 @@ def _order(standby: Standby) -> bytes:
     return channel.build(message)
 
 
+class NotBegun(ZygoteDied):
+    """The process has died while it waited; nobody has heard of the program yet."""
+
+
 class NotTaken(ZygoteDied):
     """The process that waited has ended, and nothing of the program was run."""
 
@@ -133,8 +137,15 @@ class NotTaken(ZygoteDied):
 class StandbyRun(Run):
     """A run whose process was there before its program."""
 
-    def __init__(self, waiting: Waiting, standby: Standby, *given: Any, **options: Any) -> None:
-        super().__init__(waiting.guest, *given, **options)
+    def __init__(
+        self,
+        waiting: Waiting,
+        standby: Standby,
+        execution: Execution,
+        watcher: Watcher | None,
+        bounds: RequestSettings,
+    ) -> None:
+        super().__init__(waiting.guest, execution, watcher, bounds, waiting.world, False, (), "")
         self._waiting = waiting
         self._standby = standby
 
@@ -143,15 +154,15 @@ class StandbyRun(Run):
             try:
                 channel.send_packet(self._waiting.door, self._standby.packet)
             except (channel.ChannelClosed, BlockingIOError) as error:
-                raise ZygoteDied("the process that waited for this program is gone") from error
+                raise NotBegun("the process that waited for this program is gone") from error
         self._stdin = self._waiting.take_stdin()
         self._stdin_left = memoryview(self._execution.stdin)
         self._feed_stdin()
 
-    def _hear_the_rest(self) -> None:
+    def _check_start(self, status: int | None) -> None:
         if self._standby.packet:
             self._hear_door()
-        super()._hear_the_rest()
+        super()._check_start(status)
 
     def _hear_door(self) -> None:
         """Once, before the program begins, our own code says that it has taken it; then its end of the door closes."""
@@ -167,9 +178,9 @@ class StandbyRun(Run):
     def _collect_artifacts(self) -> tuple[File, ...]:
         return super()._collect_artifacts() if self._execution.artifacts else ()
 
-    async def finish(self) -> Evidence:
+    async def play(self) -> Evidence:
         """As any run; what a compiler wrote is its output file."""
-        seen = await super().finish()
+        seen = await super().play()
         if not self._standby.becomes:
             return seen
         if seen.stdout_cut:
@@ -214,16 +225,12 @@ class StandbyPool:
         try:
             if standby.becomes:
                 execution = _as_standard_input(execution, self._bounds)
-            options: dict[str, Any] = {"shows": False, "on_stuck": world.unstick, "beside": world.busy_guests}
-            run = StandbyRun(waiting, standby, execution, watcher, self._bounds, **options)
-            try:
-                run.start()
-            except ZygoteDied:
-                return None  # it has died while it waited
-            evidence = await run.finish()
+            evidence = await StandbyRun(waiting, standby, execution, watcher, self._bounds).play()
             self._runs += 1
             self._kind(world, standby).failures = 0
             return evidence
+        except NotBegun:
+            return None
         except NotTaken:
             self._kind(world, standby).failures += 1
             if watcher is not None:  # it has heard that the program began
