@@ -28,7 +28,8 @@ from belljar.guest.script import receive as receive_program
 from belljar.jail import enter as jail
 from belljar.jail import limits, mounts, namespaces, policy, seccomp, syscalls
 from belljar.jail.enter import CHANNEL, StepFailed, choose_pid_namespace, enter
-from belljar.zygote import protocol
+from belljar.jail.mounts import fresh_dir_options
+from belljar.zygote import heap, pages, protocol
 
 _control: socket.socket  # stands where a guest's own socket will: the same object then speaks over that
 _cells: dict[int, tuple[int, list[int]]] = {}  # sleeper and cgroup files by the number of the cell
@@ -79,7 +80,7 @@ def _get_warm(always_loaded: frozenset[str]) -> None:
     if greeting["stays"]:
         receive_program = _import_shell().serve  # a guest of ours stays in there
     warm_up(greeting["imports"], greeting["environ"], always_loaded)
-    jail.prepare(greeting["landlock_version"], greeting["changes_uid"], greeting["stays"])
+    pages.share_libraries()
     _woken, alarm = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     _signal.signal(_signal.SIGCHLD, operator.is_)  # anything that takes two arguments; the wake-up is the point
     _signal.set_wakeup_fd(alarm, warn_on_full_buffer=False)
@@ -89,11 +90,16 @@ def _get_warm(always_loaded: frozenset[str]) -> None:
     _poll = waiting.poll
     syscalls.install_seccomp(syscalls.FilterProgram(seccomp.compile_entrance(os.uname().machine)))
     gc.collect()
+    heap.fill_holes()
+    jail.prepare(greeting["landlock_version"], greeting["changes_uid"], greeting["stays"])
+    heap.gather((_loop, _fork, _reap, *jail.IN_EVERY_GUEST, *script.IN_EVERY_GUEST))  # type: ignore[arg-type]
     gc.freeze()
     gc.disable()
     if not greeting["stays"]:  # a session's lives as long as its process
         script.renew_main()
     channel.send(_control, {"warm": sys.version.split()[0]})
+    heap.fill_holes()  # those that this has left
+    pages.share_heap()
 
 
 def _loop() -> bool:
@@ -133,7 +139,7 @@ def _fork(order: bytes, peer: int, stdout: int, stderr: int) -> bool:
     """
     guest, cell, uid, disk_bytes, *substitutes = _unpack_order(order, _HEAD_BYTES)
     sleeper, cgroups = _cells[cell]
-    options = mounts.fresh_dir_options(disk_bytes)
+    options = fresh_dir_options(disk_bytes)
     try:
         choose_pid_namespace(sleeper)
         pid = fork()

@@ -17,7 +17,7 @@ from belljar.backends.local.measure import Measurement
 from belljar.backends.local.restriction import PolicyReport
 from belljar.backends.local.run import Companion, Extra, Run
 from belljar.backends.local.session import LocalSession
-from belljar.backends.local.standby import NotBegun, NotTaken, StandbyPool, StandbyRun, as_standard_input
+from belljar.backends.local.standby import StandbyPool
 from belljar.backends.local.world import BARE, HEAVY, SHELL, Guest, World
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import JailSetupFailed, NotOffered, SandboxFault, WallMissing, ZygoteDied
@@ -70,10 +70,7 @@ class LocalSandbox:
         self._faults = 0
         self._commands: Commands | None = None
         self._ways_out: WaysOut | None = None
-        self._standbys = StandbyPool(self._standby_count(), settings.pool, settings.default_limits)
-
-    def _standby_count(self) -> int:
-        return self._settings.languages.standby_processes if self._settings.pool.ready_guests else 0
+        self._standbys = StandbyPool(settings)
 
     async def open(self) -> None:
         """Claim what an instance needs, refuse if a wall is missing, and warm the default environment.
@@ -175,7 +172,7 @@ class LocalSandbox:
         if command is None or command.standby is None or execution.network:  # what waits has no way out
             return await self._run_in(world, execution, watcher, command)
         try:
-            seen = await self._run_waiting(world, execution, watcher, command)
+            seen = await self._standbys.run(world, command.standby, execution, watcher)
             return seen or await self._run_in(world, execution, watcher, command)
         finally:
             asyncio.get_running_loop().call_soon(self._standbys.refill, world, command.standby)
@@ -186,32 +183,6 @@ class LocalSandbox:
             del self._worlds[name]
             self._outdated.append(world)
             self._standbys.leave(world)
-
-    async def _run_waiting(
-        self, world: World, execution: Execution, watcher: Watcher | None, command: Command
-    ) -> Evidence | None:
-        """By a process that waits for such a program; None: there is none."""
-        standby = command.standby
-        assert standby is not None
-        waiting = self._standbys.take(world, standby, execution)
-        if waiting is None:
-            return None
-        try:
-            if standby.becomes:
-                execution = as_standard_input(execution, self._settings.request)
-            evidence = await StandbyRun(waiting, standby, execution, watcher, self._settings.request).play()
-            self._standbys.succeeded(world, standby)
-            return evidence
-        except NotBegun:
-            return None
-        except NotTaken:
-            self._standbys.failed(world, standby)
-            if watcher is not None:  # it has heard that the program began
-                raise
-            return None
-        finally:
-            waiting.close()
-            self._let_go(world, waiting.guest)
 
     async def _run_in(
         self, world: World, execution: Execution, watcher: Watcher | None, command: Command | None

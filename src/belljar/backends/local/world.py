@@ -35,7 +35,6 @@ BARE, HEAVY, SHELL = "bare", "heavy", "shell"
 _WARM_SECONDS = 120.0  # for imports, however slow the disk
 _CELL_SECONDS = 30.0
 _SYSTEM_PYTHON = "/usr/bin/python3"  # what is warm in a world that shows another system
-_TRIM_SECONDS = 0.2
 #: A guest pays for every page of the interpreter it touches, because touching copies it. That is not the program's.
 INTERPRETER_BYTES = {BARE: 4 << 20, HEAVY: 16 << 20, SHELL: 32 << 20}
 _START_FAILURES_MAX = 3  # ready guests that die unused, in a row, before we stop making them
@@ -436,13 +435,13 @@ class World(ZygoteListener):
         else:
             cell.kill()
         if self._trimming is None and not self._is_closing:
-            self._trimming = self._loop.call_later(_TRIM_SECONDS, self._trim_idle_cells)
+            self._trimming = self._loop.call_later(self._pool.cell_seconds, self._trim_idle_cells)
 
     def _trim_idle_cells(self) -> None:
         """Once nothing runs, give up the cells of the last burst: what is kept must not depend on past load."""
         self._trimming = None
         if self.busy_guests > 0:
-            self._trimming = self._loop.call_later(_TRIM_SECONDS, self._trim_idle_cells)
+            self._trimming = self._loop.call_later(self._pool.cell_seconds, self._trim_idle_cells)
             return
         for cell in list(self._idle_cells):
             cell.kill()
