@@ -14,6 +14,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 BELLJAR := $(BIN)/belljar
 INSTALLED := $(VENV)/.installed
+PEERS := $(VENV)/.peers
 
 # The guest environments that tests and examples use, apart from any that this machine serves.
 export BELLJAR_STATE_DIR := $(CURDIR)/.state
@@ -74,7 +75,13 @@ soak: setup ## tens of thousands of mixed runs; fails when anything is left behi
 mcpb: $(INSTALLED) ## build the MCP bundle for desktop assistants, in dist/
 	$(BIN)/python deploy/mcpb/build.py
 
-http: setup ## what HTTP costs, beside other servers; needs wrk
+# Servers that nobody needs but to be compared with.
+$(PEERS): $(INSTALLED)
+	@echo "── installing the servers to compare with"
+	@$(BIN)/python -m pip install -qq --editable '.[dev,bench,peers]'
+	@touch $@
+
+http: setup $(PEERS) ## what HTTP costs, beside other servers; needs wrk
 	$(BIN)/python bench/http_server.py $(HTTP_ARGS)
 
 load: setup ## 200,000 requests or an hour; fails when an answer is wrong or anything grows

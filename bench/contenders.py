@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from results import FLOOR, REFERENCE
 from workloads import Program, Workload
 
 import belljar
@@ -76,14 +77,18 @@ class Contender(Protocol):
 
 
 class WarmFork:
-    """`fork` and `fork+run`: see fork_reference.py. For `data` it is a second process with the imports done."""
+    """`fork` and `fork+run`: see fork_reference.py. For `data` it is a second process with the imports done.
+
+    With `like` it has the same modules loaded as that one's guests, which must be open by then; else next to none.
+    """
 
     walls = "none"
 
-    def __init__(self, name: str, python: Path, *, only_fork: bool = False) -> None:
+    def __init__(self, name: str, python: Path, *, only_fork: bool = False, like: Belljar | None = None) -> None:
         self.name = name
         self._python = python
         self._only_fork = only_fork
+        self._like = like
         self._processes: dict[bool, subprocess.Popen[bytes]] = {}
 
     def takes(self, workload: Workload) -> bool:
@@ -92,9 +97,13 @@ class WarmFork:
     async def open(self) -> None:
         site_packages = next(self._python.parent.parent.glob("lib/python3*/site-packages"))
         for with_data in (False, True):
-            extra = [str(site_packages), "numpy", "pandas"] if with_data else []
+            if self._like is not None:
+                arguments = ["-I", str(_REFERENCE), "same", *await self._like.loaded_modules(with_data)]
+            else:
+                extra = [str(site_packages), "numpy", "pandas"] if with_data else []
+                arguments = ["-I", "-S", str(_REFERENCE), "slim", *extra]
             self._processes[with_data] = subprocess.Popen(  # noqa: ASYNC220  once, before anything is measured
-                [self._python, "-I", "-S", _REFERENCE, *extra],
+                [self._python, *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env={"LANG": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
@@ -167,6 +176,12 @@ class Belljar:
         wall_seconds = _now() - began
         await self.settle()
         return Runs(durations, wall_seconds)
+
+    async def loaded_modules(self, with_data: bool) -> list[str]:
+        """What a program finds loaded already, in that order; all of it can be imported elsewhere, too."""
+        mention = "if 0:\n    import numpy\n" if with_data else ""  # which warm process it comes from
+        outcome = await self.box.run(f"{mention}import sys\nprint(*sys.modules)\n")
+        return [name for name in outcome.stdout.split() if name != "__main__" and "belljar" not in name]
 
     async def run_at_once(self, program: Program, count: int) -> float:
         """Submit `count` programs in the same moment; seconds until the last one is answered."""
@@ -284,10 +299,12 @@ def bubblewrap_command(python: Path, directory: Path) -> list[str] | None:
 
 def all_contenders(python: Path, directory: Path) -> tuple[list[Contender], list[str]]:
     """Everyone who can be measured here, and a note for everyone who cannot."""
+    ours = Belljar()
     contenders: list[Contender] = [
         WarmFork("fork", python, only_fork=True),
-        WarmFork("fork+run", python),
-        Belljar(),
+        WarmFork(FLOOR, python),
+        ours,
+        WarmFork(REFERENCE, python, like=ours),
         ColdProcess("cold python", "none", [str(python)], directory),
     ]
     notes = []

@@ -1,14 +1,20 @@
-"""The reference: a warm Python that forks, runs the program and reads its output. No walls, no server, no clocks.
+"""The references: a warm Python that forks, runs the program and reads its output. No walls, no server, no clocks.
 
-Exec'd with `-I -S` and the few imports below, so that nothing makes the fork dearer than it must be. It drives itself:
-a batch is asked for over stdin, and the answer, over stdout, holds every run's duration. What it measures is therefore
-the floor, and less than any service that also has to take requests.
+It drives itself: a batch is asked for over stdin, and the answer, over stdout, holds every run's duration. What it
+measures is therefore less than any service can do that also has to take requests. It comes in two kinds:
 
-Usage: python -I -S fork_reference.py [SITE_PACKAGES MODULE ...]
+- `slim`, exec'd with `-I -S` and the few imports below, runs the program in a bare dictionary without a collector and
+  leaves by `_exit`. Nothing that forks a Python can be cheaper: the floor.
+- `same` has the modules loaded that are named, and its children behave as a Python that was started does: a real
+  `__main__`, the garbage collector on, and at the end exit functions, finalizers and a flush.
+
+Usage: python -I -S fork_reference.py slim [SITE_PACKAGES MODULE ...]
+       python -I fork_reference.py same MODULE ...
 """
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import marshal
@@ -16,6 +22,7 @@ import os
 import select
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 _now = time.perf_counter
@@ -23,10 +30,14 @@ _now = time.perf_counter
 
 def main() -> None:
     """Warm up, then serve batches until stdin ends."""
-    if len(sys.argv) > 1:
-        sys.path.append(sys.argv[1])
-        for name in sys.argv[2:]:
-            importlib.import_module(name)
+    global _run
+    modules = sys.argv[2:]
+    if sys.argv[1] == "same":
+        _run = _run_as_main
+    elif modules:
+        sys.path.append(modules.pop(0))
+    for name in modules:
+        importlib.import_module(name)
     # The first `compile` of a process builds 1.5 ms worth of syntax-tree types; a warm process has that behind it.
     exec(compile("def add(a, b):\n    return a + b\n\n\nadd(1, 2)\n", "warm.py", "exec"), {"__name__": "warm"})
     answers = os.fdopen(os.dup(1), "wb")  # 1 itself belongs to the programs
@@ -83,7 +94,7 @@ def _start(code: str, only_fork: bool) -> tuple[int, int]:
     return ours, pid
 
 
-def _run(code: str, output: int) -> NoReturn:
+def _run_bare(code: str, output: int) -> NoReturn:
     try:
         os.dup2(output, 1)
         exec(compile(code, "main.py", "exec"), {"__name__": "__main__"})
@@ -95,6 +106,30 @@ def _run(code: str, output: int) -> NoReturn:
         traceback.print_exc()
     finally:
         os._exit(1)
+
+
+def _run_as_main(code: str, output: int) -> NoReturn:
+    """As a guest of Belljar: `__main__` is collectable, and only what the program has made is finalized."""
+    try:
+        os.dup2(output, 1)
+        module = sys.modules["__main__"] = type(sys)("__main__")
+        gc.enable()
+        exec(compile(code, "main.py", "exec"), module.__dict__)
+        atexit._run_exitfuncs()
+        module.__dict__.clear()
+        del module, sys.modules["__main__"]
+        gc.collect(0 if gc.get_count()[1:] == (0, 0) else 2)
+        sys.stdout.flush()
+        os._exit(0)
+    except BaseException:  # noqa: BLE001  the end of this process
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        os._exit(1)
+
+
+_run: Callable[[str, int], NoReturn] = _run_bare
 
 
 def _finish(descriptor: int, pid: int) -> bytes:

@@ -14,6 +14,9 @@ from rich.table import Table
 _FEW = 100  # runs below which a 99th percentile is only the maximum
 _COLUMNS = ("contender", "walls", "p50 ms", "p99 ms", "runs", "runs/s at 16", "CPU ms (1)", "CPU ms (16)", "others")
 
+_VERDICTS = {True: "met", False: "NOT met", None: "not measured"}
+_TARGET_COLUMNS = ("target", "limit", "measured", "rounds", "of the slim fork+run's", "verdict")
+
 
 def show(result: Result, console: Console) -> None:
     """Print every table."""
@@ -25,7 +28,7 @@ def show(result: Result, console: Console) -> None:
             table.add_row(*_cells(result, row), style="bold" if row.contender == OURS else "")
         console.print(table, "")
     table = Table(title="targets", title_justify="left", title_style="bold", show_edge=False)
-    for column in ("target", "limit", "measured", "rounds", "verdict"):
+    for column in _TARGET_COLUMNS:
         table.add_column(column, justify="left" if column in ("target", "verdict") else "right")
     for target in result.targets:
         colour = {True: "green", False: "red", None: "yellow"}[target.met]
@@ -58,7 +61,7 @@ def replace_between_markers(page: Path, name: str, text: str) -> None:
 
 def markdown(result: Result) -> str:
     """Every table as markdown."""
-    lines = ["### Targets", "", *_markdown_table(("target", "limit", "measured", "range of the rounds", "verdict"), 1)]
+    lines = ["### Targets", "", *_markdown_table(_TARGET_COLUMNS, 1)]
     lines += [_markdown_row(_target_cells(target)) for target in result.targets]
     lines += ["", "![latency, rate and CPU of every contender](performance.png)", ""]
     for workload in _workloads(result):
@@ -125,8 +128,11 @@ def _target_cells(target: Target) -> list[str]:
     sign = "≥" if target.at_least else "≤"
     measured = "–" if target.measured is None else f"{_number(target.measured)} {target.unit}"
     spread = "" if target.spread is None else f"{_number(target.spread[0])}–{_number(target.spread[1])}"
-    verdict = {True: "met", False: "NOT met", None: "not measured"}[target.met]
-    return [target.what, f"{sign} {target.limit:g} {target.unit}", measured, spread, verdict]
+    of_floor = "" if target.of_floor is None else f"{_number(target.of_floor)} × ({_VERDICTS[target.met_of_floor]})"
+    return [
+        *(target.what, f"{sign} {target.limit:g} {target.unit}"),
+        *(measured, spread, of_floor, _VERDICTS[target.met]),
+    ]
 
 
 def _number(value: float) -> str:

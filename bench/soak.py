@@ -91,7 +91,8 @@ class _Soak:
     def __init__(self, options: argparse.Namespace, directory: Path, meter: CpuMeter, console: Console) -> None:
         settings = load()
         jail = dataclasses.replace(settings.jail, cgroup_parent=f"belljar-soak-{os.getpid()}")  # nobody else's
-        self.settings = dataclasses.replace(settings, jail=jail, runtime_dir=directory / "run")
+        pool = dataclasses.replace(settings.pool, cell_seconds=0.2)  # else what is counted depends on what ran before
+        self.settings = dataclasses.replace(settings, jail=jail, pool=pool, runtime_dir=directory / "run")
         self.options = options
         self.directory = directory
         self.meter = meter

@@ -67,6 +67,7 @@ def jailed_files(sources: Path) -> list[Path]:
         package / "channel.py",
         package / "zygote/__init__.py",
         package / "zygote/server.py",
+        package / "zygote/pages.py",
     ]
     for folder in ("guest", "jail"):
         found = sorted((package / folder).rglob("*.py"))

@@ -118,7 +118,7 @@ def own(settings: Settings, tmp_path: Path) -> Settings:
         settings,
         runtime_dir=tmp_path / "run",
         jail=jail,
-        pool=dataclasses.replace(settings.pool, max_running=AT_ONCE),
+        pool=dataclasses.replace(settings.pool, max_running=AT_ONCE, cell_seconds=0.2),
         request=dataclasses.replace(settings.request, flood_bytes=2 << 20),
     )
 

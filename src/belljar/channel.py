@@ -16,6 +16,7 @@ forked touches eighty pages, and copying them costs a quarter of the run.
 
 from __future__ import annotations
 
+import _socket
 import array
 import json
 import os
@@ -34,6 +35,10 @@ _DESCRIPTOR_BYTES = array.array("i").itemsize
 _SOL_SOCKET, _SCM_RIGHTS = int(socket.SOL_SOCKET), int(socket.SCM_RIGHTS)
 _NO_SIGNAL, _CLOSE_ON_EXEC = int(socket.MSG_NOSIGNAL), int(socket.MSG_CMSG_CLOEXEC)
 _CUT_SHORT = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
+_UNIX, _PACKETS = int(socket.AF_UNIX), int(socket.SOCK_SEQPACKET)
+NOW = int(socket.MSG_DONTWAIT)  # a flag for `send_packet` and for `recv`: whatever the socket, never wait
+
+Peer = _socket.socket  # which every socket is
 
 
 class ChannelClosed(Exception):
@@ -45,7 +50,12 @@ def pair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
-def send(peer: socket.socket, message: dict[str, Any], blob: bytes = b"", descriptors: Sequence[int] = ()) -> None:
+def bare_pair() -> tuple[Peer, Peer]:
+    """`pair` for every run: without the three questions that a `socket.socket` asks the kernel when it is made."""
+    return _socket.socketpair(_UNIX, _PACKETS)
+
+
+def send(peer: Peer, message: dict[str, Any], blob: bytes = b"", descriptors: Sequence[int] = ()) -> None:
     """Send one message; the caller keeps its own copies of `descriptors`.
 
     Raises:
@@ -63,16 +73,16 @@ def build(message: dict[str, Any], blob: bytes = b"") -> bytes:
     return b"".join((_HEAD.pack(len(text)), text, blob))
 
 
-def send_packet(peer: socket.socket, packet: bytes, descriptors: Sequence[int] = ()) -> None:
+def send_packet(peer: Peer, packet: bytes, descriptors: Sequence[int] = (), flags: int = 0) -> None:
     """`send` for a packet that is already built."""
     ancillary = [(_SOL_SOCKET, _SCM_RIGHTS, array.array("i", descriptors))] if descriptors else ()
     try:
-        peer.sendmsg((packet,), ancillary, _NO_SIGNAL)
+        peer.sendmsg((packet,), ancillary, _NO_SIGNAL | flags)
     except (BrokenPipeError, ConnectionError) as error:
         raise ChannelClosed("the peer has left") from error
 
 
-def receive(peer: socket.socket, descriptors_max: int = 0) -> tuple[dict[str, Any], bytes, list[int]]:
+def receive(peer: Peer, descriptors_max: int = 0, flags: int = 0) -> tuple[dict[str, Any], bytes, list[int]]:
     """Wait for one message, its blob and its descriptors, which the caller now owns.
 
     A peer that sends more than `descriptors_max` descriptors is cut off: that is not a mistake of ours.
@@ -83,7 +93,7 @@ def receive(peer: socket.socket, descriptors_max: int = 0) -> tuple[dict[str, An
     """
     space = socket.CMSG_SPACE(descriptors_max * _DESCRIPTOR_BYTES) if descriptors_max else 0
     try:
-        packet, ancillary, flags, _ = peer.recvmsg(PACKET_BYTES_MAX, space, _CLOSE_ON_EXEC)
+        packet, ancillary, flags, _ = peer.recvmsg(PACKET_BYTES_MAX, space, _CLOSE_ON_EXEC | flags)
     except ConnectionError as error:
         raise ChannelClosed("the peer has left") from error
     descriptors = descriptors_in(ancillary) if ancillary else []

@@ -19,6 +19,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
@@ -58,10 +59,14 @@ class Log:
 
     def write(self, event: str, **fields: Any) -> None:
         """Note that something happened; fields are plain values."""
+        self.put({"time": time.time(), "event": event, **fields})
+
+    def put(self, line: dict[str, Any]) -> None:
+        """Note a whole line, `time` and `event` among its fields; it is the log's from now on."""
         if len(self._lines) >= _UNWRITTEN_LINES_MAX:
             self.dropped += 1
             return
-        self._lines.append({"time": time.time(), "event": event, **fields})
+        self._lines.append(line)
         if not self._something.is_set():
             self._something.set()
 
@@ -97,8 +102,14 @@ class Log:
 
 
 def _with_date(line: dict[str, Any]) -> dict[str, Any]:
-    line["time"] = datetime.fromtimestamp(line["time"], UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    seconds, milliseconds = divmod(int(line["time"] * 1000), 1000)
+    line["time"] = f"{_write_date(seconds)}.{milliseconds:03}Z"
     return line
+
+
+@lru_cache(maxsize=8)  # lines come in crowds
+def _write_date(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 class LogBridge(logging.Handler):
@@ -182,22 +193,24 @@ class Telemetry(Collector):
 
     def _log_outcome(self, event: str, caller: str, execution: Execution, outcome: Outcome, **more: Any) -> None:
         usage = outcome.usage
-        if self._shows_content:
-            more = {**more, "code": execution.code, "stdout": outcome.stdout, "stderr": outcome.stderr}
-        self.log.write(
-            event,
-            id=outcome.id,
-            caller=caller,
-            language=outcome.language,
-            status=outcome.status.value,
-            exit_code=outcome.exit_code,
-            signal=outcome.signal,
-            wall_seconds=round(usage.wall_seconds, 6),
-            cpu_seconds=round(usage.cpu_seconds, 6),
-            memory_peak_bytes=usage.memory_peak_bytes,
-            queue_seconds=round(usage.queue_seconds, 6),
+        line = {
+            "time": time.time(),
+            "event": event,
+            "id": outcome.id,
+            "caller": caller,
+            "language": outcome.language,
+            "status": outcome.status.value,
+            "exit_code": outcome.exit_code,
+            "signal": outcome.signal,
+            "wall_seconds": round(usage.wall_seconds, 6),
+            "cpu_seconds": round(usage.cpu_seconds, 6),
+            "memory_peak_bytes": usage.memory_peak_bytes,
+            "queue_seconds": round(usage.queue_seconds, 6),
             **more,
-        )
+        }
+        if self._shows_content:
+            line |= {"code": execution.code, "stdout": outcome.stdout, "stderr": outcome.stderr}
+        self.log.put(line)
 
     def refused(self, status: int, code: str) -> None:
         """A request was answered with an error."""

@@ -45,7 +45,11 @@ def test_quick_benchmark_writes_its_tables_and_its_plot(repository: Path, source
     assert (tmp_path / "performance.png").read_bytes().startswith(_PNG)
     numbers = json.loads((tmp_path / "performance.json").read_text())
     measured = {(row["contender"], row["workload"]) for row in numbers["rows"]}
-    wanted = {(name, workload) for name in ("fork+run", "belljar", "cold python") for workload in ("hello", "data")}
+    wanted = {
+        (name, workload)
+        for name in ("fork+run", "fork+run, same modules", "belljar", "cold python")
+        for workload in ("hello", "data")
+    }
     assert wanted <= measured
     assert all(row["cpu_many_ms"] > 0 for row in numbers["rows"])
     assert {target["what"] for target in numbers["targets"] if target["measured"] is None} <= {

@@ -27,8 +27,8 @@ _VARIES = re.compile(r"(?<=\(pid=)\d+(?=\))|(?<= in )\d+\.\d+(?=s\n)")  # proces
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """In a container only some of the programs run: it is the same guest in the same jail, tried at length locally.
 
-    All that concern walls do; of each other group (a folder of programs, or a test) the first, and one in eight of the
-    rest. BELLJAR_TEST_ALL_CONTAINED=1 runs every one.
+    All that concern walls do; of each other group (a folder of programs, a test, or the workloads together) the first,
+    and one in eight of the rest. BELLJAR_TEST_ALL_CONTAINED=1 runs every one.
     """
     if os.environ.get("BELLJAR_TEST_ALL_CONTAINED") == "1":
         return
@@ -37,6 +37,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         name, _, case = item.name.partition("[container")
         theme = case.strip("-]").partition("/")[0] if "/" in case else ""
+        if item.path.name == "test_workloads.py":
+            name = item.path.name
         if case and item.path.is_relative_to(Path(__file__).parent) and theme not in _WALLS:
             seen[name, theme] += 1
             if seen[name, theme] % _ONE_IN != 1:

@@ -365,6 +365,7 @@ def test_every_theme_has_its_programs() -> None:
         pytest.param("import ssl; print(ssl.RAND_bytes(8))", id="ssl"),
         pytest.param("import numpy, random; print(random.random())", id="random_beside_numpy"),
         pytest.param("import numpy; print(numpy.random.rand())", id="numpy_global"),
+        pytest.param("import numpy; print(numpy.random.normal())", id="numpy_global_normal"),
         pytest.param("import numpy; print(numpy.random.default_rng().random())", id="numpy_generator"),
         pytest.param("import pandas, random, uuid; print(random.getrandbits(64), uuid.uuid4())", id="beside_pandas"),
     ],
@@ -373,6 +374,16 @@ def test_randomness_differs_between_runs(box: belljar.Sandbox, code: str) -> Non
     outcomes = list(box.run_many([code] * 6))
     assert all(outcome.ok for outcome in outcomes), outcomes[0].stderr
     assert len({outcome.stdout for outcome in outcomes}) == 6
+
+
+def test_a_seed_gives_the_numbers_that_it_always_gives(box: belljar.Sandbox) -> None:
+    """Each run's generator has been seeded in place, behind numpy's back."""
+    draws = "generator.rand(), generator.normal(), generator.randint(1000)"
+    code = (
+        "import numpy\nnumpy.random.seed(7)\n"
+        f"generator = numpy.random\nours = {draws}\ngenerator = numpy.random.RandomState(7)\nprint(ours == ({draws}))"
+    )
+    assert box.run(code).stdout == "True\n"
 
 
 def test_text_hashes_are_randomised_but_shared_by_the_runs_of_one_warm_process(box: belljar.Sandbox) -> None:

@@ -78,7 +78,7 @@ class TestInspector:
     ) -> Callable[..., Any]:
         place = installed("inspector")
         if request.param == "http":
-            target = [request.getfixturevalue("site").url, "--transport", "http"]
+            target = [request.getfixturevalue("site").mcp_url, "--transport", "http"]
         else:
             target = [*command]
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from belljar.contract.files import File
+from belljar.contract.making import quickly_made
 from belljar.contract.restriction import Restriction
 
 MIB = 1024 * 1024
@@ -63,6 +64,7 @@ class Coverage:
     branch: bool = False
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
     """A program and what it is given. Validated by whoever builds it: see `engine/admission.py`."""
@@ -203,6 +205,7 @@ class ProgramError:
     traceback: tuple[str, ...]
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """Facts a back end observed from outside. Back ends report facts; they never judge."""
@@ -254,6 +257,7 @@ def classify(seen: Evidence) -> Status:
     return Status.OK if seen.exit_code == 0 and seen.error is None else Status.FAILED
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
     """What an execution took."""
@@ -265,6 +269,7 @@ class Usage:
     network: NetworkUse | None = None  # None: it had none
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """The answer to one execution."""

@@ -13,7 +13,6 @@ and returns; they are all built-in functions, and a built-in function walks them
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # `signal` converts to enums, and each conversion touches pages
-import _thread
 import atexit
 import collections
 import ctypes
@@ -24,7 +23,11 @@ import os
 import sys
 import types
 import weakref
+from _thread import _count as _count_threads
 from collections.abc import Callable
+from gc import get_count, get_objects
+from os import _exit
+from sys import _getframe
 from typing import Any
 
 from belljar.guest import displays
@@ -38,6 +41,10 @@ _usual_steps: list[Callable[[], Any]] = []  # what that is for most programs, ma
 _LETTING_GO = 3  # which of them lets go of the program's modules
 _survivors: list[weakref.ref[types.ModuleType]] = []  # these modules, should somebody else still hold them
 _streams: list[Any] = []  # standard input, output and error, as the interpreter made them
+_flushes: list[Callable[[], Any]] = []  # those of output and error
+_sys = vars(sys)
+_kinds_of_exit = SystemExit.__subclasses__
+_draws = False  # whether matplotlib is there, and may have open figures
 _kept: list[Any] = []  # what C code points to
 #: The instructions that end a module, of both kinds that there are.
 _RETURNS = {(lambda: None).__code__.co_code[-2], (lambda value: value).__code__.co_code[-2]}
@@ -59,7 +66,7 @@ _TAKEN_FROM_SYS = (
 
 def prepare() -> None:
     """In the warm process, before the first fork, after everything is loaded."""
-    global _last_module, _exits_before
+    global _last_module, _exits_before, _draws
     _watch_system_exit()
     _exits_before = len(SystemExit.__subclasses__())
     # First in, last out: all of these run after every exit function of the program, the last one first.
@@ -70,6 +77,8 @@ def prepare() -> None:
     atexit.register(sys.settrace, None)
     _streams.extend((sys.__stdin__, sys.__stdout__, sys.__stderr__))
     _usual_steps.extend(_make_steps(0, is_young=True))
+    _flushes.extend(stream.flush for stream in _streams[1:])
+    _draws = "matplotlib.pyplot" in sys.modules
     _last_module = next(reversed(sys.modules))
 
 
@@ -163,11 +172,13 @@ def _is_uncaught(traceback: Any) -> bool:
 
 def leave() -> None:
     """Prepare the last steps, unless the interpreter should do all of it."""
-    if _has_caller():
+    if _getframe().f_back is not None:
         return  # the program runs its exit functions by hand
+    if has_left_nothing():
+        _exit(0)
     code = _exit_code()
     displays.show_open_figures()
-    if code is None or _thread._count() or not _flush():  # only the interpreter can make daemon threads stand still
+    if code is None or _count_threads() or not _flush():  # only the interpreter can make daemon threads stand still
         return
     imported = _modules_of_program()
     is_young = _is_young()
@@ -179,6 +190,28 @@ def leave() -> None:
     held: list[Any] = [sys.modules.pop(name) for name in (*reversed(imported), "__main__") if name in sys.modules]
     _survivors.extend(weakref.ref(module) for module in held if isinstance(module, types.ModuleType))
     _steps[_LETTING_GO] = held.clear  # from its end: `__main__` goes first
+
+
+def has_left_nothing() -> bool:
+    """Whether this is the end of most programs: all was well, and nothing is there that could still do something.
+
+    What follows in `leave` would find the same, but this is flat, and takes its names from this module alone: every
+    guest pays for each object that it touches.
+    """
+    if _requested_exit or "last_value" in _sys or "last_exc" in _sys or len(_kinds_of_exit()) != _exits_before:
+        return False
+    if _draws or _count_threads() or _sys["stdout"] is not _streams[1] or _sys["stderr"] is not _streams[2]:
+        return False
+    for name in reversed(_sys["modules"]):
+        if name != _last_module:
+            return False
+        break
+    try:
+        for flush in _flushes:
+            flush()
+    except BaseException:  # noqa: BLE001  (what is wrong with it is the interpreter's to say)
+        return False
+    return _is_young() and _HARMLESS.issuperset(map(type, get_objects(0)))
 
 
 def _make_steps(code: int, is_young: bool) -> list[Callable[[], Any]]:
@@ -206,19 +239,11 @@ def _is_young() -> bool:
 
     Then none of the older ones need be looked through; that also empties the interpreter's free lists, page by page.
     """
-    return gc.get_count()[1:] == (0, 0) and not gc.get_objects(1) and not gc.get_objects(2)
+    return get_count()[1:] == (0, 0) and not get_objects(1) and not get_objects(2)
 
 
 def _kinds_of_objects() -> set[type]:
-    return set(map(type, gc.get_objects(0)))
-
-
-def _has_caller() -> bool:
-    try:
-        sys._getframe(2)
-    except ValueError:
-        return False
-    return True
+    return set(map(type, get_objects(0)))
 
 
 def _clear_survivors() -> None:
@@ -260,3 +285,6 @@ def _flush() -> bool:
     except BaseException:  # noqa: BLE001  (a stream of the program's making may raise anything)
         return False
     return True
+
+
+IN_EVERY_GUEST = (leave, has_left_nothing, _is_young)

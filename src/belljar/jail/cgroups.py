@@ -182,7 +182,6 @@ class CellCgroup:
         self.oom_event: int | None = None  # readable when version 1 has killed one process of several
         self._socket_max: int | None = None
         self._limits: tuple[int, int] = (0, 0)
-        self._before = (0, 0)
         for hierarchy, path in directories:
             os.makedirs(path, exist_ok=True)
             self.join_files.append(_open(f"{path}/cgroup.procs", os.O_WRONLY))
@@ -190,6 +189,7 @@ class CellCgroup:
                 self.kill_file = _open(f"{path}/cgroup.kill", os.O_WRONLY)
             for controller in hierarchy.controllers:
                 getattr(self, f"_open_{controller}")(hierarchy.version, path)
+        self._before = self._counted()
 
     def _open_memory(self, version: int, path: str) -> None:
         self._memory_version = version
@@ -241,13 +241,26 @@ class CellCgroup:
 
     def begin(self) -> None:
         """Start counting for a new guest."""
-        with contextlib.suppress(OSError):  # version 2 before Linux 6.12 cannot start the peak anew
+        try:
             os.pwrite(self._memory_peak, b"0", 0)
-        self._before = (self._cpu_nanoseconds(), self._oom_kills())
+        except OSError:
+            pass  # version 2 before Linux 6.12 cannot start the peak anew
+        self._before = self._counted()
+
+    def _counted(self) -> tuple[bytes, bytes]:
+        """What the files of CPU and of kills for memory say; what it means is worked out when somebody asks."""
+        return os.pread(self._cpu, 64, 0), os.pread(self._oom, 512, 0)
+
+    def usage(self) -> tuple[float, int, int]:
+        """CPU seconds, peak of memory and kills for memory since `begin`, as below."""
+        return self.cpu_seconds(), int(os.pread(self._memory_peak, 32, 0)), self.oom_kills()
 
     def cpu_seconds(self) -> float:
         """CPU used since `begin`."""
-        return (self._cpu_nanoseconds() - self._before[0]) / 1e9
+        now, before = os.pread(self._cpu, 64, 0), self._before[0]
+        if self._cpu_version == 1:
+            return (int(now) - int(before)) / 1e9
+        return (_microseconds(now) - _microseconds(before)) / 1e6
 
     def memory_peak_bytes(self) -> int:
         """Most memory held at once since `begin`."""
@@ -259,7 +272,8 @@ class CellCgroup:
 
     def oom_kills(self) -> int:
         """How many processes the kernel has killed for memory since `begin`."""
-        return self._oom_kills() - self._before[1]
+        now, before = os.pread(self._oom, 512, 0), self._before[1]
+        return 0 if now == before else _kills(now) - _kills(before)
 
     def is_empty(self) -> bool:
         """Whether no process, not even a zombie's thread, is left."""
@@ -317,14 +331,6 @@ class CellCgroup:
         with contextlib.suppress(OSError):
             os.write(self._reclaim, b"0" if self._memory_version == 1 else b"64M")
 
-    def _cpu_nanoseconds(self) -> int:
-        text = os.pread(self._cpu, 64, 0)
-        return int(text) if self._cpu_version == 1 else int(text.split(None, 2)[1]) * 1000
-
-    def _oom_kills(self) -> int:
-        words = os.pread(self._oom, 512, 0).split()
-        return int(words[words.index(b"oom_kill") + 1])
-
     def remove(self) -> bool:
         """Close our files and remove the directories; False, and nothing done, while somebody is in them."""
         if not self.is_empty():
@@ -351,3 +357,12 @@ def _open(path: str, flags: int = os.O_RDWR) -> int:
 def _write(path: str, text: str) -> None:
     with open(path, "w") as file:
         file.write(text)
+
+
+def _microseconds(statistics: bytes) -> int:
+    return int(statistics.split(None, 2)[1])
+
+
+def _kills(events: bytes) -> int:
+    words = events.split()
+    return int(words[words.index(b"oom_kill") + 1])

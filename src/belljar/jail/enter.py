@@ -133,3 +133,6 @@ def enter(
 
 def _refused(step: str) -> StepFailed:
     return StepFailed(step, str(syscalls.failure()))
+
+
+IN_EVERY_GUEST = (choose_pid_namespace, enter, Ruleset.put_up)

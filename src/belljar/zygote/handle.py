@@ -26,6 +26,8 @@ _log = logging.getLogger("belljar.zygote")
 _START = "import sys; sys.path.insert(0, sys.argv[2]); from belljar.zygote.warden import main; main(int(sys.argv[1]))"
 _SOURCES = str(Path(__file__).resolve().parents[2])
 _LOG_BYTES_KEPT = 8192
+_NEWS_BYTES = 4096
+_BIRTHS_BYTES = 1 << 16  # more than there are cells
 _EARLY_SECONDS = 2.0  # how far two sockets may disagree about the order of things; pids come round much later
 
 #: How a zygote is started. Its programs do not see these: it sets its environment anew when it is warm.
@@ -264,7 +266,7 @@ async def gone(process: subprocess.Popen[bytes]) -> None:
 
 
 class ZygoteHandle:
-    """A running zygote: tell it to fork, hear who was born and who ended."""
+    """A running zygote: tell it to fork, hear who ended; and who was born, once it is gone."""
 
     def __init__(self, weight: str, listener: ZygoteListener) -> None:
         self.weight = weight
@@ -273,7 +275,9 @@ class ZygoteHandle:
         self._listener = listener
         self._loop = asyncio.get_running_loop()
         self._pidfd = -1
-        self._cells: set[int] = set()
+        self._births = -1
+        self._births_kept: bytes | None = None  # what stood in it when the zygote was closed
+        self.cells: set[int] = set()  # those it can fork into
         self._warm: asyncio.Future[str] = self._loop.create_future()
         self.started_at = self._loop.time()
 
@@ -283,6 +287,7 @@ class ZygoteHandle:
         Raises:
             StartFailed: it did not come up in time or an import failed; the message carries what it printed.
         """
+        self._births = os.memfd_create("belljar-births", os.MFD_CLOEXEC)
         self._socket, theirs = channel.pair()
         self._socket.setblocking(False)
         self._loop.add_reader(self._socket, self._on_readable)
@@ -290,7 +295,7 @@ class ZygoteHandle:
         try:
             with theirs:
                 self.pid, self._pidfd = await warden.start_zygote(python, environ, theirs.fileno())
-            channel.send(self._socket, dict(greeting))
+            channel.send(self._socket, dict(greeting), descriptors=[self._births])
             self.python_version = await asyncio.wait_for(self._warm, warm_seconds)
         except (TimeoutError, channel.ChannelClosed) as error:
             self.close()
@@ -303,49 +308,71 @@ class ZygoteHandle:
     def _said(warden: WardenHandle) -> str:
         return warden.log.tail.decode("utf-8", "replace").strip() or "it said nothing"
 
-    def fork(self, order: bytes, cell: int, cell_descriptors: Sequence[int], descriptors: Sequence[int]) -> None:
-        """Fork a guest into `cell`, as `protocol.FORK` says; the caller keeps its copies of all descriptors.
+    def add_cell(self, cell: int, descriptors: Sequence[int]) -> None:
+        """Tell it of a cell; the caller keeps its copies of the descriptors.
 
         Raises:
             channel.ChannelClosed: the zygote is gone.
         """
+        self._check_alive()
+        channel.send(self._socket, {"cell": cell}, descriptors=descriptors)
+        self.cells.add(cell)
+
+    def fork(self, order: bytes, descriptors: Sequence[int]) -> None:
+        """Fork a guest, as `protocol.FORK` says; the caller keeps its copies of the descriptors.
+
+        Raises:
+            channel.ChannelClosed: the zygote is gone.
+        """
+        self._check_alive()
+        self.forks += 1
+        channel.send_packet(self._socket, channel.NO_MESSAGE + order, descriptors)
+
+    def _check_alive(self) -> None:
         if self.is_lost:
             raise channel.ChannelClosed("the zygote is gone")
-        if cell not in self._cells:
-            self._cells.add(cell)
-            channel.send(self._socket, {"cell": cell}, descriptors=cell_descriptors)
-        self.forks += 1
-        channel.send(self._socket, {}, order, descriptors)
+
+    def pid_of(self, guest: int, cell: int) -> int | None:
+        """The guest's pid in the warden's pid namespace; None if it was not forked."""
+        at, size = cell * protocol.BIRTH.size, protocol.BIRTH.size
+        kept = self._births_kept
+        record = os.pread(self._births, size, at) if kept is None else kept[at : at + size]
+        if len(record) < size:
+            return None
+        number, pid = protocol.BIRTH.unpack(record)
+        return pid if number == guest else None
 
     def forget_cell(self, cell: int) -> None:
         """The cell is gone; drop what the zygote holds of it."""
-        if cell in self._cells:
-            self._cells.discard(cell)
+        if cell in self.cells:
+            self.cells.discard(cell)
             with contextlib.suppress(channel.ChannelClosed, BlockingIOError):
                 channel.send(self._socket, {"forget": cell})
 
     def _on_readable(self) -> None:
-        while True:
-            try:
-                message, news, _ = channel.receive(self._socket)
-            except BlockingIOError:
-                return
-            except channel.ChannelClosed:
-                self._lose()
-                return
-            if not message:
-                self._hear(news)
-            elif "unborn" in message:
-                self._listener.guest_unborn(message["unborn"], message["reason"])
-            elif not self._warm.done():
-                self._warm.set_result(message["warm"])
-
-    def _hear(self, news: bytes) -> None:
-        word, guest, value, cpu_microseconds = protocol.NEWS.unpack(news)
-        if word == protocol.ENDED:
-            self._listener.guest_ended(guest, value, cpu_microseconds / 1e6)
+        """One packet: if there are more, the loop calls again."""
+        try:
+            packet = self._socket.recv(_NEWS_BYTES)
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            packet = b""
+        if packet.startswith(channel.NO_MESSAGE):
+            guest, status, cpu_microseconds = protocol.ENDED.unpack_from(packet, len(channel.NO_MESSAGE))
+            self._listener.guest_ended(guest, status, cpu_microseconds / 1e6)
         else:
-            self._listener.guest_born(guest, value)
+            self._hear(packet)
+
+    def _hear(self, packet: bytes) -> None:
+        try:
+            message, _ = channel.parse(packet)
+        except channel.ChannelClosed:
+            self._lose()
+            return
+        if "unborn" in message:
+            self._listener.guest_unborn(message["unborn"], message["reason"])
+        elif not self._warm.done():
+            self._warm.set_result(message["warm"])
 
     def _lose(self) -> None:
         if not self.is_lost:
@@ -368,6 +395,8 @@ class ZygoteHandle:
         self._loop.remove_reader(self._socket)
         self.is_lost = True
         self._socket.close()
+        self._births_kept = os.pread(self._births, _BIRTHS_BYTES, 0)
+        os.close(self._births)
         if not self._warm.done():
             self._warm.cancel()
         if self._pidfd >= 0:
@@ -379,10 +408,6 @@ class ZygoteHandle:
 
 class ZygoteListener:
     """Who wants to hear what becomes of guests."""
-
-    def guest_born(self, guest: int, pid: int) -> None:
-        """The fork worked; `pid` is the guest's in the warden's pid namespace."""
-        raise NotImplementedError
 
     def guest_unborn(self, guest: int, reason: str) -> None:
         """The fork failed."""

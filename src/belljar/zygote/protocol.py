@@ -7,9 +7,12 @@ import struct
 #: host to zygote, with the guest's channel, stdout and stderr: guest, cell, uid, and what `jail.enter.Place` takes
 FORK = struct.Struct("=QIIQQQQ")
 
-#: zygote to host: one of the words below, the guest, its pid or wait status, CPU in microseconds
-NEWS = struct.Struct("=BQqQ")
-BORN, ENDED = 1, 2
+#: zygote to host: a guest has ended; its wait status, CPU in microseconds
+ENDED = struct.Struct("=QqQ")
+
+#: in a file that both have open, at the number of the cell: the guest in it, its pid. Written at every fork and read
+#: only when a zygote is gone: a message would wake the host once more in every run, for nothing.
+BIRTH = struct.Struct("=Qq")
 
 #: host and steward, both ways: bytes of JSON, bytes of payload
 FRAME = struct.Struct(">II")

@@ -19,7 +19,7 @@ import socket
 import struct
 import sys
 from collections.abc import Callable
-from os import WNOHANG, close, fork, read, waitpid
+from os import WNOHANG, close, fork, pwrite, read, waitpid
 from typing import Any
 
 from belljar import channel
@@ -28,11 +28,13 @@ from belljar.guest.script import receive as receive_program
 from belljar.jail import enter as jail
 from belljar.jail import limits, mounts, namespaces, policy, seccomp, syscalls
 from belljar.jail.enter import CHANNEL, StepFailed, choose_pid_namespace, enter
-from belljar.zygote import protocol
+from belljar.jail.mounts import fresh_dir_options
+from belljar.zygote import heap, pages, protocol
 
 _control: socket.socket  # stands where a guest's own socket will: the same object then speaks over that
 _cells: dict[int, tuple[int, list[int]]] = {}  # sleeper and cgroup files by the number of the cell
 _guests: dict[int, int] = {}  # number of the guest by its pid
+_births = -1  # the file in which the host finds who is who, should this process die
 _counts_cpu = False  # no cgroup does
 _woken = -1
 _poll: Callable[[], list[tuple[int, int]]]
@@ -40,10 +42,9 @@ _poll: Callable[[], list[tuple[int, int]]]
 # What every run uses stands ready by its own name: `socket.recvmsg` looked up and bound anew touches five pages.
 _receive: Callable[[int, int, int], tuple[bytes, list[tuple[int, int, bytes]], int, Any]]
 _send: Callable[[tuple[bytes]], int]
-_news = protocol.NEWS.pack
+_pack_end, _pack_birth, _BIRTH_BYTES = protocol.ENDED.pack, protocol.BIRTH.pack, protocol.BIRTH.size
 _unpack_order = protocol.FORK.unpack_from
 _unpack_descriptors = struct.Struct("=iii").unpack
-_BORN, _ENDED = protocol.BORN, protocol.ENDED
 _HEAD, _HEAD_BYTES = channel.NO_MESSAGE, len(channel.NO_MESSAGE)
 _DESCRIPTOR_SPACE = socket.CMSG_SPACE(channel.DESCRIPTORS_MAX * 4)
 _ORDER_BYTES = 4096
@@ -67,11 +68,11 @@ def serve(always_loaded: frozenset[str]) -> None:
 
 
 def _get_warm(always_loaded: frozenset[str]) -> None:
-    global _control, _counts_cpu, _woken, _poll, _receive, _send, receive_program
+    global _control, _births, _counts_cpu, _woken, _poll, _receive, _send, receive_program
     _control = socket.socket(fileno=CHANNEL)
     _receive, _send = _control.recvmsg, _control.sendmsg
     script.speak_over(_control)
-    greeting, _, _ = channel.receive(_control)
+    greeting, _, (_births,) = channel.receive(_control, descriptors_max=1)
     _counts_cpu = greeting["counts_cpu"]
     namespaces.drop_bounding_set()
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
@@ -79,7 +80,7 @@ def _get_warm(always_loaded: frozenset[str]) -> None:
     if greeting["stays"]:
         receive_program = _import_shell().serve  # a guest of ours stays in there
     warm_up(greeting["imports"], greeting["environ"], always_loaded)
-    jail.prepare(greeting["landlock_version"], greeting["changes_uid"], greeting["stays"])
+    pages.share_libraries()
     _woken, alarm = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     _signal.signal(_signal.SIGCHLD, operator.is_)  # anything that takes two arguments; the wake-up is the point
     _signal.set_wakeup_fd(alarm, warn_on_full_buffer=False)
@@ -89,11 +90,16 @@ def _get_warm(always_loaded: frozenset[str]) -> None:
     _poll = waiting.poll
     syscalls.install_seccomp(syscalls.FilterProgram(seccomp.compile_entrance(os.uname().machine)))
     gc.collect()
+    heap.fill_holes()
+    jail.prepare(greeting["landlock_version"], greeting["changes_uid"], greeting["stays"])
+    heap.gather((_loop, _fork, _reap, *jail.IN_EVERY_GUEST, *script.IN_EVERY_GUEST))  # type: ignore[arg-type]
     gc.freeze()
     gc.disable()
     if not greeting["stays"]:  # a session's lives as long as its process
         script.renew_main()
     channel.send(_control, {"warm": sys.version.split()[0]})
+    heap.fill_holes()  # those that this has left
+    pages.share_heap()
 
 
 def _loop() -> bool:
@@ -133,7 +139,7 @@ def _fork(order: bytes, peer: int, stdout: int, stderr: int) -> bool:
     """
     guest, cell, uid, disk_bytes, *substitutes = _unpack_order(order, _HEAD_BYTES)
     sleeper, cgroups = _cells[cell]
-    options = mounts.fresh_dir_options(disk_bytes)
+    options = fresh_dir_options(disk_bytes)
     try:
         choose_pid_namespace(sleeper)
         pid = fork()
@@ -155,7 +161,7 @@ def _fork(order: bytes, peer: int, stdout: int, stderr: int) -> bool:
     close(stderr)
     if pid > 0:
         _guests[pid] = guest
-        _send((_HEAD + _news(_BORN, guest, pid, 0),))
+        pwrite(_births, _pack_birth(guest, pid), cell * _BIRTH_BYTES)
     return False
 
 
@@ -180,7 +186,7 @@ def _reap() -> None:
             pid, status = waitpid(-1, WNOHANG)
         if pid == 0:
             return
-        _send((_HEAD + _news(_ENDED, _guests.pop(pid), status, cpu),))
+        _send((_HEAD + _pack_end(_guests.pop(pid), status, cpu),))
 
 
 def warm_up(imports: list[str], environ: dict[str, str], always_loaded: frozenset[str]) -> None:

@@ -23,7 +23,7 @@ from typing import Any
 
 from belljar import channel
 from belljar.jail import mounts, namespaces, policy, seccomp, syscalls
-from belljar.zygote import grafts, lent
+from belljar.zygote import grafts, heap, lent, pages
 
 _OWN_WORLD = (
     syscalls.CLONE_NEWNS
@@ -121,7 +121,8 @@ def _keep(pid: int, warden: socket.socket, orders: dict[str, Any]) -> None:
 def own_code() -> dict[str, bytes]:
     """The sources a zygote needs, read before the host's files are out of reach."""
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    names = ["__init__.py", "channel.py", "zygote/__init__.py", "zygote/protocol.py", "zygote/server.py"]
+    names = ["__init__.py", "channel.py"]
+    names += [f"zygote/{name}.py" for name in ("__init__", "heap", "pages", "protocol", "server")]
     for folder in ("jail", "guest"):
         names += [f"{folder}/{name}" for name in sorted(os.listdir(f"{package}/{folder}")) if name.endswith(".py")]
     code = {}
@@ -143,7 +144,11 @@ class Warden:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the host's to answer
         signal.set_wakeup_fd(alarm, warn_on_full_buffer=False)
+        pages.share_libraries()  # every cell takes two forks
+        gc.collect()
+        heap.fill_holes()
         gc.freeze()
+        pages.share_heap()
         channel.send(control, {"ready": True})
 
     def serve(self) -> None:

@@ -23,9 +23,10 @@ from belljar.backends.container.lines import Lines
 from belljar.backends.container.remote_session import RemoteBody, RemoteSession
 from belljar.backends.container.vessel import Contents, checked
 from belljar.backends.container.world import describe
-from belljar.backends.local.run import Extra, PictureReader, program_packet
+from belljar.backends.local.pictures import PictureReader
+from belljar.backends.local.run import Extra, program_packet
 from belljar.backends.local.session import LocalSession
-from belljar.backends.local.world import import_pattern
+from belljar.backends.local.sights import import_pattern
 from belljar.contract.artifacts import compile_globs
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import (
@@ -49,7 +50,7 @@ _TEXT_BYTES_MAX = 8 << 20
 _PATIENCE_SECONDS = 30.0  # over a run's own time, before the container is taken to be stuck
 _STDOUT = 1
 _OWN_BYTES = 64 << 20  # of an interpreter and what it has imported, which is not the program's
-_RESERVED_BYTES = 1 << 40
+_THREADS_BYTES, _RESERVED_BYTES = 4 << 30, 1 << 40
 _Heard: TypeAlias = "asyncio.Queue[tuple[dict[str, Any], bytes]]"
 
 
@@ -418,7 +419,7 @@ class _Asked:
 def _allowance(limits: Limits, *, has_runtime: bool = False) -> list[int]:
     """What is fixed at the fork: disk, CPU, processes, address space.
 
-    Runtimes of other languages reserve far more of that than they use; then only what is used counts.
+    Threads reserve more of the last than they use, runtimes of other languages far more. What is used is watched.
     """
-    address_bytes = _RESERVED_BYTES if has_runtime else limits.memory_bytes
+    address_bytes = _RESERVED_BYTES if has_runtime else limits.memory_bytes + _THREADS_BYTES
     return [limits.disk_bytes, max(1, math.ceil(limits.cpu_seconds)), limits.processes, address_bytes]

@@ -16,6 +16,7 @@ import socket
 import struct
 from collections.abc import Callable
 
+from belljar import channel
 from belljar.backends.local.cells import Berth
 from belljar.backends.local.world import Guest, World
 from belljar.jail.cgroups import CellCgroup
@@ -58,9 +59,7 @@ class Family:
 class Body:
     """One process, its sockets and pipes, and everyone it has started. `release` gives all of it back."""
 
-    def __init__(
-        self, family: Family, cgroup: CellCgroup | None, peer: socket.socket, stdout: int, stderr: int
-    ) -> None:
+    def __init__(self, family: Family, cgroup: CellCgroup | None, peer: channel.Peer, stdout: int, stderr: int) -> None:
         self.family = family
         self.cgroup = cgroup
         self.channel = peer
@@ -97,6 +96,7 @@ class FirstBody(Body):
 
     def __init__(self, world: World, guest: Guest) -> None:
         super().__init__(Family(world, guest), guest.cell.berth.cgroup, guest.channel, guest.stdout, guest.stderr)
+        guest.channel.setblocking(False)
         guest.ended = lambda status, _: self.ended(status)
         guest.cell.on_memory_event = lambda: self.memory_event()
         world.keep(guest)

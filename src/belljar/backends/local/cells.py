@@ -90,8 +90,7 @@ class Cell:
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.on_memory_event: Callable[[], None] | None = None
         self._on_gone = on_gone
-        self._traffic = _open_traffic_counters(pidfd)
-        self._traffic_before = self._read_traffic()
+        self._traffic = [(file, _read_counters(file)) for file in _open_traffic_counters(pidfd)]
         if berth.cgroup is not None and berth.cgroup.oom_event is not None:
             asyncio.get_running_loop().add_reader(berth.cgroup.oom_event, self._memory_event)
         warden.watch(pid, self._sleeper_ended)
@@ -114,7 +113,7 @@ class Cell:
             and not self.is_gone
             and cgroup is not None
             and cgroup.is_as_new()
-            and self._read_traffic() == self._traffic_before
+            and all(_read_counters(file) == before for file, before in self._traffic)
         )
 
     def kill(self) -> None:
@@ -140,7 +139,7 @@ class Cell:
         if self.berth.cgroup is not None and self.berth.cgroup.oom_event is not None:
             asyncio.get_running_loop().remove_reader(self.berth.cgroup.oom_event)
         os.close(self.sleeper)
-        for file in self._traffic:
+        for file, _ in self._traffic:
             os.close(file)
         if not self.gone.done():
             self.gone.set_result(None)
@@ -154,10 +153,11 @@ class Cell:
         if self.on_memory_event is not None:
             self.on_memory_event()
 
-    def _read_traffic(self) -> list[bytes]:
-        counters, open_sockets = self._traffic[:-1], self._traffic[-1]
-        # Of the last file only the first line is the cell's own; sockets in flight die long after their process.
-        return [*(os.pread(file, 16384, 0) for file in counters), os.pread(open_sockets, 64, 0).partition(b"\n")[0]]
+
+def _read_counters(file: int) -> bytes:
+    """Of `sockstat` only the first line is the cell's own; sockets in flight die long after their process."""
+    text = os.pread(file, 16384, 0)
+    return text[: text.index(b"\n")] if text.startswith(b"sockets:") else text
 
 
 def _open_traffic_counters(pidfd: int) -> list[int]:

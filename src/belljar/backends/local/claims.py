@@ -5,7 +5,7 @@ Anything may stand there, so all of it is bounded and made such that it can be p
 
 from __future__ import annotations
 
-from belljar.backends.local.run import PictureReader
+from belljar.backends.local.pictures import PictureReader
 from belljar.contract.execution import ProgramError
 from belljar.settings import RequestSettings
 

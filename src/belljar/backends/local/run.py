@@ -12,18 +12,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import re
 import signal
-import struct
-from collections.abc import Callable, Sequence
+import socket
+import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from belljar import channel
-from belljar.backends.local.world import INTERPRETER_BYTES, Guest
+from belljar.backends.local.pictures import PictureReader
+from belljar.backends.local.world import INTERPRETER_BYTES, Guest, World
 from belljar.contract.artifacts import compile_globs
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import InvalidExecution, JailSetupFailed, TooLarge, ZygoteDied
-from belljar.contract.execution import Display, Evidence, Execution
+from belljar.contract.execution import Evidence, Execution
 from belljar.contract.files import File
 from belljar.jail import policy, workdir
 from belljar.settings import RequestSettings
@@ -36,17 +37,20 @@ _PIPE_BYTES = 65536
 _INLINE_BYTES = 64 * 1024  # a program larger than this travels in a memfd
 _CORES = os.cpu_count() or 1
 _CPU_CHECK_SECONDS_MIN = 0.01
-PIECE = struct.Struct("=QIH")  # number of the picture, its bytes in all, bytes of this piece
-_MIME = re.compile(r"([a-z]+/[A-Za-z0-9.+-]{1,64})(?:;bundle=([0-9]{1,9})(;result)?)?")
+_STARTED = channel.NO_MESSAGE + b"started"  # as `guest/script.py` says it
+_SIGKILL = int(signal.SIGKILL)
+_PEEK = int(socket.MSG_DONTWAIT | socket.MSG_PEEK)
 
 
 class Stream:
     """One output pipe: what is within the limit is kept, the rest is drained and dropped."""
 
+    __slots__ = ("_bytes_max", "descriptor", "is_open", "kept", "name", "seen_bytes")
+
     def __init__(self, name: str, descriptor: int, bytes_max: int) -> None:
         self.name = name
         self.descriptor = descriptor
-        self.kept = bytearray()
+        self.kept: bytes | bytearray = b""
         self.seen_bytes = 0
         self.is_open = True
         self._bytes_max = bytes_max
@@ -70,7 +74,11 @@ class Stream:
     def take(self, chunk: bytes) -> bytes:
         """Keep what is within the limit; return that."""
         self.seen_bytes += len(chunk)
+        if not self.kept and len(chunk) <= self._bytes_max:
+            self.kept = chunk  # as most output is: all there will be
+            return chunk
         fitting = chunk[: max(0, self._bytes_max - len(self.kept))]
+        self.kept = self.kept if isinstance(self.kept, bytearray) else bytearray(self.kept)
         self.kept += fitting
         return fitting
 
@@ -98,53 +106,42 @@ class Companion(Protocol):
 class Run:
     """A guest with its program. `finish` must be awaited to its end, or cancelled: both leave nothing running."""
 
+    # What few runs ever change stands here, so that making one costs less.
+    _stdin = _work_dir = _picture_pipe = -1
+    _stdin_left = memoryview(b"")
+    _deadline_passed = _cpu_exhausted = _flooded = _was_silent = _has_started = _has_settled = False
+    _resuming: asyncio.Task[None] | None = None
+    _failure: tuple[str, str] | None = None  # why the guest could not start: step and reason
+
     def __init__(
         self,
         guest: Guest,
         execution: Execution,
         watcher: Watcher | None,
         bounds: RequestSettings,
-        *,
-        shows: bool,
-        on_stuck: Callable[[Guest], None],
-        extras: Sequence[Extra] = (),
-        beside: int = 0,  # how many others run now
-        source: str = policy.PROGRAM_NAME,
+        world: World,
+        shows: bool,  # whether pictures may come
+        extras: Sequence[Extra],
+        source: str,
     ) -> None:
-        self._settle_seconds = min(
-            _SETTLE_SECONDS + beside * _SETTLE_SECONDS_EACH, _SETTLE_SECONDS_MAX, execution.limits.wall_seconds
-        )
         self._guest = guest
         self._execution = execution
         self._watcher = watcher
         self._bounds = bounds
-        self._shows = shows  # whether pictures may come
+        self._world = world
+        self._shows = shows
         self._extras = extras
         self._source = source
-        self._on_stuck = on_stuck
-        self._loop = asyncio.get_running_loop()
-        self._streams = (
-            Stream("stdout", guest.stdout, execution.limits.output_bytes),
-            Stream("stderr", guest.stderr, execution.limits.output_bytes),
-        )
-        self._ended: asyncio.Future[tuple[int | None, float]] = self._loop.create_future()
+        self._loop = loop = asyncio.get_running_loop()
+        output_bytes = execution.limits.output_bytes
+        self._streams = Stream("stdout", guest.stdout, output_bytes), Stream("stderr", guest.stderr, output_bytes)
+        self._ended: asyncio.Future[tuple[int | None, float]] = loop.create_future()
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._watched: set[int] = set()
-        self._resuming: asyncio.Task[None] | None = None
-        self._stdin = -1
-        self._stdin_left = memoryview(b"")
-        self._deadline_passed = self._cpu_exhausted = self._flooded = False
-        self._has_started = self._was_silent = False
-        self._failure: tuple[str, str] | None = None  # why the guest could not start: step and reason
-        self._work_dir = self._picture_pipe = -1
-        self._pictures = PictureReader(bounds)
+        self._pictures = PictureReader(bounds) if shows else None
 
-    def start(self) -> None:
-        """Hand the program over.
-
-        Raises:
-            ZygoteDied: the guest is gone; the same request may be tried on another.
-        """
+    def _start(self) -> None:
+        """Hand the program over."""
         guest, limits = self._guest, self._execution.limits
         guest.ended = self._on_ended
         cgroup = guest.cell.berth.cgroup
@@ -155,34 +152,44 @@ class Run:
             except OSError as error:
                 raise JailSetupFailed("cgroup", str(error)) from error
             guest.cell.on_memory_event = self._on_memory_event
-        self._started_at = self._loop.time()
+        self._started_at = time.monotonic()
         self._send_program()
         if self._watcher is not None:
             self._watcher.started()
-            self._settle_in()
+            self.settle_in()
         else:
-            self._timers["settle"] = self._loop.call_later(self._settle_seconds, self._settle_in)
+            patience = min(_SETTLE_SECONDS + self._world.busy_guests * _SETTLE_SECONDS_EACH, _SETTLE_SECONDS_MAX)
+            self._world.patience.wait_with(self, min(patience, limits.wall_seconds))
 
     def _send_program(self) -> None:
-        execution = self._execution
-        packet = program_packet(execution, self._shows, self._extras, self._source)
-        descriptors: list[int] = []
-        lent = [descriptor for extra in self._extras for descriptor in extra.descriptors]
+        packet = program_packet(self._execution, self._shows, self._extras, self._source)
         try:
-            if len(packet) > _INLINE_BYTES:
-                descriptors.append(in_memfd(packet))
-                packet = channel.build({"in_memfd": True})
-            if self._shows:
-                descriptors.append(self._open_pictures())
-            before_stdin = len(descriptors)
-            if execution.stdin:
-                descriptors.append(self._open_stdin(execution.stdin))
-            sent = [*descriptors[:before_stdin], *lent, *descriptors[before_stdin:]] if lent else descriptors
-            channel.send_packet(self._guest.channel, packet, sent)
+            if self._shows or self._extras or self._execution.stdin or len(packet) > _INLINE_BYTES:
+                self._send_with_descriptors(packet)
+            else:
+                channel.send_packet(self._guest.channel, packet, (), channel.NOW)
         except (channel.ChannelClosed, BlockingIOError) as error:
             raise ZygoteDied("the guest was gone before its program came") from error
+
+    def _send_with_descriptors(self, packet: bytes) -> None:
+        """In the order in which `guest/script.py` takes them."""
+        own: list[int] = []
+        sent: list[int] = []
+        try:
+            if len(packet) > _INLINE_BYTES:
+                own.append(in_memfd(packet))
+                packet = channel.build({"in_memfd": True})
+            if self._shows:
+                own.append(self._open_pictures())
+            sent += own
+            for extra in self._extras:
+                sent += extra.descriptors
+            if self._execution.stdin:
+                own.append(self._open_stdin(self._execution.stdin))
+                sent.append(own[-1])
+            channel.send_packet(self._guest.channel, packet, sent, channel.NOW)
         finally:
-            for descriptor in descriptors:
+            for descriptor in own:
                 os.close(descriptor)
 
     def _open_pictures(self) -> int:
@@ -222,10 +229,11 @@ class Run:
 
     # ---- while it runs
 
-    def _settle_in(self) -> None:
+    def settle_in(self) -> None:
         """The program is here to stay: read its output as it comes, and keep its clocks."""
+        self._has_settled = True
         limits = self._execution.limits
-        elapsed = self._loop.time() - self._started_at
+        elapsed = time.monotonic() - self._started_at
         for stream in self._streams:
             self._watch(stream.descriptor, self._on_output, stream)
         self._await_start(elapsed)
@@ -238,8 +246,7 @@ class Run:
     def _await_start(self, elapsed_seconds: float = 0.0) -> None:
         """A program's time begins when it does: a busy machine may take longer to fork it than it may run."""
         if not self._has_started:
-            with contextlib.suppress(BlockingIOError, channel.ChannelClosed):
-                self._hear_guest()
+            self._hear_guest()
         if self._has_started:
             left = max(0.0, self._execution.limits.wall_seconds - elapsed_seconds)
             self._timers["wall"] = self._loop.call_later(left, self._on_deadline)
@@ -276,7 +283,8 @@ class Run:
     def _pass_on(self, stream: Stream, chunk: bytes | None) -> None:
         if chunk and self._watcher is not None:
             self._watcher.wrote(stream.name, chunk)
-        if sum(each.seen_bytes for each in self._streams) > self._bounds.flood_bytes and not self._flooded:
+        stdout, stderr = self._streams
+        if stdout.seen_bytes + stderr.seen_bytes > self._bounds.flood_bytes and not self._flooded:
             self._flooded = True
             self._guest.cell.kill()
 
@@ -286,6 +294,7 @@ class Run:
             chunk = os.read(self._picture_pipe, _READ_BYTES)
         except BlockingIOError:
             return False
+        assert self._pictures is not None
         for picture in self._pictures.feed(chunk):
             if self._watcher is not None:
                 self._watcher.displayed(picture)
@@ -295,7 +304,14 @@ class Run:
 
     def _hear_guest(self) -> None:
         """What our own code in the guest says, once, before the program starts; then its end of the socket closes."""
-        message, _, descriptors = channel.receive(self._guest.channel, descriptors_max=1)
+        peer = self._guest.channel
+        try:
+            if not self._execution.artifacts and peer.recv(len(_STARTED), _PEEK) == _STARTED:
+                self._has_started = True
+                return
+            message, _, descriptors = channel.receive(peer, 1, channel.NOW)
+        except (BlockingIOError, ConnectionError, channel.ChannelClosed):
+            return
         if message:
             self._failure = (str(message.get("failed")), str(message.get("reason")))
         else:
@@ -309,15 +325,14 @@ class Run:
         self._timers["silence"] = self._loop.call_later(_SILENCE_SECONDS, self._on_silence)
 
     def _check_started(self) -> None:
-        with contextlib.suppress(BlockingIOError, channel.ChannelClosed):
-            self._hear_guest()
+        self._hear_guest()
         if not self._has_started:
             self._on_silence()
 
     def _on_silence(self) -> None:
         """Nobody tells us what became of the guest: whoever should have is stuck. Our trouble, not the program's."""
         self._was_silent = True
-        self._on_stuck(self._guest)
+        self._world.unstick(self._guest)
         self._timers["silence"] = self._loop.call_later(_SILENCE_SECONDS, self._on_silence)
 
     def _check_cpu(self) -> None:
@@ -342,29 +357,33 @@ class Run:
         if not self._ended.done():
             self._ended.set_result((status, cpu_seconds))
 
-    async def finish(self) -> Evidence:
-        """Wait for the end and report what was seen.
+    async def play(self) -> Evidence:
+        """Hand the program over, wait for its end and report what was seen.
 
         Raises:
             ZygoteDied: the guest was lost without running anything; the same request may be tried on another.
             JailSetupFailed: the guest could not be made ready.
         """
         try:
+            self._start()
             try:
                 status, cpu_seconds = await self._ended
             except asyncio.CancelledError:
                 await self._kill_and_wait()
                 raise
-            wall_seconds = self._loop.time() - self._started_at
-            self._stop_watching()
-            await self._end_leftovers()
+            wall_seconds = time.monotonic() - self._started_at
+            cgroup = self._guest.cell.berth.cgroup
+            if cgroup is None or self._is_killed() or not cgroup.is_empty():
+                self._stop_watching()
+                await self._end_leftovers()
             return self._evidence(status, cpu_seconds, wall_seconds)
         finally:
             self._stop_watching()
-            self._guest.cell.on_memory_event = None
-            for descriptor in (self._work_dir, self._picture_pipe):
-                if descriptor >= 0:
-                    os.close(descriptor)
+            self._guest.ended = self._guest.cell.on_memory_event = None
+            if self._work_dir >= 0:
+                os.close(self._work_dir)
+            if self._picture_pipe >= 0:
+                os.close(self._picture_pipe)
 
     async def _kill_and_wait(self) -> None:
         """Cancelled: everything must be dead before the caller hears of it."""
@@ -380,14 +399,13 @@ class Run:
         while not cell.is_gone:
             await asyncio.wait([cell.gone], timeout=_SILENCE_SECONDS)
             if not cell.is_gone:
-                self._on_stuck(self._guest)
+                self._world.unstick(self._guest)
 
     async def _end_leftovers(self) -> None:
         """Children that outlive the program end with it; files are read only once they have."""
         cell = self._guest.cell
+        cell.kill()
         cgroup = cell.berth.cgroup
-        if cgroup is None or self._is_killed() or not cgroup.is_empty():
-            cell.kill()
         if cgroup is None or not cgroup.is_empty():
             try:
                 await self._cell_gone()
@@ -399,38 +417,27 @@ class Run:
         return self._deadline_passed or self._cpu_exhausted or self._flooded
 
     def _stop_watching(self) -> None:
+        if not self._has_settled:
+            self._world.patience.forget(self)
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
         if self._resuming is not None:
             self._resuming.cancel()
             self._resuming = None
-        self._close_stdin()
-        for descriptor in list(self._watched):
+        if self._stdin >= 0:
+            self._close_stdin()
+        for descriptor in tuple(self._watched):
             self._unwatch(descriptor)
 
     def _evidence(self, status: int | None, cpu_seconds: float, wall_seconds: float) -> Evidence:
-        self._hear_the_rest()
-        if status is None:
-            raise ZygoteDied("the warm process died and took this program with it")
-        if self._was_silent and self._deadline_passed:
-            raise ZygoteDied("the warm process was stuck: whether this program ended in time cannot be told")
-        if not self._has_started:
-            raise ZygoteDied(f"the guest ended before its program started (wait status {status})")
-        while self._picture_pipe >= 0 and self._on_picture():
-            pass
-        for stream in self._streams:
-            while stream.is_open and not self._flooded:
-                chunk = stream.read()
-                if chunk is None:
-                    break
-                self._pass_on(stream, chunk)
-        cgroup = self._guest.cell.berth.cgroup
+        self._check_start(status)
+        assert status is not None
+        self._read_the_rest()
         memory_peak_bytes = oom_kills = 0
+        cgroup = self._guest.cell.berth.cgroup
         if cgroup is not None:
-            cpu_seconds = cgroup.cpu_seconds()
-            memory_peak_bytes = cgroup.memory_peak_bytes()
-            oom_kills = cgroup.oom_kills()
+            cpu_seconds, memory_peak_bytes, oom_kills = cgroup.usage()
         code = os.waitstatus_to_exitcode(status)
         stdout, stderr = self._streams
         return Evidence(
@@ -438,33 +445,50 @@ class Run:
             signal=-code if code < 0 else None,
             deadline_passed=self._deadline_passed,
             cpu_exhausted=self._cpu_exhausted
-            or (code == -signal.SIGKILL and cpu_seconds > self._execution.limits.cpu_seconds),
+            or (code == -_SIGKILL and cpu_seconds > self._execution.limits.cpu_seconds),
             oom_kills=oom_kills,
             output_flooded=self._flooded,
             stdout=bytes(stdout.kept),
             stderr=bytes(stderr.kept),
             stdout_cut=stdout.was_cut,
             stderr_cut=stderr.was_cut,
-            displays=tuple(self._pictures.complete),
-            artifacts=self._collect_artifacts(),
+            displays=() if self._pictures is None else tuple(self._pictures.complete),
+            artifacts=self._collect_artifacts() if self._work_dir >= 0 else (),
             wall_seconds=wall_seconds,
             cpu_seconds=cpu_seconds,
             memory_peak_bytes=memory_peak_bytes,
         )
 
-    def _hear_the_rest(self) -> None:
+    def _check_start(self, status: int | None) -> None:
+        """Raise unless the program was started, and how it ended is known."""
         if not self._has_started:
-            with contextlib.suppress(BlockingIOError, channel.ChannelClosed):
-                self._hear_guest()
+            self._hear_guest()
         if self._failure is not None:
             step, reason = self._failure
             if step == "files":
                 raise InvalidExecution(f"the files do not fit: {reason}; ask for more disk_mb", field="files")
             raise JailSetupFailed(step, reason)
+        if status is None:
+            raise ZygoteDied("the warm process died and took this program with it")
+        if self._was_silent and self._deadline_passed:
+            raise ZygoteDied("the warm process was stuck: whether this program ended in time cannot be told")
+        if not self._has_started:
+            raise ZygoteDied(f"the guest ended before its program started (wait status {status})")
+
+    def _read_the_rest(self) -> None:
+        """Nobody writes any more, so a read that could have been longer was the last."""
+        while self._picture_pipe >= 0 and self._on_picture():
+            pass
+        for stream in self._streams:
+            count = _READ_BYTES
+            while count == _READ_BYTES and stream.is_open and not self._flooded:
+                before = stream.seen_bytes
+                chunk = stream.read()
+                count = stream.seen_bytes - before
+                if count:
+                    self._pass_on(stream, chunk)
 
     def _collect_artifacts(self) -> tuple[File, ...]:
-        if self._work_dir < 0:
-            return ()
         matches = compile_globs(self._execution.artifacts).fullmatch
         bounds = self._bounds
         try:
@@ -474,65 +498,6 @@ class Run:
         except workdir.TooMuch as error:
             raise TooLarge(f"artifacts: {error}; ask for fewer", field="artifacts") from None
         return tuple(File(path=path, content=content) for path, content in found)
-
-
-class PictureReader:
-    """Puts pictures together from a pipe into which a hostile program may write anything.
-
-    Pieces of several pictures may alternate, as threads and processes write them. A piece is `PIECE`, and that much
-    of the picture; a picture's first piece is its type, and in a session which bundle of forms it belongs to. See
-    `guest/displays.py`.
-    """
-
-    def __init__(self, bounds: RequestSettings) -> None:
-        self.complete: list[Display] = []
-        self.is_refused = False  # it broke the rules or the bounds; nothing more is heard
-        self._bytes_left = bounds.display_bytes
-        self._count_max = bounds.display_count
-        self._unread = bytearray()
-        self._begun: dict[int, tuple[re.Match[str], int, bytearray]] = {}  # type, size and what there is, by number
-
-    def feed(self, chunk: bytes) -> list[Display]:
-        """Take some bytes; the pictures they complete."""
-        if self.is_refused:
-            return []
-        self._unread += chunk
-        already = len(self.complete)
-        while len(self._unread) >= PIECE.size and not self.is_refused:
-            number, size, length = PIECE.unpack_from(self._unread)
-            end = PIECE.size + length
-            if len(self._unread) < end:
-                break
-            self._take(number, size, bytes(self._unread[PIECE.size : end]))
-            del self._unread[:end]
-        return self.complete[already:]
-
-    def _take(self, number: int, size: int, piece: bytes) -> None:
-        if number not in self._begun:
-            mime = _MIME.fullmatch(piece.decode("ascii", "replace"))
-            too_many = len(self.complete) + len(self._begun) >= self._count_max
-            if mime is None or not 0 < size <= self._bytes_left or too_many:
-                self._refuse()
-                return
-            self._bytes_left -= size
-            self._begun[number] = mime, size, bytearray()
-            return
-        mime, size, content = self._begun[number]
-        content += piece
-        if len(content) > size or not piece:
-            self._refuse()
-        elif len(content) == size:
-            del self._begun[number]
-            self.complete.append(_display(mime, bytes(content)))
-
-    def _refuse(self) -> None:
-        self.is_refused = True
-        self._begun.clear()
-
-
-def _display(told: re.Match[str], content: bytes) -> Display:
-    mime, bundle, result = told.groups()
-    return Display(mime=mime, content=content, bundle=int(bundle) if bundle else None, is_result=bool(result))
 
 
 def program_packet(

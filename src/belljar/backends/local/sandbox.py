@@ -15,9 +15,9 @@ from belljar.backends.local.bodies import FirstBody
 from belljar.backends.local.cells import Berths
 from belljar.backends.local.measure import Measurement
 from belljar.backends.local.restriction import PolicyReport
-from belljar.backends.local.run import Companion, Run
+from belljar.backends.local.run import Companion, Extra, Run
 from belljar.backends.local.session import LocalSession
-from belljar.backends.local.standby import NotTaken, StandbyPool, StandbyRun, as_standard_input
+from belljar.backends.local.standby import StandbyPool
 from belljar.backends.local.world import BARE, HEAVY, SHELL, Guest, World
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import JailSetupFailed, NotOffered, SandboxFault, WallMissing, ZygoteDied
@@ -70,10 +70,7 @@ class LocalSandbox:
         self._faults = 0
         self._commands: Commands | None = None
         self._ways_out: WaysOut | None = None
-        self._standbys = StandbyPool(self._standby_count(), settings.pool, settings.default_limits)
-
-    def _standby_count(self) -> int:
-        return self._settings.languages.standby_processes if self._settings.pool.ready_guests else 0
+        self._standbys = StandbyPool(settings)
 
     async def open(self) -> None:
         """Claim what an instance needs, refuse if a wall is missing, and warm the default environment.
@@ -175,7 +172,7 @@ class LocalSandbox:
         if command is None or command.standby is None or execution.network:  # what waits has no way out
             return await self._run_in(world, execution, watcher, command)
         try:
-            seen = await self._run_waiting(world, execution, watcher, command)
+            seen = await self._standbys.run(world, command.standby, execution, watcher)
             return seen or await self._run_in(world, execution, watcher, command)
         finally:
             asyncio.get_running_loop().call_soon(self._standbys.refill, world, command.standby)
@@ -187,62 +184,27 @@ class LocalSandbox:
             self._outdated.append(world)
             self._standbys.leave(world)
 
-    async def _run_waiting(
-        self, world: World, execution: Execution, watcher: Watcher | None, command: Command
-    ) -> Evidence | None:
-        """By a process that waits for such a program; None: there is none."""
-        standby = command.standby
-        assert standby is not None
-        waiting = self._standbys.take(world, standby, execution)
-        if waiting is None:
-            return None
-        try:
-            if standby.becomes:
-                execution = as_standard_input(execution, self._settings.request)
-            options: dict[str, Any] = {"shows": False, "on_stuck": world.unstick, "beside": world.busy_guests}
-            run = StandbyRun(waiting, standby, execution, watcher, self._settings.request, **options)
-            try:
-                run.start()
-            except ZygoteDied:
-                return None  # it has died while it waited, and the program has not begun
-            evidence = await run.finish()
-            self._standbys.succeeded(world, standby)
-            return evidence
-        except NotTaken:
-            self._standbys.failed(world, standby)
-            if watcher is not None:  # it has heard that the program began
-                raise
-            return None
-        finally:
-            waiting.close()
-            self._let_go(world, waiting.guest)
-
     async def _run_in(
         self, world: World, execution: Execution, watcher: Watcher | None, command: Command | None
     ) -> Evidence:
         weight = world.weigh(execution) if command is None else BARE
         guest = await world.lease(weight, execution.limits)
         companions: list[Companion] = []
+        extras: list[Extra] = []
+        source = policy.PROGRAM_NAME
         way_out: WayOut | None = None
         try:
             if execution.network:
                 way_out = await self._open_way_out(world, guest.cell.sleeper)
                 execution = dataclasses.replace(execution, env=way_out.equip(execution.env))
-            self._accompany(execution, world, watcher, companions)
-            extras = [each.extra for each in companions]
-            run = Run(
-                guest,
-                execution,
-                watcher,
-                self._settings.request,
-                shows=weight == HEAVY,
-                on_stuck=world.unstick,
-                extras=extras if command is None else [*extras, command.extra],
-                beside=world.busy_guests,
-                source=policy.PROGRAM_NAME if command is None else command.source,
-            )
-            run.start()
-            evidence = await run.finish()
+            if execution.coverage is not None or execution.tools or execution.restrict is not None:
+                self._accompany(execution, world, watcher, companions)
+                extras += [each.extra for each in companions]
+            if command is not None:
+                extras.append(command.extra)
+                source = command.source
+            run = Run(guest, execution, watcher, self._settings.request, world, weight == HEAVY, extras, source)
+            evidence = await run.play()
             world.succeeded()
             for companion in companions:
                 evidence = companion.complete(evidence)
@@ -286,7 +248,10 @@ class LocalSandbox:
 
     def _let_go(self, world: World, guest: Guest) -> None:
         world.release(guest)
-        asyncio.get_running_loop().call_soon(world.refill, guest.weight)  # after the answer is on its way
+        if world.busy_guests:
+            world.refill(guest.weight)
+        else:  # nobody else waits for a guest: after the answer is on its way
+            asyncio.get_running_loop().call_soon(world.refill, guest.weight)
 
     async def open_session(self, order: SessionOrder) -> LiveSession:
         """Start an interpreter that stays. A guest that is lost before it begins is replaced, a few times."""

@@ -24,10 +24,11 @@ from typing import Any
 from belljar import channel
 from belljar.backends.local.run import Run
 from belljar.backends.local.world import BARE, INTERPRETER_BYTES, Guest, World
+from belljar.contract.backend import Watcher
 from belljar.contract.errors import BelljarError, TooLarge, ZygoteDied
 from belljar.contract.execution import Evidence, Execution, Limits
 from belljar.contract.files import File
-from belljar.settings import PoolSettings, RequestSettings
+from belljar.settings import RequestSettings, Settings
 
 _log = logging.getLogger("belljar.local")
 PACKET_BYTES_MAX = 64 * 1024  # a larger program is run by a process that starts when it comes
@@ -63,7 +64,7 @@ def build_packet(files: list[tuple[str, bytes, bool]], args: tuple[str, ...], ha
     return channel.build(order, b"".join(content for _, content, _ in files))
 
 
-def as_standard_input(execution: Execution, bounds: RequestSettings) -> Execution:
+def _as_standard_input(execution: Execution, bounds: RequestSettings) -> Execution:
     """For a compiler that waits: the program is what it reads, and it may write as much as its files may hold."""
     limits = dataclasses.replace(execution.limits, output_bytes=bounds.files_bytes)
     return dataclasses.replace(execution, stdin=execution.code.encode(), artifacts=(), limits=limits)
@@ -91,7 +92,7 @@ class Waiting:
             os.set_blocking(self.stdin, False)
             with their_door:
                 theirs = [their_stdin] if standby.becomes else [their_door.fileno(), their_stdin]
-                channel.send_packet(guest.channel, _order(standby), theirs)
+                channel.send_packet(guest.channel, _order(standby), theirs, channel.NOW)
         except (channel.ChannelClosed, BlockingIOError) as error:
             self.close()
             raise ZygoteDied("the guest was gone before its command came") from error
@@ -125,6 +126,10 @@ def _order(standby: Standby) -> bytes:
     return channel.build(message)
 
 
+class NotBegun(ZygoteDied):
+    """The process has died while it waited; nobody has heard of the program yet."""
+
+
 class NotTaken(ZygoteDied):
     """The process that waited has ended, and nothing of the program was run."""
 
@@ -132,8 +137,15 @@ class NotTaken(ZygoteDied):
 class StandbyRun(Run):
     """A run whose process was there before its program."""
 
-    def __init__(self, waiting: Waiting, standby: Standby, *given: Any, **options: Any) -> None:
-        super().__init__(waiting.guest, *given, **options)
+    def __init__(
+        self,
+        waiting: Waiting,
+        standby: Standby,
+        execution: Execution,
+        watcher: Watcher | None,
+        bounds: RequestSettings,
+    ) -> None:
+        super().__init__(waiting.guest, execution, watcher, bounds, waiting.world, False, (), "")
         self._waiting = waiting
         self._standby = standby
 
@@ -142,15 +154,15 @@ class StandbyRun(Run):
             try:
                 channel.send_packet(self._waiting.door, self._standby.packet)
             except (channel.ChannelClosed, BlockingIOError) as error:
-                raise ZygoteDied("the process that waited for this program is gone") from error
+                raise NotBegun("the process that waited for this program is gone") from error
         self._stdin = self._waiting.take_stdin()
         self._stdin_left = memoryview(self._execution.stdin)
         self._feed_stdin()
 
-    def _hear_the_rest(self) -> None:
+    def _check_start(self, status: int | None) -> None:
         if self._standby.packet:
             self._hear_door()
-        super()._hear_the_rest()
+        super()._check_start(status)
 
     def _hear_door(self) -> None:
         """Once, before the program begins, our own code says that it has taken it; then its end of the door closes."""
@@ -166,9 +178,9 @@ class StandbyRun(Run):
     def _collect_artifacts(self) -> tuple[File, ...]:
         return super()._collect_artifacts() if self._execution.artifacts else ()
 
-    async def finish(self) -> Evidence:
+    async def play(self) -> Evidence:
         """As any run; what a compiler wrote is its output file."""
-        seen = await super().finish()
+        seen = await super().play()
         if not self._standby.becomes:
             return seen
         if seen.stdout_cut:
@@ -193,17 +205,43 @@ class _Kind:
 class StandbyPool:
     """Every waiting process of a sandbox: a few of each kind that was asked for lately. Bound to one event loop."""
 
-    def __init__(self, kept: int, pool: PoolSettings, default_limits: Limits) -> None:
-        """`kept`: how many wait, of each kind; 0: none ever do."""
-        self._kept = kept
-        self._idle_seconds = pool.idle_seconds
-        self._default_limits = default_limits
+    def __init__(self, settings: Settings) -> None:
+        # Where nothing is made ahead, nothing comes after what is run now.
+        self._kept = settings.languages.standby_processes if settings.pool.ready_guests else 0
+        self._idle_seconds = settings.pool.idle_seconds
+        self._default_limits = settings.default_limits
+        self._bounds = settings.request
         self._kinds: dict[tuple[Any, ...], _Kind] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._runs = 0
 
-    def take(self, world: World, standby: Standby, execution: Execution) -> Waiting | None:
-        """One that waits for such a program, if there is one; the caller owns it and its guest."""
+    async def run(
+        self, world: World, standby: Standby, execution: Execution, watcher: Watcher | None
+    ) -> Evidence | None:
+        """Run a program by a process that waits for such; None: there is none, and nothing was run."""
+        waiting = self._take(world, standby, execution)
+        if waiting is None:
+            return None
+        try:
+            if standby.becomes:
+                execution = _as_standard_input(execution, self._bounds)
+            evidence = await StandbyRun(waiting, standby, execution, watcher, self._bounds).play()
+            self._runs += 1
+            self._kind(world, standby).failures = 0
+            return evidence
+        except NotBegun:
+            return None
+        except NotTaken:
+            self._kind(world, standby).failures += 1
+            if watcher is not None:  # it has heard that the program began
+                raise
+            return None
+        finally:
+            waiting.close()
+            world.release(waiting.guest)
+            asyncio.get_running_loop().call_soon(world.refill, BARE)
+
+    def _take(self, world: World, standby: Standby, execution: Execution) -> Waiting | None:
         if not self._kept or not world.is_ready_for(execution.limits):
             return None
         kind = self._kind(world, standby)
@@ -227,15 +265,6 @@ class StandbyPool:
             task = asyncio.get_running_loop().create_task(self._start(kind))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-
-    def succeeded(self, world: World, standby: Standby) -> None:
-        """One of these has run its program: they can be started."""
-        self._runs += 1
-        self._kind(world, standby).failures = 0
-
-    def failed(self, world: World, standby: Standby) -> None:
-        """One of these has ended instead of running its program."""
-        self._kind(world, standby).failures += 1
 
     def let_go_of_unused(self) -> None:
         """End those of kinds that nobody has asked for in a while."""

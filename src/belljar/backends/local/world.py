@@ -12,16 +12,17 @@ import contextlib
 import logging
 import math
 import os
-import re
-import socket
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from belljar import channel
 from belljar.backends.local.cells import CELLS_MAX, Berth, Berths, Cell
-from belljar.contract.errors import EnvironmentBroken, JailSetupFailed, Overloaded, ZygoteDied
+from belljar.backends.local.patience import Patience
+from belljar.backends.local.sights import bound_places, guest_environ, hidden_places, import_pattern
+from belljar.contract.errors import JailSetupFailed, Overloaded, ZygoteDied
 from belljar.contract.execution import Execution, Limits
 from belljar.environments import Environment
 from belljar.jail import policy
@@ -34,8 +35,6 @@ BARE, HEAVY, SHELL = "bare", "heavy", "shell"
 _WARM_SECONDS = 120.0  # for imports, however slow the disk
 _CELL_SECONDS = 30.0
 _SYSTEM_PYTHON = "/usr/bin/python3"  # what is warm in a world that shows another system
-_TRIM_SECONDS = 0.2
-_USE_WHAT_IS_WARM = ("scipy", "seaborn", "sklearn", "statsmodels", "pylab")  # slow without numpy at hand
 #: A guest pays for every page of the interpreter it touches, because touching copies it. That is not the program's.
 INTERPRETER_BYTES = {BARE: 4 << 20, HEAVY: 16 << 20, SHELL: 32 << 20}
 _START_FAILURES_MAX = 3  # ready guests that die unused, in a row, before we stop making them
@@ -44,16 +43,16 @@ _START_FAILURES_MAX = 3  # ready guests that die unused, in a row, before we sto
 class Guest:
     """A jailed fork: waiting for its program, then running it."""
 
+    pid: int | None = None  # known once its zygote is gone: the warden then reports by it
+    has_ended = False
+    ended: Callable[[int | None, float], None] | None = None  # wait status (None: unknown), CPU seconds
+
     def __init__(self, number: int, cell: Cell, zygote: ZygoteHandle) -> None:
         self.number = number
         self.cell = cell
         self.zygote = zygote
         self.weight = zygote.weight
-        self.pid: int | None = None
-        self.has_ended = False
-        self.ended: Callable[[int | None, float], None] | None = None  # wait status (None: unknown), CPU seconds
-        self.channel, self.their_channel = channel.pair()
-        self.channel.setblocking(False)
+        self.channel, self.their_channel = channel.bare_pair()
         self.stdout, self.their_stdout = os.pipe2(os.O_CLOEXEC)
         self.stderr, self.their_stderr = os.pipe2(os.O_CLOEXEC)
         for pipe in (self.stdout, self.stderr):
@@ -100,6 +99,7 @@ class World(ZygoteListener):
         self._pool = pool
         self._walls = walls
         self._has_cgroup = walls["cgroup"]
+        self._default_limits = default_limits
         self._default_allowance = self.allowance(default_limits)
         self._loop = asyncio.get_running_loop()
         self._warden = make_warden(self._warden_lost)
@@ -115,6 +115,7 @@ class World(ZygoteListener):
         self._next_guest = 0
         self._staying: set[int] = set()  # guests that are sessions, or wait as another command
         self._used_at: dict[str, float] = {}
+        self.patience = Patience()
         self._start_failures = 0
         self._tasks: set[asyncio.Task[Any]] = set()
         self._is_closing = False
@@ -177,6 +178,7 @@ class World(ZygoteListener):
         self._is_closing = True
         if self._trimming is not None:
             self._trimming.cancel()
+        self.patience.close()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -195,7 +197,7 @@ class World(ZygoteListener):
     def weigh(self, execution: Execution) -> str:
         """Which zygote this program should come from, by what it and its own modules import."""
         pattern = self._heavy_pattern
-        if pattern is None:
+        if pattern is None or ("import" not in execution.code and not execution.files):
             return BARE
         if pattern.search(execution.code):
             return HEAVY
@@ -243,12 +245,16 @@ class World(ZygoteListener):
         self._retired.add(zygote)
         zygote.retire()
 
-    def _rotate_if_old(self, zygote: ZygoteHandle) -> None:
+    def _rotate(self, zygote: ZygoteHandle) -> None:
+        """Have it replaced, unless that is under way."""
         weight = zygote.weight
-        age = self._loop.time() - zygote.started_at
-        is_old = zygote.forks >= self._pool.zygote_forks or age >= self._pool.zygote_seconds
-        if is_old and self._zygotes.get(weight) is zygote and weight not in self._starting and not self._is_closing:
+        if self._zygotes.get(weight) is zygote and weight not in self._starting and not self._is_closing:
             self._starting[weight] = self._in_background(self._start_zygote(weight))
+
+    def _rotate_old(self) -> None:
+        for zygote in list(self._zygotes.values()):
+            if zygote.forks and self._loop.time() - zygote.started_at >= self._pool.zygote_seconds:
+                self._rotate(zygote)
 
     def zygote_lost(self, zygote: ZygoteHandle) -> None:
         """Its guests live on under the warden; those it had not told us about are lost."""
@@ -260,14 +266,30 @@ class World(ZygoteListener):
             del self._zygotes[zygote.weight]
             if not self._is_closing and not self.is_lost and zygote.weight not in self._starting:
                 self._starting[zygote.weight] = self._in_background(self._start_zygote(zygote.weight))
+        self._find_orphans(zygote)
         for guest in list(self._guests.values()):
             if guest.pid is None and guest.zygote is zygote:
                 guest.cell.kill()
                 self._end(guest, None, 0.0)
 
+    def _find_orphans(self, zygote: ZygoteHandle) -> dict[int, Guest]:
+        """Its guests by their pids: from now on the warden reports what becomes of them."""
+        orphans = {}
+        for guest in list(self._guests.values()):
+            if guest.zygote is not zygote:
+                continue
+            if guest.pid is None:
+                guest.pid = zygote.pid_of(guest.number, guest.cell.number)
+                if guest.pid is None:
+                    continue
+                self._warden.watch(guest.pid, partial(self.guest_ended, guest.number))
+            if not guest.has_ended:  # the warden may have known already
+                orphans[guest.pid] = guest
+        return orphans
+
     def _zygote_reaped(self, zygote: ZygoteHandle) -> None:
         """Its guests are the warden's children now, but for those it had reaped and not yet told us about."""
-        orphans = {each.pid: each for each in self._guests.values() if each.zygote is zygote and each.pid is not None}
+        orphans = self._find_orphans(zygote)
         if orphans and not self._is_closing and not self.is_lost:
             self._in_background(self._end_unreported(orphans))
 
@@ -289,7 +311,8 @@ class World(ZygoteListener):
             self._warden.kill()
 
     def let_go_of_unused(self) -> None:
-        """Drop heavy zygotes and their ready guests when nobody has asked for one in a while."""
+        """Drop heavy zygotes and their ready guests when nobody has asked for one in a while; replace old ones."""
+        self._rotate_old()
         for weight in (HEAVY, SHELL):
             idle = self._loop.time() - self._used_at.get(weight, 0.0)
             if weight in self._zygotes and idle > self._pool.idle_seconds and weight not in self._starting:
@@ -320,7 +343,8 @@ class World(ZygoteListener):
     @property
     def busy_guests(self) -> int:
         """How many have a program."""
-        return len(self._guests) - sum(map(len, self._ready.values())) - len(self._staying)
+        bare, heavy, shell = self._ready.values()
+        return len(self._guests) - len(bare) - len(heavy) - len(shell) - len(self._staying)
 
     async def lease(self, weight: str, limits: Limits) -> Guest:
         """A guest of this weight behind these limits: a ready one when there is one, else forked now.
@@ -329,7 +353,7 @@ class World(ZygoteListener):
             JailSetupFailed: none can be made.
         """
         self._used_at[weight] = self._loop.time()
-        allowance = self.allowance(limits)
+        allowance = self._default_allowance if limits is self._default_limits else self.allowance(limits)
         ready = self._ready[weight]
         if ready and allowance == self._default_allowance:
             guest = ready.popleft()
@@ -350,17 +374,20 @@ class World(ZygoteListener):
         guest = Guest(self._next_guest, cell, zygote)
         cell.is_leased = True
         self._guests[guest.number] = guest
-        order = protocol.FORK.pack(guest.number, cell.number, cell.berth.uid, *allowance)
-        theirs = [guest.their_channel.fileno(), guest.their_stdout, guest.their_stderr]
+        berth = cell.berth
+        order = protocol.FORK.pack(guest.number, berth.number, berth.uid, *allowance)
         try:
-            zygote.fork(order, cell.number, cell.descriptors, theirs)
+            if berth.number not in zygote.cells:
+                zygote.add_cell(berth.number, cell.descriptors)
+            zygote.fork(order, (guest.their_channel.fileno(), guest.their_stdout, guest.their_stderr))
         except (channel.ChannelClosed, BlockingIOError) as error:
             del self._guests[guest.number]
             guest.close_their_ends()
             self.release(guest)
             raise ZygoteDied("the warm process is gone; the next request starts a new one") from error
         guest.close_their_ends()
-        self._rotate_if_old(zygote)
+        if zygote.forks >= self._pool.zygote_forks:
+            self._rotate(zygote)
         return guest
 
     def take_berth(self) -> Berth | None:
@@ -396,7 +423,8 @@ class World(ZygoteListener):
 
     def release(self, guest: Guest) -> None:
         """The run is over, and everything of it has been read. Use the cell again if it is as new."""
-        self._staying.discard(guest.number)
+        if self._staying:
+            self._staying.discard(guest.number)
         guest.close()
         cell = guest.cell
         cell.is_leased = False
@@ -407,13 +435,13 @@ class World(ZygoteListener):
         else:
             cell.kill()
         if self._trimming is None and not self._is_closing:
-            self._trimming = self._loop.call_later(_TRIM_SECONDS, self._trim_idle_cells)
+            self._trimming = self._loop.call_later(self._pool.cell_seconds, self._trim_idle_cells)
 
     def _trim_idle_cells(self) -> None:
         """Once nothing runs, give up the cells of the last burst: what is kept must not depend on past load."""
         self._trimming = None
         if self.busy_guests > 0:
-            self._trimming = self._loop.call_later(_TRIM_SECONDS, self._trim_idle_cells)
+            self._trimming = self._loop.call_later(self._pool.cell_seconds, self._trim_idle_cells)
             return
         for cell in list(self._idle_cells):
             cell.kill()
@@ -422,23 +450,25 @@ class World(ZygoteListener):
     def refill(self, weight: str) -> None:
         """Fork guests ahead of demand. Called after an answer, never before."""
         ready = self._ready[weight]
-        zygote = self._zygotes.get(weight)
-        if zygote is None or zygote.is_lost or self._is_closing or self.is_lost:
-            return
         missing = self._pool.ready_guests - len(ready)
-        if missing <= 0 or self._start_failures >= _START_FAILURES_MAX:
+        if missing <= 0 or self._start_failures >= _START_FAILURES_MAX or self._is_closing or self.is_lost:
+            return
+        zygote = self._zygotes.get(weight)
+        if zygote is None or zygote.is_lost:
             return
         while missing and self._idle_cells:
             cell = self._idle_cells.pop()
-            if not cell.is_gone:
-                with contextlib.suppress(ZygoteDied):
-                    guest = self._fork(zygote, cell, self._default_allowance)
-                    guest.ended = self._unused_guest_ended(guest)
-                    ready.append(guest)
-                    missing -= 1
-        if missing > self._cells_being_made:
-            for _ in range(missing - self._cells_being_made):
-                self._in_background(self._add_idle_cell(weight))
+            if cell.is_gone:
+                continue
+            try:
+                guest = self._fork(zygote, cell, self._default_allowance)
+            except ZygoteDied:
+                continue
+            guest.ended = self._unused_guest_ended(guest)
+            ready.append(guest)
+            missing -= 1
+        for _ in range(missing - self._cells_being_made):
+            self._in_background(self._add_idle_cell(weight))
 
     def _unused_guest_ended(self, guest: Guest) -> Callable[[int | None, float], None]:
         def ended(status: int | None, cpu_seconds: float) -> None:
@@ -504,13 +534,6 @@ class World(ZygoteListener):
 
     # ---- what the zygotes and the warden say
 
-    def guest_born(self, number: int, pid: int) -> None:
-        """Remember the pid: if the zygote dies, the warden reports by it."""
-        guest = self._guests.get(number)
-        if guest is not None:
-            guest.pid = pid
-            self._warden.watch(pid, lambda status, cpu: self.guest_ended(number, status, cpu))
-
     def guest_unborn(self, number: int, reason: str) -> None:
         """The fork failed: the cell is of no use."""
         guest = self._guests.get(number)
@@ -531,8 +554,9 @@ class World(ZygoteListener):
     def _end(self, guest: Guest, status: int | None, cpu_seconds: float) -> None:
         del self._guests[guest.number]
         guest.has_ended = True
-        if guest.ended is not None:
-            guest.ended(status, cpu_seconds)
+        ended, guest.ended = guest.ended, None
+        if ended is not None:
+            ended(status, cpu_seconds)
 
     def _warden_lost(self) -> None:
         if not self._is_closing:
@@ -567,57 +591,10 @@ class World(ZygoteListener):
         }
 
 
-def import_pattern(names: set[str]) -> re.Pattern[str]:
-    """Finds the import of any of these, or of what is slow without them, in a program's text."""
-    words = "|".join(sorted(re.escape(name) for name in {*names, *_USE_WHAT_IS_WARM}))
-    statement = rf"^[ \t]*(?:import|from)[ \t][^\n#]*\b(?:{words})\b"
-    call = rf"(?:import_module|__import__)\([ \t]*['\"](?:{words})\b"
-    return re.compile(f"{statement}|{call}", re.MULTILINE)
-
-
-def bound_places(environment: Environment) -> dict[str, str]:
-    """Where in the jail the environment and its interpreter are seen, and what of the host is there.
-
-    Raises:
-        EnvironmentBroken: the interpreter lies where every guest mounts something of its own.
-    """
-    bound = {policy.ENVIRONMENT_DIR: str(environment.root)}
-    for path in map(str, environment.bound_paths):
-        if path == str(environment.root):
-            continue
-        if f"{path}/".startswith(("/work/", "/tmp/", "/dev/", "/proc/", "/env/", "/etc/")):
-            raise EnvironmentBroken(
-                f"environment {environment.name!r} is built from an interpreter in {path}, which programs cannot see; "
-                "build it from one that is installed elsewhere: belljar env create --python PATH --replace"
-            )
-        bound[path] = path
-    return bound
-
-
-def hidden_places(bound: Mapping[str, str], environment: Environment) -> list[str]:
-    """Where the environment's base interpreter keeps packages of its own: the host's, not the programs'."""
-    major, minor = environment.version.split(".")[:2]
-    lib = f"lib/python{major}.{minor}"
-    kept = [f"{place}/{lib}/{name}" for place in bound for name in ("site-packages", "dist-packages")]
-    kept += [f"/usr/{lib}/dist-packages", "/usr/lib/python3/dist-packages", f"/usr/local/{lib}/dist-packages"]
-    return [place for place in kept if not place.startswith(policy.ENVIRONMENT_DIR) and Path(place).is_dir()]
-
-
-def guest_environ() -> dict[str, str]:
-    """The environment variables every program starts with."""
-    return {
-        "PATH": f"{policy.ENVIRONMENT_DIR}/bin:/usr/local/bin:/usr/bin:/bin",
-        "HOME": policy.WORK_DIR,
-        "USER": "sandbox",
-        "LANG": "C.UTF-8",
-        "VIRTUAL_ENV": policy.ENVIRONMENT_DIR,
-    }
-
-
-def heard_failure(peer: socket.socket) -> str:
+def heard_failure(peer: channel.Peer) -> str:
     """What a guest that could not start has said."""
     try:
-        message, _, descriptors = channel.receive(peer, descriptors_max=1)
+        message, _, descriptors = channel.receive(peer, 1, channel.NOW)
     except (BlockingIOError, channel.ChannelClosed, OSError):
         return "it said nothing"
     for descriptor in descriptors:

@@ -1,0 +1,63 @@
+"""Waiting with programs that may end any moment, so that one timer does for all of them.
+
+Most runs end before anybody has to look after them. A timer for each would be set and cancelled a thousand times a
+second, and never fire.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Protocol
+
+_CLOCK_SECONDS = 0.001  # by how much a timer may come early: some loops count whole milliseconds
+
+
+class Settling(Protocol):
+    """Something that has to be looked after once it has lasted for a while."""
+
+    def settle_in(self) -> None:
+        """The while is over."""
+
+
+class Patience:
+    """Everybody who has not lasted long enough yet. Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._until: dict[Settling, float] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0  # never later than the first of `_until`
+
+    def wait_with(self, run: Settling, seconds: float) -> None:
+        """Have it settle in after this long, unless `forget` comes first."""
+        at = self._until[run] = time.monotonic() + seconds
+        if self._timer is None or at < self._timer_at:
+            self._set_timer(at, seconds)
+
+    def forget(self, run: Settling) -> None:
+        """It has ended, or settled in."""
+        self._until.pop(run, None)
+
+    def close(self) -> None:
+        """Nobody is waited with any more."""
+        self._until.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _set_timer(self, at: float, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = at
+        self._timer = self._loop.call_later(seconds, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        now = time.monotonic()
+        for run in [run for run, at in self._until.items() if at <= now + _CLOCK_SECONDS]:
+            del self._until[run]
+            run.settle_in()
+        if self._until:
+            first = min(self._until.values())
+            self._set_timer(first, first - now)

@@ -1,0 +1,74 @@
+"""Where the warm process's memory lies is nobody's business but the kernel's: what is in it must not change."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+_LIBRARIES = """
+import ctypes, hashlib, json, socket
+from belljar.zygote import pages
+
+def read():
+    content = [ctypes.string_at(start, end - start) for start, end, _ in before]
+    return [hashlib.sha256(each).hexdigest() for each in content]
+
+def count():
+    with open("/proc/self/maps") as file:
+        return sum(1 for _ in file)
+
+before = list(pages._libraries())
+mappings, digests = count(), read()
+pages.share_libraries()
+pages.share_heap()
+assert len(before) > 5, before
+assert read() == digests
+assert count() < mappings, (count(), mappings)
+assert json.loads(json.dumps({"sum": sum(range(1000))})) == {"sum": 499500}
+print("unchanged")
+"""
+
+_NO_HOLES = """
+from belljar.zygote import heap
+
+holes = [bytes(200) for _ in range(5000)]
+del holes[::7]
+heap.fill_holes()
+made = [bytes(200) for _ in range(12)]
+steps = {id(later) - id(earlier) for earlier, later in zip(made, made[1:])}
+print(steps == {240})
+"""
+
+_GATHERED = """
+import types
+from belljar.zygote import heap
+
+NUMBER, TEXT, TUPLE, LIST = 123456, "some text", (1, b"bytes", (2.5, "inner")), [1]
+def function(argument, default=77777):
+    return NUMBER + argument + default, TEXT + "constant", TUPLE, LIST, None, True, len(TEXT)
+
+before, result, kept = (NUMBER, TEXT), function(1), LIST
+heap.gather([function])
+print(function(1) == result, NUMBER is not before[0], TEXT is not before[1], LIST is kept)
+"""
+
+
+def _run(sources: Path, code: str) -> str:
+    finished = subprocess.run(
+        [sys.executable, "-c", code], env={"PYTHONPATH": str(sources)}, capture_output=True, text=True, timeout=60
+    )
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout.strip()
+
+
+def test_libraries_have_fewer_mappings_and_the_same_content(sources: Path) -> None:
+    assert _run(sources, _LIBRARIES) == "unchanged"
+
+
+def test_objects_lie_side_by_side_once_the_holes_are_filled(sources: Path) -> None:
+    assert _run(sources, _NO_HOLES) == "True"
+
+
+def test_gathered_functions_compute_the_same_from_new_constants(sources: Path) -> None:
+    assert _run(sources, _GATHERED) == "True True True True"
