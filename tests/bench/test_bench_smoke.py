@@ -128,10 +128,10 @@ def test_quick_session_benchmark_writes_its_numbers_and_its_plot(
 
     output = _run(repository, sources, "bench/sessions.py", "--quick", "--output-dir", str(tmp_path))
 
-    assert "ten branches add" in output
+    assert "ten branches of it add" in output
     assert (tmp_path / "sessions.png").read_bytes().startswith(_PNG)
     numbers = json.loads((tmp_path / "sessions.json").read_text())
-    assert {"open_ms", "kernel_open_ms", "cell_ms", "idle_mb", "branch_200mb_ms", "left_after"} <= numbers.keys()
+    assert {"open_ms", "kernel_open_ms", "http_cell_ms", "idle_mb", "branch_200mb_ms", "left_after"} <= numbers.keys()
 
 
 def test_languages_are_measured(repository: Path, sources: Path, tmp_path: Path) -> None:

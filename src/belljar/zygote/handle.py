@@ -199,7 +199,8 @@ class WardenHandle:
             if answer.cancelled():
                 for descriptor in descriptors:
                     if "pid" in message:
-                        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+                        with contextlib.suppress(ProcessLookupError):  # it may have ended by itself
+                            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
                     os.close(descriptor)
             elif "failed" in message:
                 answer.set_exception(StartFailed(message["failed"]))
