@@ -265,7 +265,7 @@ def find_own(host: Host, keepers: set[int], role: str) -> list[Process]:
         root = {process.uid for process in host.processes() if process.pid in wardens}
         return [process for process in everyone if "main.py" in process.command and process.uid in root]
     if role == "sleeper":
-        return [process for process in everyone if process.command == "sleep infinity"]
+        return [process for process in everyone if process.command.endswith("sleep infinity")]
     return everyone
 
 
