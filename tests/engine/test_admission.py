@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from belljar.contract.errors import (
@@ -251,6 +251,7 @@ FIELDS = [
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the first draw builds a table of Unicode
 @given(asked=st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=4))
+@example(asked={"code": "1", "env": {"A": "b"}, "args": None})
 def test_whatever_is_asked_is_admitted_or_refused_in_words(asked: dict[str, Any]) -> None:
     try:
         execution = admit(SETTINGS, **{"code": "print(1)", **asked})

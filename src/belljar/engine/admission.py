@@ -104,7 +104,7 @@ def admit(
         language=language,
         stdin=_read_stdin(settings, stdin) if stdin else b"",
         args=_read_args(settings, args) if args else (),
-        env=_read_env(settings, env, args) if env else {},
+        env=_read_env(settings, env, args or ()) if env else {},
         files=_read_files(settings, files, _source_of(language, code)) if files else (),
         artifacts=_read_globs(artifacts) if artifacts else (),
         limits=_read_limits(settings, limits, timeout, memory_mb),
