@@ -18,7 +18,8 @@ from collections.abc import Callable
 
 from belljar import channel
 from belljar.backends.local.cells import Berth
-from belljar.backends.local.world import Guest, World
+from belljar.backends.local.guests import Guest
+from belljar.backends.local.world import World
 from belljar.jail.cgroups import CellCgroup
 
 _SILENCE_SECONDS = 10.0

@@ -19,8 +19,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from belljar import channel
+from belljar.backends.local.guests import Guest
 from belljar.backends.local.pictures import PictureReader
-from belljar.backends.local.world import INTERPRETER_BYTES, Guest, World
+from belljar.backends.local.world import INTERPRETER_BYTES, World
 from belljar.contract.artifacts import compile_globs
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import InvalidExecution, JailSetupFailed, TooLarge, ZygoteDied

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from belljar.backends.local.bodies import FirstBody
 from belljar.backends.local.cells import Berths
+from belljar.backends.local.guests import Guest
 from belljar.backends.local.measure import Measurement
 from belljar.backends.local.restriction import PolicyReport
 from belljar.backends.local.run import Companion, Extra, Run
 from belljar.backends.local.session import LocalSession
 from belljar.backends.local.standby import StandbyPool
-from belljar.backends.local.world import BARE, HEAVY, SHELL, Guest, World
+from belljar.backends.local.world import BARE, HEAVY, SHELL, World
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import JailSetupFailed, NotOffered, SandboxFault, WallMissing, ZygoteDied
 from belljar.contract.execution import MIB, Evidence, Execution, Limits

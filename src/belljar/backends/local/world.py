@@ -20,6 +20,7 @@ from typing import Any
 
 from belljar import channel
 from belljar.backends.local.cells import CELLS_MAX, Berth, Berths, Cell
+from belljar.backends.local.guests import Guest
 from belljar.backends.local.patience import Patience
 from belljar.backends.local.sights import bound_places, guest_environ, hidden_places, import_pattern
 from belljar.contract.errors import JailSetupFailed, Overloaded, ZygoteDied
@@ -38,38 +39,6 @@ _SYSTEM_PYTHON = "/usr/bin/python3"  # what is warm in a world that shows anothe
 #: A guest pays for every page of the interpreter it touches, because touching copies it. That is not the program's.
 INTERPRETER_BYTES = {BARE: 4 << 20, HEAVY: 16 << 20, SHELL: 32 << 20}
 _START_FAILURES_MAX = 3  # ready guests that die unused, in a row, before we stop making them
-
-
-class Guest:
-    """A jailed fork: waiting for its program, then running it."""
-
-    pid: int | None = None  # known once its zygote is gone: the warden then reports by it
-    has_ended = False
-    ended: Callable[[int | None, float], None] | None = None  # wait status (None: unknown), CPU seconds
-
-    def __init__(self, number: int, cell: Cell, zygote: ZygoteHandle) -> None:
-        self.number = number
-        self.cell = cell
-        self.zygote = zygote
-        self.weight = zygote.weight
-        self.channel, self.their_channel = channel.bare_pair()
-        self.stdout, self.their_stdout = os.pipe2(os.O_CLOEXEC)
-        self.stderr, self.their_stderr = os.pipe2(os.O_CLOEXEC)
-        for pipe in (self.stdout, self.stderr):
-            os.set_blocking(pipe, False)
-            os.fchmod(pipe, 0o666)  # it is ours; a program that opens /dev/stdout must be able to
-
-    def close_their_ends(self) -> None:
-        """The zygote has its copies."""
-        self.their_channel.close()
-        os.close(self.their_stdout)
-        os.close(self.their_stderr)
-
-    def close(self) -> None:
-        """Close our ends. The guest has ended or is about to be killed."""
-        self.channel.close()
-        os.close(self.stdout)
-        os.close(self.stderr)
 
 
 class World(ZygoteListener):
@@ -371,7 +340,11 @@ class World(ZygoteListener):
 
     def _fork(self, zygote: ZygoteHandle, cell: Cell, allowance: tuple[int, ...]) -> Guest:
         self._next_guest += 1
-        guest = Guest(self._next_guest, cell, zygote)
+        try:
+            guest = Guest(self._next_guest, cell, zygote)
+        except OSError as error:
+            self._idle_cells.append(cell)
+            raise Overloaded(f"no more descriptors for a program ({error.strerror}); try again later") from error
         cell.is_leased = True
         self._guests[guest.number] = guest
         berth = cell.berth
@@ -464,6 +437,8 @@ class World(ZygoteListener):
                 guest = self._fork(zygote, cell, self._default_allowance)
             except ZygoteDied:
                 continue
+            except Overloaded:
+                return
             guest.ended = self._unused_guest_ended(guest)
             ready.append(guest)
             missing -= 1
