@@ -26,6 +26,9 @@ from belljar.settings import Settings, load
 
 pytest_plugins = ["container_engines", "server_process"]
 
+# A shell that starts us in the background switches Ctrl-C off, for all that we start, too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 _UID_RANGES = 64  # one for each sandbox that a test session may have open
 _DEADLINE_SECONDS = 30.0
 _PLAIN_UID = 12345  # nobody's: it has no entry anywhere
