@@ -136,7 +136,8 @@ async def _turn(
     samples = []
     for in_flight in (1, _IN_FLIGHT):
         runs_min = 3 if in_flight == 1 or options.quick else in_flight
-        batch = Batch(in_flight=in_flight, seconds=options.seconds, runs_min=runs_min, runs_max=_RUNS_MAX)
+        runs_max = 4 if options.quick else _RUNS_MAX
+        batch = Batch(in_flight=in_flight, seconds=options.seconds, runs_min=runs_min, runs_max=runs_max)
         others = Bystanders(meter)
         cpu_before = meter.seconds()
         runs = await contender.run(workload, batch)

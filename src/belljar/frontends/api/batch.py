@@ -145,7 +145,7 @@ async def _run_all(service: Service, request: Request, batch: Batch, finish: Fin
             await finish(index, result)
 
     request.on_hang_up(give_up)
-    wanted = min(len(batch.executions), service.settings.pool.max_running)  # whoever frees a slot takes it again
+    wanted = min(len(batch.executions), 2 * service.settings.pool.max_running)  # a slot that is freed finds one waiting
     with request.caller.running_up_to(wanted) as width:
         workers = [asyncio.create_task(work()) for _ in range(width)]
         try:
