@@ -23,8 +23,9 @@ from belljar.backends.container.lines import Lines
 from belljar.backends.container.remote_session import RemoteBody, RemoteSession
 from belljar.backends.container.vessel import Contents, checked
 from belljar.backends.container.world import describe
+from belljar.backends.local.extras import Extra
 from belljar.backends.local.pictures import PictureReader
-from belljar.backends.local.run import Extra, program_packet
+from belljar.backends.local.run import program_packet
 from belljar.backends.local.session import LocalSession
 from belljar.backends.local.sights import import_pattern
 from belljar.contract.artifacts import compile_globs

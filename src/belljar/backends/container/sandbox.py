@@ -21,7 +21,7 @@ from belljar.backends.container.remote import RemoteWorld
 from belljar.backends.container.vessel import Vessel
 from belljar.backends.container.world import VesselWorld, describe
 from belljar.backends.local import LocalSandbox
-from belljar.backends.local.run import Companion
+from belljar.backends.local.extras import Companions
 from belljar.backends.local.session import LocalSession
 from belljar.backends.local.world import World
 from belljar.contract.backend import Watcher
@@ -153,26 +153,20 @@ class ContainerSandbox(LocalSandbox):
         self, world: RemoteWorld, execution: Execution, watcher: Watcher | None, command: Command | None
     ) -> Evidence:
         """In a container with a kernel of its own."""
-        companions: list[Companion] = []
+        companions = Companions()
         try:
             self._accompany(execution, cast(World, world), watcher, companions)
-            extras = [each.extra for each in companions]
+            extras = companions.extras()
             if command is None:
                 evidence = await world.run(execution, watcher, extras)
             else:
                 evidence = await world.run(execution, watcher, [*extras, command.extra], command.source)
-            for companion in companions:
-                evidence = companion.complete(evidence)
-            return evidence
+            return companions.complete(evidence)
         except ZygoteDied as error:
-            if execution.tools:
-                from belljar.backends.local.toolline import forbid_repeating
-
-                forbid_repeating(companions, error)
+            companions.forbid_repeating(error)
             raise
         finally:
-            for companion in companions:
-                companion.close()
+            companions.close()
 
     async def _seat(self, world: World, order: SessionOrder, allowed: Limits) -> tuple[LocalSession, int]:
         chosen: object = world

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from belljar.backends.local.compile_cache import CompileCache, Compiled, key_of
-from belljar.backends.local.run import Extra
+from belljar.backends.local.extras import Extra
 from belljar.backends.local.standby import PACKET_BYTES_MAX, Standby, build_packet
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import InvalidExecution, TooLarge

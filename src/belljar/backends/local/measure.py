@@ -15,7 +15,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from belljar.backends.local.run import Extra
+from belljar.backends.local.extras import Companion, Extra
 from belljar.contract.errors import NotOffered
 from belljar.contract.execution import Coverage, CoverageReport, Evidence, Execution, FileCoverage
 from belljar.environments import Environment
@@ -27,7 +27,7 @@ _PLACE = f"{policy.ENVIRONMENT_DIR}/share/instruments"
 _SEALS = fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 
 
-class Measurement:
+class Measurement(Companion):
     """The host's end of one measurement. Owns a descriptor: close it."""
 
     def __init__(self, execution: Execution, asked: Coverage, environment: Environment) -> None:

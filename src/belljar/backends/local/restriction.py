@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 
-from belljar.backends.local.run import Extra
+from belljar.backends.local.extras import Companion, Extra
 from belljar.contract.execution import Evidence, Execution
 from belljar.contract.restriction import Restriction
 
@@ -17,7 +17,7 @@ _REFUSED, _CUT = b"R", b"C"  # see guest/restricted.py
 _READ_BYTES = 4096
 
 
-class PolicyReport:
+class PolicyReport(Companion):
     """The pipe of one restricted run; owns both ends until `close`."""
 
     def __init__(self, execution: Execution, restriction: Restriction) -> None:

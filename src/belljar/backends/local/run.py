@@ -16,11 +16,13 @@ import signal
 import socket
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from belljar import channel
+from belljar.backends.local.extras import Extra
 from belljar.backends.local.guests import Guest
 from belljar.backends.local.pictures import PictureReader
+from belljar.backends.local.streams import READ_BYTES, Stream
 from belljar.backends.local.world import INTERPRETER_BYTES, World
 from belljar.contract.artifacts import compile_globs
 from belljar.contract.backend import Watcher
@@ -33,7 +35,6 @@ from belljar.settings import RequestSettings
 _SETTLE_SECONDS, _SETTLE_SECONDS_MAX = 0.02, 0.1
 _SETTLE_SECONDS_EACH = 0.005  # the more run at once, the longer each of them takes
 _SILENCE_SECONDS = 10.0  # for a guest to start, or for the news that it is dead
-_READ_BYTES = 65536
 _PIPE_BYTES = 65536
 _INLINE_BYTES = 64 * 1024  # a program larger than this travels in a memfd
 _CORES = os.cpu_count() or 1
@@ -43,69 +44,8 @@ _SIGKILL = int(signal.SIGKILL)
 _PEEK = int(socket.MSG_DONTWAIT | socket.MSG_PEEK)
 
 
-class Stream:
-    """One output pipe: what is within the limit is kept, the rest is drained and dropped."""
-
-    __slots__ = ("_bytes_max", "descriptor", "is_open", "kept", "name", "seen_bytes")
-
-    def __init__(self, name: str, descriptor: int, bytes_max: int) -> None:
-        self.name = name
-        self.descriptor = descriptor
-        self.kept: bytes | bytearray = b""
-        self.seen_bytes = 0
-        self.is_open = True
-        self._bytes_max = bytes_max
-
-    @property
-    def was_cut(self) -> bool:
-        """Whether anything was dropped."""
-        return self.seen_bytes > len(self.kept)
-
-    def read(self, bytes_max: int = _READ_BYTES) -> bytes | None:
-        """What there is, within the limit (b"" when all of it was over); None when nothing is left for now."""
-        try:
-            chunk = os.read(self.descriptor, min(bytes_max, _READ_BYTES))
-        except BlockingIOError:
-            return None
-        if not chunk:
-            self.is_open = False
-            return None
-        return self.take(chunk)
-
-    def take(self, chunk: bytes) -> bytes:
-        """Keep what is within the limit; return that."""
-        self.seen_bytes += len(chunk)
-        if not self.kept and len(chunk) <= self._bytes_max:
-            self.kept = chunk  # as most output is: all there will be
-            return chunk
-        fitting = chunk[: max(0, self._bytes_max - len(self.kept))]
-        self.kept = self.kept if isinstance(self.kept, bytearray) else bytearray(self.kept)
-        self.kept += fitting
-        return fitting
-
-
-class Extra(NamedTuple):
-    """Something few programs ask for: `guest/NAME.py` prepares it, just before the program starts."""
-
-    name: str
-    argument: Any  # JSON
-    descriptors: tuple[int, ...] = ()  # the guest gets copies; whoever made them closes them
-
-
-class Companion(Protocol):
-    """The host's end of an Extra, for as long as one run lasts."""
-
-    extra: Extra
-
-    def complete(self, evidence: Evidence) -> Evidence:
-        """The evidence with what this has to add. Everyone in the jail is dead by now."""
-
-    def close(self) -> None:
-        """Let go of descriptors and memory, however the run has ended."""
-
-
 class Run:
-    """A guest with its program. `finish` must be awaited to its end, or cancelled: both leave nothing running."""
+    """A guest with its program. `play` must be awaited to its end, or cancelled: both leave nothing running."""
 
     # What few runs ever change stands here, so that making one costs less.
     _stdin = _work_dir = _picture_pipe = -1
@@ -292,7 +232,7 @@ class Run:
     def _on_picture(self) -> bool:
         """Read some of the pictures; False when nothing is left for now. What is refused is read and dropped."""
         try:
-            chunk = os.read(self._picture_pipe, _READ_BYTES)
+            chunk = os.read(self._picture_pipe, READ_BYTES)
         except BlockingIOError:
             return False
         assert self._pictures is not None
@@ -481,8 +421,8 @@ class Run:
         while self._picture_pipe >= 0 and self._on_picture():
             pass
         for stream in self._streams:
-            count = _READ_BYTES
-            while count == _READ_BYTES and stream.is_open and not self._flooded:
+            count = READ_BYTES
+            while count == READ_BYTES and stream.is_open and not self._flooded:
                 before = stream.seen_bytes
                 chunk = stream.read()
                 count = stream.seen_bytes - before

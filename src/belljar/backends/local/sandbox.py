@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from belljar.backends.local.bodies import FirstBody
 from belljar.backends.local.cells import Berths
+from belljar.backends.local.extras import Companions
 from belljar.backends.local.guests import Guest
 from belljar.backends.local.measure import Measurement
 from belljar.backends.local.restriction import PolicyReport
-from belljar.backends.local.run import Companion, Extra, Run
+from belljar.backends.local.run import Run
 from belljar.backends.local.session import LocalSession
 from belljar.backends.local.standby import StandbyPool
 from belljar.backends.local.world import BARE, HEAVY, SHELL, World
@@ -104,9 +105,7 @@ class LocalSandbox:
         name = "default" if "default" in configured else next(iter(configured), "default")
         if self._first_language == "python":
             return name
-        from belljar.languages import machine_of
-
-        return f"{name}{_WITH_TOOLCHAINS}{machine_of(self._settings).root_of(self._first_language)}"
+        return f"{name}{_WITH_TOOLCHAINS}{self._machine().root_of(self._first_language)}"
 
     def _find_missing_walls(self) -> list[str]:
         """What cannot be had here and was not given up, each with how to get it."""
@@ -190,8 +189,7 @@ class LocalSandbox:
     ) -> Evidence:
         weight = world.weigh(execution) if command is None else BARE
         guest = await world.lease(weight, execution.limits)
-        companions: list[Companion] = []
-        extras: list[Extra] = []
+        companions = Companions()
         source = policy.PROGRAM_NAME
         way_out: WayOut | None = None
         try:
@@ -200,35 +198,28 @@ class LocalSandbox:
                 execution = dataclasses.replace(execution, env=way_out.equip(execution.env))
             if execution.coverage is not None or execution.tools or execution.restrict is not None:
                 self._accompany(execution, world, watcher, companions)
-                extras += [each.extra for each in companions]
+            extras = companions.extras()
             if command is not None:
                 extras.append(command.extra)
                 source = command.source
             run = Run(guest, execution, watcher, self._settings.request, world, weight == HEAVY, extras, source)
             evidence = await run.play()
             world.succeeded()
-            for companion in companions:
-                evidence = companion.complete(evidence)
+            evidence = companions.complete(evidence)
             return evidence if way_out is None else await way_out.finish(evidence)
         except ZygoteDied as error:
             if way_out is not None:
                 await way_out.forbid_repeating(error)
-            if execution.tools:
-                from belljar.backends.local.toolline import forbid_repeating
-
-                forbid_repeating(companions, error)
+            companions.forbid_repeating(error)
             raise
         finally:
-            for companion in companions:
-                companion.close()
+            companions.close()
             if way_out is not None:
                 way_out.drop()
                 guest.cell.kill()  # whatever was sent in there, nobody else comes to live in it
             self._let_go(world, guest)
 
-    def _accompany(
-        self, execution: Execution, world: World, watcher: Watcher | None, companions: list[Companion]
-    ) -> None:
+    def _accompany(self, execution: Execution, world: World, watcher: Watcher | None, companions: Companions) -> None:
         """Whatever few programs ask for; what is in `companions` will be closed, however this ends."""
         if execution.coverage is not None:
             companions.append(Measurement(execution, execution.coverage, world.environment))
@@ -281,17 +272,17 @@ class LocalSandbox:
         allowed = dataclasses.replace(order.limits, cpu_seconds=_UNLIMITED_SECONDS)
         session, sleeper = await self._seat(world, order, allowed)
         session.foreign = foreign
-        if order.tools:
-            from belljar.backends.local.toolline import SessionTools
+        try:
+            if order.tools:
+                from belljar.backends.local.toolline import SessionTools
 
-            session.tools = SessionTools(self._tools, order.tools, self._settings.tools)
-        if order.network:
-            try:
+                session.tools = SessionTools(self._tools, order.tools, self._settings.tools)
+            if order.network:
                 session.way_out = await self._open_way_out(world, sleeper)
-            except BaseException:
-                await session.close()
-                raise
-            order = dataclasses.replace(order, env=session.way_out.equip(order.env))
+                order = dataclasses.replace(order, env=session.way_out.equip(order.env))
+        except BaseException:
+            await session.close()
+            raise
         await session.start(order, () if session.tools is None else (session.tools.extra,))
         if session.tools is not None:
             session.tools.sent()
@@ -357,7 +348,7 @@ class LocalSandbox:
                 "cgroup": self._cgroups is not None,
             }
             settings = self._settings
-            shown = await asyncio.to_thread(self._show_toolchains, root) if has_toolchains else {}
+            shown = await asyncio.to_thread(lambda: self._machine().bound_places(root)) if has_toolchains else {}
             world = World(environment, self._berths, settings.pool, settings.default_limits, walls, shown, system=root)
             try:
                 await world.open()
@@ -369,11 +360,6 @@ class LocalSandbox:
             return world
         finally:
             self._opening.pop(name, None)
-
-    def _show_toolchains(self, root: str) -> Mapping[str, str]:
-        from belljar.languages import machine_of
-
-        return machine_of(self._settings).bound_places(root)
 
     def _maintain(self) -> None:
         for world in self._worlds.values():

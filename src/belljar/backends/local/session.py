@@ -18,8 +18,10 @@ from belljar import channel
 from belljar.backends.local.background import Background
 from belljar.backends.local.bodies import Body, FirstBody, has_ended
 from belljar.backends.local.branch import Grown, check_quiet, grow
-from belljar.backends.local.run import Extra, Stream, in_memfd
+from belljar.backends.local.extras import Extra
+from belljar.backends.local.run import in_memfd
 from belljar.backends.local.session_files import SessionFiles
+from belljar.backends.local.streams import Stream
 from belljar.backends.local.turn import End, Turn
 from belljar.backends.local.world import INTERPRETER_BYTES, SHELL
 from belljar.contract.backend import Watcher

@@ -6,7 +6,7 @@ import dataclasses
 import os
 from collections.abc import Sequence
 
-from belljar.backends.local.run import Companion, Extra
+from belljar.backends.local.extras import Companion, Extra
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import NotOffered, SandboxFault, ZygoteDied
 from belljar.contract.execution import Evidence, Execution, ToolCall
@@ -15,7 +15,7 @@ from belljar.settings import ToolSettings
 from belljar.tools.bridge import Bridge
 
 
-class ToolLine:
+class ToolLine(Companion):
     """Open as long as the program runs. Close it, whatever happens."""
 
     def __init__(
@@ -33,7 +33,7 @@ class ToolLine:
         return _with_calls(evidence, self._bridge.end())
 
     def forbid_repeating(self, error: ZygoteDied) -> None:
-        """A program whose guest was lost is run again, but not once it has called something: it would do so twice."""
+        """Not once it has called something: it would do so twice."""
         if self._bridge.end():
             raise SandboxFault("the program was lost after it had called tools, so it was not run again") from error
 
@@ -41,13 +41,6 @@ class ToolLine:
         """Give up what is under way."""
         self._bridge.close()
         os.close(self._theirs)
-
-
-def forbid_repeating(companions: Sequence[Companion], error: ZygoteDied) -> None:
-    """Raise if any of a lost program's companions has been asked for something."""
-    for companion in companions:
-        if isinstance(companion, ToolLine):
-            companion.forbid_repeating(error)
 
 
 class SessionTools:

@@ -21,8 +21,10 @@ from typing import Any, NamedTuple, Protocol
 
 from belljar import channel
 from belljar.backends.local.claims import DisplayReader, read_error
+from belljar.backends.local.extras import Extra
 from belljar.backends.local.grace import Grace
-from belljar.backends.local.run import Extra, Stream, in_memfd
+from belljar.backends.local.run import in_memfd
+from belljar.backends.local.streams import Stream
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import ZygoteDied
 from belljar.contract.execution import Evidence, Execution, ProgramError
