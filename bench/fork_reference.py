@@ -30,10 +30,10 @@ _now = time.perf_counter
 
 def main() -> None:
     """Warm up, then serve batches until stdin ends."""
-    global _run
+    global _play
     modules = sys.argv[2:]
     if sys.argv[1] == "same":
-        _run = _run_as_main
+        _play = _play_as_main
     elif modules:
         sys.path.append(modules.pop(0))
     for name in modules:
@@ -94,10 +94,10 @@ def _start(code: str, only_fork: bool) -> tuple[int, int]:
     return ours, pid
 
 
-def _run_bare(code: str, output: int) -> NoReturn:
+def _run(code: str, output: int) -> NoReturn:
     try:
         os.dup2(output, 1)
-        exec(compile(code, "main.py", "exec"), {"__name__": "__main__"})
+        _play(code)
         sys.stdout.flush()
         os._exit(0)
     except BaseException:  # noqa: BLE001  the end of this process
@@ -108,28 +108,22 @@ def _run_bare(code: str, output: int) -> NoReturn:
         os._exit(1)
 
 
-def _run_as_main(code: str, output: int) -> NoReturn:
+def _play_bare(code: str) -> None:
+    exec(compile(code, "main.py", "exec"), {"__name__": "__main__"})
+
+
+def _play_as_main(code: str) -> None:
     """As a guest of Belljar: `__main__` is collectable, and only what the program has made is finalized."""
-    try:
-        os.dup2(output, 1)
-        module = sys.modules["__main__"] = type(sys)("__main__")
-        gc.enable()
-        exec(compile(code, "main.py", "exec"), module.__dict__)
-        atexit._run_exitfuncs()
-        module.__dict__.clear()
-        del module, sys.modules["__main__"]
-        gc.collect(0 if gc.get_count()[1:] == (0, 0) else 2)
-        sys.stdout.flush()
-        os._exit(0)
-    except BaseException:  # noqa: BLE001  the end of this process
-        import traceback
-
-        traceback.print_exc()
-    finally:
-        os._exit(1)
+    module = sys.modules["__main__"] = type(sys)("__main__")
+    gc.enable()
+    exec(compile(code, "main.py", "exec"), module.__dict__)
+    atexit._run_exitfuncs()
+    module.__dict__.clear()
+    del module, sys.modules["__main__"]
+    gc.collect(0 if gc.get_count()[1:] == (0, 0) else 2)
 
 
-_run: Callable[[str, int], NoReturn] = _run_bare
+_play: Callable[[str], None] = _play_bare
 
 
 def _finish(descriptor: int, pid: int) -> bytes:
