@@ -65,9 +65,7 @@ def jailed_files(sources: Path) -> list[Path]:
     files = [
         package / "__init__.py",
         package / "channel.py",
-        package / "zygote/__init__.py",
-        package / "zygote/server.py",
-        package / "zygote/pages.py",
+        *(package / f"zygote/{name}.py" for name in ("__init__", "heap", "pages", "plain", "protocol", "server")),
     ]
     for folder in ("guest", "jail"):
         found = sorted((package / folder).rglob("*.py"))
