@@ -76,6 +76,12 @@ def test_open_needs_no_body(talk: Talk) -> None:
     assert talk.value(answer.body["id"], "6 * 7") == "42"
 
 
+def test_time_is_told_more_finely_than_the_loop_counts_it(talk: Talk) -> None:
+    opened = talk.open()
+    seconds = [talk.run(opened, "1")["usage"]["wall_seconds"] for _ in range(5)]
+    assert any(abs(each * 1000 - round(each * 1000)) > 1e-3 for each in seconds), seconds
+
+
 def test_id_can_be_chosen_once(talk: Talk) -> None:
     assert talk.open(id="my-session.1") == "my-session.1"
     again = talk.ask("POST", "", {"id": "my-session.1"})

@@ -15,6 +15,7 @@ import math
 import os
 import re
 import signal
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -239,8 +240,8 @@ class RemoteWorld:
 
     async def _follow(self, asked: _Asked, run: _Heard) -> Evidence:
         loop = asyncio.get_running_loop()
-        asked.began = loop.time()
-        last = asked.began + asked.execution.limits.wall_seconds + _PATIENCE_SECONDS
+        asked.began = time.monotonic()
+        last = loop.time() + asked.execution.limits.wall_seconds + _PATIENCE_SECONDS
         while True:
             try:
                 async with asyncio.timeout_at(last):
@@ -261,7 +262,7 @@ class RemoteWorld:
             asked.hear(message, blob)
             if "ended" in message:
                 artifacts = await self._fetch(asked, message["ended"], run)
-                return asked.evidence(message["ended"], artifacts, loop.time() - asked.began)
+                return asked.evidence(message["ended"], artifacts, time.monotonic() - asked.began)
 
     async def _fetch(self, asked: _Asked, ended: dict[str, Any], run: _Heard) -> tuple[File, ...]:
         """The files that the caller wants, of those there are; the steward knows no globs."""

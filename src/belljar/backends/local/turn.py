@@ -16,6 +16,7 @@ import fcntl
 import os
 import struct
 import termios
+import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -108,7 +109,7 @@ class Turn:
         """
         if self._place.cgroup is not None:
             self._place.cgroup.begin()
-        self._started_at = self._loop.time()
+        self._started_at = time.monotonic()
         background = self._place.take_background()
         theirs: list[int] = []
         try:
@@ -155,7 +156,7 @@ class Turn:
     def _settle_in(self) -> None:
         """The cell takes its time: read its output as it comes, and keep its clocks."""
         limits = self._cell.limits
-        elapsed = self._loop.time() - self._started_at
+        elapsed = time.monotonic() - self._started_at
         for stream in self._streams:
             self._watch(stream.descriptor, self._on_output, stream)
         self._watch(self._picture_pipe, self._on_picture)
@@ -259,7 +260,7 @@ class Turn:
         """
         try:
             answer = await self._wait()
-            wall_seconds = self._loop.time() - self._started_at
+            wall_seconds = time.monotonic() - self._started_at
             self._stop_watching()
             self._read_the_rest(everything=isinstance(answer, End))
             if isinstance(answer, End):

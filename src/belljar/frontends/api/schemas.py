@@ -194,7 +194,8 @@ def _not_json(error: Exception) -> Refusal:
     elif isinstance(error, UnicodeDecodeError):
         reason = "it is not valid UTF-8"
     else:
-        reason = str(error)[:1].lower() + str(error)[1:]
+        reason = str(error).removeprefix("JSON is malformed: ")
+        reason = reason[:1].lower() + reason[1:]
     return Refusal(400, "not_json", f"the body is not JSON: {reason}; send one JSON object in UTF-8")
 
 
