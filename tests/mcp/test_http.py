@@ -7,6 +7,7 @@ import http.client
 import json
 import signal
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,6 +25,14 @@ WAITS = "import subprocess; subprocess.run(['sleep', '98.765'])"  # a command th
 
 def test_a_request_stands_alone(site: Site) -> None:
     assert site.call("run_code", {"code": "print(6 * 7)"})["content"][0]["text"] == "42"
+
+
+def test_the_sdk_is_there_before_anybody_asks(open_site: Serve, host: Host) -> None:
+    with open_site() as site:
+        maps = Path(f"/proc/{site.process.pid}/maps")
+        assert "pydantic_core" not in maps.read_text()  # no start waits for it
+        host.wait_until(lambda: "pydantic_core" in maps.read_text(), "the SDK is being imported", 60)
+        assert site.call("run_code", {"code": "print(1)"})["content"][0]["text"] == "1"
 
 
 def test_the_path_that_kernel_clients_know_is_served(site: Site) -> None:
@@ -87,7 +96,7 @@ def test_who_hangs_up_ends_his_program(site: Site, host: Host, revision: str) ->
     if revision == "2026-07-28":
         connection = site.send("tools/call", arguments)
     else:
-        connection = _Session(site, revision).open("tools/call", arguments)
+        connection = Session(site, revision).open("tools/call", arguments)
     host.wait_until(lambda: _runs(host), "the program runs")
     connection.close()
     host.wait_until(lambda: not _runs(host), "the program is gone", 10)
@@ -95,7 +104,7 @@ def test_who_hangs_up_ends_his_program(site: Site, host: Host, revision: str) ->
 
 
 def test_an_older_client_can_cancel_its_call(site: Site, host: Host) -> None:
-    session = _Session(site, "2025-11-25")
+    session = Session(site, "2025-11-25")
     connection = session.open("tools/call", {"name": "run_code", "arguments": {"code": WAITS, "timeout": 120}}, 9)
     host.wait_until(lambda: _runs(host), "the program runs")
     assert session.ask("notifications/cancelled", {"requestId": 9}, None)[0] == 202
@@ -108,7 +117,7 @@ def test_an_older_session_is_only_for_the_key_that_opened_it(open_site: Serve) -
         keys = site.keys
         other = keys.create(Key(name="other"))
         try:
-            session = _Session(site, "2025-11-25", Authorization="Bearer operator-key")
+            session = Session(site, "2025-11-25", Authorization="Bearer operator-key")
             assert session.ask("tools/list")[0] == 200
             session.headers["Authorization"] = f"Bearer {other}"
             assert session.ask("tools/list")[0] == 404
@@ -118,7 +127,7 @@ def test_an_older_session_is_only_for_the_key_that_opened_it(open_site: Serve) -
 
 def test_open_streams_do_not_delay_the_end(open_site: Serve) -> None:
     with open_site(server__grace_seconds=30) as site:
-        session = _Session(site, "2025-11-25")
+        session = Session(site, "2025-11-25")
         stream = site.connect()
         with contextlib.closing(stream):
             stream.request("GET", "/mcp", headers={**session.headers, "Accept": "text/event-stream"})
@@ -130,7 +139,7 @@ def test_open_streams_do_not_delay_the_end(open_site: Serve) -> None:
 
 
 def test_a_session_that_was_deleted_is_gone(site: Site) -> None:
-    session = _Session(site, "2025-11-25")
+    session = Session(site, "2025-11-25")
     connection = site.connect()
     with contextlib.closing(connection):
         connection.request("DELETE", "/mcp", headers=session.headers)
@@ -152,7 +161,7 @@ def test_quotas_of_a_key_are_told_to_the_model(open_site: Serve) -> None:
             keys.revoke("slow")
 
 
-class _Session:
+class Session:
     """An older client, which shakes hands first."""
 
     def __init__(self, site: Site, revision: str, **headers: str) -> None:

@@ -23,6 +23,22 @@ WAITS = "import subprocess; subprocess.run(['sleep', '98.765'])"  # a command th
 OLDER = ("2025-03-26", "2025-06-18", "2025-11-25")
 
 
+def test_who_starts_it_by_hand_is_told_whom_it_waits_for(command: list[str], environ: dict[str, str]) -> None:
+    ours, theirs = os.openpty()
+    with subprocess.Popen(
+        command, env=environ, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    ) as process:
+        try:
+            assert process.stderr is not None
+            assert b"waiting for an MCP client" in process.stderr.readline()
+            process.terminate()
+            process.wait(60)
+        finally:
+            process.kill()
+            os.close(theirs)
+            os.close(ours)
+
+
 @pytest.mark.parametrize("revision", OLDER)
 def test_older_clients_shake_hands_in_their_own_revision(plug: Plug, revision: str) -> None:
     with plug() as wire:

@@ -199,7 +199,8 @@ async def _run(
     endpoint: mcp.Endpoint,
     stop: asyncio.Event,
 ) -> None:
-    helpers = [asyncio.create_task(service.health.watch()), asyncio.create_task(_sweep(servers))]
+    background = (service.health.watch(), _sweep(servers), endpoint.warm())
+    helpers = [asyncio.create_task(each) for each in background]
     # Not `serve`: signals are ours.
     serving = [
         asyncio.create_task(server._serve([listener])) for server, listener in zip(servers, listeners, strict=True)

@@ -20,7 +20,10 @@ from belljar.settings import Settings, load
 def define(parser: argparse.ArgumentParser) -> None:
     """Options of `belljar mcp`."""
     parser.add_argument(
-        "--tools", metavar="A,B", help="only these tools, or groups: native, safe-execute, code-sandbox, kernels"
+        "--tools",
+        metavar="A,B",
+        help="only these tools, or groups: native, safe-execute, code-sandbox, kernels; all by default, and native "
+        "is enough for most",
     )
     parser.add_argument(
         "--output",
@@ -49,6 +52,8 @@ def define(parser: argparse.ArgumentParser) -> None:
     )
     define_walls(parser)
     parser.epilog = (
+        'Assistants start it by themselves; in their settings: "command": "belljar", "args": ["mcp", "--tools",\n'
+        '"native"].\n'
         "The client speaks first, on standard input; logs go to standard error. CONTAINER_IMAGE together with\n"
         "CONTAINER_LANGUAGE (python or javascript) does what --python-image or --js-image does; BACKEND (docker or\n"
         "podman) says with which engine. VERBOSE=true logs as --debug does."
@@ -69,6 +74,12 @@ def execute(options: argparse.Namespace) -> int:
     offer = offer_of(settings, os.environ, **(CODE_SANDBOX if options.like else {}))
     select(ALL, offer.tools)  # a tool that does not exist is told before the SDK is imported
     _set_up_logging(is_debugging="debug" in options or os.environ.get("VERBOSE", "").lower() in ("1", "true", "yes"))
+    if sys.stdin.isatty():
+        print(
+            "belljar: waiting for an MCP client on standard input. Assistants start this command by themselves; "
+            "Ctrl-C ends it.",
+            file=sys.stderr,
+        )
     asyncio.run(serve(settings, offer))
     return 0
 

@@ -37,6 +37,10 @@ class Host(Protocol):
     settings: Settings
     environments: Environments
 
+    @property
+    def ready(self) -> Engine | None:
+        """The engine, if it is open."""
+
     async def engine(self) -> Engine:
         """The open engine; waits while it starts. Raises SandboxFault if it cannot."""
 
@@ -140,7 +144,8 @@ class Call:
 
     async def engine(self) -> Engine:
         """The open engine."""
-        return await self.wait(self.host.engine())
+        ready = self.host.ready  # at nearly every call; waiting would take a task
+        return await self.wait(self.host.engine()) if ready is None else ready
 
     async def sessions(self) -> Sessions:
         """The sessions of the open engine."""
@@ -152,18 +157,17 @@ class Call:
         """Let `work` finish, telling the client how far it is; cancelling this ends it first."""
         task = asyncio.ensure_future(work)
         try:
-            async with self._reporting(most_seconds, tail):
+            if self.report is None:
+                return await asyncio.shield(task)
+            async with self._reporting(self.report, most_seconds, tail):
                 return await asyncio.shield(task)
         finally:
             if not task.done():
                 await _end(task)
 
     @contextlib.asynccontextmanager
-    async def _reporting(self, most_seconds: float | None, tail: Tail | None) -> AsyncIterator[None]:
-        if self.report is None:
-            yield
-            return
-        ticker = asyncio.ensure_future(self._tick(self.report, most_seconds, tail))
+    async def _reporting(self, report: Report, most_seconds: float | None, tail: Tail | None) -> AsyncIterator[None]:
+        ticker = asyncio.ensure_future(self._tick(report, most_seconds, tail))
         ticker.add_done_callback(_read)  # a client that cannot be told is no reason to stop
         try:
             yield

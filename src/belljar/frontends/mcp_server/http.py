@@ -4,26 +4,31 @@ The App has checked Host and Origin and knows the caller before we are asked. Ne
 request by itself; older ones open an MCP session first, which only the key that opened it can use. Nobody can come
 back for an answer later, so whoever hangs up ends his program, as everywhere else on this server.
 
-The SDK is imported at the first request, in a thread: a server that nobody asks for MCP should not carry it.
+The SDK takes a second to import: that is done in a thread, when the server has been up for a moment or at the first
+request, whichever comes first. No start waits for it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
+import gc
 import importlib.util
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from belljar.contract.errors import BelljarError
 from belljar.contract.execution import Execution, Outcome
 from belljar.contract.sessions import SessionState
 from belljar.engine.execute import Engine
 from belljar.frontends.api.callers import Caller
-from belljar.frontends.api.replies import Message, Receive, Refusal, Send
+from belljar.frontends.api.replies import Receive, Refusal, Send
 from belljar.frontends.api.request import Request
 from belljar.frontends.api.service import Service
 from belljar.frontends.mcp_server.offer import Offer
+from belljar.frontends.mcp_server.visit import HttpVisit, ShortIfAsked, wants_only_its_result
 
 _log = logging.getLogger("belljar.mcp")
 
@@ -32,6 +37,8 @@ PREFIXES = ("/mcp", "/ai/sandbox/v1/mcp")
 
 _SESSIONS_MAX = 2000  # of older clients; one more is refused
 _IDLE_SECONDS = 1800.0
+_WARM_SECONDS = 1.0  # who waited for the server to start is answered first
+_OWNERS_MAX = 1024
 _VISIT = "belljar.visit"
 
 
@@ -57,10 +64,19 @@ class Endpoint:
         try:
             if scope["method"] == "POST":
                 visit.body = await request.read()
-            inner = {**scope, _VISIT: visit, "user": self._user_of(visit.caller)}
+                if wants_only_its_result(request.headers, visit.body):
+                    visit.shorten()
+                    request.on_hang_up(visit.leave)
+            inner = {**scope, _VISIT: visit, "user": self._user_of(visit.caller.owner)}
             await manager.handle_request(inner, visit.receive, visit.send)
         finally:
+            visit.close()
             request.release()
+
+    @property
+    def ready(self) -> Engine:
+        """Open as long as the server runs."""
+        return self._service.engine
 
     async def engine(self) -> Engine:
         """Open as long as the server runs."""
@@ -87,6 +103,12 @@ class Endpoint:
         """Into the log, and the next health check looks closer."""
         _log.error("a tool could not be run: %s", error, exc_info=None if isinstance(error, BelljarError) else error)
         self._service.health.doubt()
+
+    async def warm(self) -> None:
+        """Get ready for the first request before it comes."""
+        await asyncio.sleep(_WARM_SECONDS)
+        with contextlib.suppress(Refusal):  # which is for whoever asks
+            await self._start()
 
     async def close(self) -> None:
         """End all MCP sessions, and with them the streams of their clients."""
@@ -120,16 +142,20 @@ class Endpoint:
         from belljar.frontends.mcp_server.server import build
 
         logging.getLogger("mcp").setLevel(logging.WARNING)  # it writes several lines for each request
-        self._user_of = lambda caller: AuthenticatedUser(AccessToken(token="", client_id=caller.owner, scopes=[]))
         server = build(self, self._offer, _visit_of)
+        self._user_of = functools.lru_cache(_OWNERS_MAX)(
+            lambda owner: AuthenticatedUser(AccessToken(token="", client_id=owner, scopes=[]))
+        )
+        gc.freeze()  # it all stays
         return StreamableHTTPSessionManager(
             server,
+            json_response=cast("bool", ShortIfAsked()),
             max_request_body_size=self._service.settings.server.body_bytes,
             session_idle_timeout=_IDLE_SECONDS,
             max_sessions=_SESSIONS_MAX,
         )
 
-    _user_of: Callable[[Caller], Any]
+    _user_of: Callable[[str], Any]
 
     async def _live(self, manager: Any, started: asyncio.Future[None]) -> None:
         """The SDK's tasks need a task that enters and leaves their group: this one."""
@@ -141,41 +167,3 @@ class Endpoint:
 def _visit_of(context: Any) -> HttpVisit:
     visit: HttpVisit = context.request.scope[_VISIT]
     return visit
-
-
-class HttpVisit:
-    """One request: its body, read already, and whether the client is still there for the answer."""
-
-    def __init__(self, caller: Caller, receive: Receive, send: Send) -> None:
-        self.caller = caller
-        self.body = b""
-        self._receive = receive
-        self._send = send
-        self._is_read = False
-        self._is_answered = False
-        self._has_left = False
-        self._tell: Callable[[], object] | None = None
-
-    def on_leaving(self, tell: Callable[[], object]) -> None:
-        """Call `tell` when the client hangs up before it has its answer."""
-        self._tell = tell
-        if self._has_left:
-            tell()
-
-    async def receive(self) -> Message:
-        """The body at once, then only the end of the connection."""
-        if not self._is_read:
-            self._is_read = True
-            return {"type": "http.request", "body": self.body, "more_body": False}
-        message = await self._receive()
-        if message["type"] == "http.disconnect" and not self._is_answered:
-            self._has_left = True
-            if self._tell is not None:
-                self._tell()
-        return message
-
-    async def send(self, message: Message) -> None:
-        """Pass it on; remember when it was the last."""
-        if message["type"] == "http.response.body" and not message.get("more_body"):
-            self._is_answered = True
-        await self._send(message)

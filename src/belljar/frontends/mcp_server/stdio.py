@@ -95,6 +95,13 @@ class OwnEngine:
             self._opening = asyncio.create_task(self._open())
             self._opening.add_done_callback(_retrieve)
 
+    @property
+    def ready(self) -> Engine | None:
+        """None while it opens, and after that failed."""
+        if self._opening is None or not self._opening.done() or self._has_failed():
+            return None
+        return self._opening.result()
+
     async def engine(self) -> Engine:
         """The open engine. Raises SandboxFault."""
         self.warm()
