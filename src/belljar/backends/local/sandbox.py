@@ -198,7 +198,7 @@ class LocalSandbox:
         weight = world.weigh(execution) if command is None else BARE
         limits = execution.limits
         guest = world.lease_ready(weight, limits) or await world.lease(weight, limits)
-        if command is not None or not is_plain(execution):
+        if command is not None or not _is_plain(execution):
             return await self._run_accompanied(world, guest, execution, watcher, command)
         try:
             run = Run(guest, execution, watcher, self._settings.request, world, weight == HEAVY)
@@ -435,7 +435,7 @@ class LocalSandbox:
         return totals if self._commands is None else {**totals, **self._commands.facts()}
 
 
-def is_plain(execution: Execution) -> bool:
+def _is_plain(execution: Execution) -> bool:
     """Whether it needs nothing beside a guest."""
     return not (
         execution.network or execution.coverage is not None or execution.tools or execution.restrict is not None
