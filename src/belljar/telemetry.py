@@ -154,7 +154,7 @@ class Telemetry(Collector):
     def executed(self, caller: str, execution: Execution, outcome: Outcome) -> None:
         """One execution has its outcome."""
         usage = outcome.usage
-        self._executions[outcome.language, outcome.status.value] += 1
+        self._executions[outcome.language, str(outcome.status)] += 1
         self._queue.add(usage.queue_seconds)
         run = self._run.get(outcome.language)
         if run is None:
@@ -199,13 +199,13 @@ class Telemetry(Collector):
             "id": outcome.id,
             "caller": caller,
             "language": outcome.language,
-            "status": outcome.status.value,
+            "status": str(outcome.status),
             "exit_code": outcome.exit_code,
             "signal": outcome.signal,
-            "wall_seconds": round(usage.wall_seconds, 6),
-            "cpu_seconds": round(usage.cpu_seconds, 6),
+            "wall_seconds": usage.wall_seconds,
+            "cpu_seconds": usage.cpu_seconds,
             "memory_peak_bytes": usage.memory_peak_bytes,
-            "queue_seconds": round(usage.queue_seconds, 6),
+            "queue_seconds": usage.queue_seconds,
             **more,
         }
         if self._shows_content:

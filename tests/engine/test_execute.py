@@ -58,7 +58,7 @@ def test_an_outcome_has_an_unguessable_id_and_what_the_program_said(open_engine:
             assert first.id.startswith("x_")
             assert len(first.id) == 34
             assert first.id != second.id
-            assert first.usage.wall_seconds > 0
+            assert first.usage.wall_seconds == round(first.usage.wall_seconds, 6) > 0, "told in microseconds"
             assert first.error is None
 
     asyncio.run(scene())

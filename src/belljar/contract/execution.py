@@ -14,6 +14,7 @@ from belljar.contract.making import quickly_made
 from belljar.contract.restriction import Restriction
 
 MIB = 1024 * 1024
+_SIGXCPU, _SIGSYS = int(signals.SIGXCPU), int(signals.SIGSYS)
 
 
 class Status(enum.StrEnum):
@@ -246,11 +247,11 @@ def classify(seen: Evidence) -> Status:
         return Status.COMPILE_FAILED
     if seen.oom_kills:
         return Status.OUT_OF_MEMORY
-    if seen.deadline_passed or seen.cpu_exhausted or seen.signal == signals.SIGXCPU:
+    if seen.deadline_passed or seen.cpu_exhausted or seen.signal == _SIGXCPU:
         return Status.TIMED_OUT
     if seen.output_flooded:
         return Status.OUTPUT_LIMIT
-    if seen.refused or seen.signal == signals.SIGSYS:
+    if seen.refused or seen.signal == _SIGSYS:
         return Status.DENIED
     if seen.signal is not None:
         return Status.CRASHED
@@ -260,7 +261,7 @@ def classify(seen: Evidence) -> Status:
 @quickly_made
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What an execution took."""
+    """What an execution took; seconds are whole microseconds."""
 
     wall_seconds: float = 0.0
     cpu_seconds: float = 0.0
@@ -332,10 +333,10 @@ class Outcome:
             "tool_calls": [call.as_json() for call in self.tool_calls],
             "coverage": None if self.coverage is None else self.coverage.as_json(),
             "usage": {
-                "wall_seconds": round(self.usage.wall_seconds, 6),
-                "cpu_seconds": round(self.usage.cpu_seconds, 6),
+                "wall_seconds": self.usage.wall_seconds,
+                "cpu_seconds": self.usage.cpu_seconds,
                 "memory_peak_bytes": self.usage.memory_peak_bytes,
-                "queue_seconds": round(self.usage.queue_seconds, 6),
+                "queue_seconds": self.usage.queue_seconds,
                 **({} if self.usage.network is None else {"network": self.usage.network.as_json()}),
             },
         }

@@ -1,7 +1,8 @@
 """Making frozen values quickly.
 
 The `__init__` that `dataclass` writes for a frozen class looks every field up by its name to get past its own lock;
-for a class of twenty fields that takes longer than a system call. Filling the slots directly takes a third of it.
+for a class of twenty fields that takes longer than a system call. So a value is filled while it is of a class with the
+same slots and no lock, which the interpreter does at full speed, and is locked by becoming what it was meant to be.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ _T = TypeVar("_T")
 
 def quickly_made(kind: type[_T]) -> type[_T]:
     """Give a frozen dataclass with slots and keywords only an `__init__` that means the same and takes less time."""
-    names: dict[str, Any] = {"NOT_GIVEN": object()}
+    fields = dataclasses.fields(kind)  # type: ignore[arg-type]
+    unlocked = type(kind.__name__, (), {"__slots__": tuple(each.name for each in fields)})
+    names: dict[str, Any] = {"NOT_GIVEN": object(), "set_past_lock": object.__setattr__}
+    names |= {"unlocked": unlocked, "locked": kind}
     parameters, lines = [], []
-    for each in dataclasses.fields(kind):  # type: ignore[arg-type]
+    for each in fields:
         assert each.kw_only, f"{each.name} is not a keyword"
         name = each.name
-        names[f"set_{name}"] = kind.__dict__[name].__set__
         value = name
         if each.default is not dataclasses.MISSING:
             names[f"default_{name}"] = each.default
@@ -30,8 +33,9 @@ def quickly_made(kind: type[_T]) -> type[_T]:
             value = f"make_{name}() if {name} is NOT_GIVEN else {name}"
         else:
             parameters.append(name)
-        lines.append(f"    set_{name}(self, {value})")
+        lines.append(f"    self.{name} = {value}")
     assert not hasattr(kind, "__post_init__"), "who would call it?"
+    lines = ["    set_past_lock(self, '__class__', unlocked)", *lines, "    self.__class__ = locked"]
     exec(f"def __init__(self, *, {', '.join(parameters)}):\n" + "\n".join(lines), names)
     made = names["__init__"]
     made.__qualname__ = f"{kind.__qualname__}.__init__"

@@ -294,18 +294,23 @@ def judge(execution_id: str, execution: Execution, seen: Evidence, queue_seconds
         tool_calls=seen.tool_calls,
         coverage=seen.coverage,
         usage=Usage(
-            wall_seconds=seen.wall_seconds,
-            cpu_seconds=seen.cpu_seconds,
+            wall_seconds=_to_microseconds(seen.wall_seconds),
+            cpu_seconds=_to_microseconds(seen.cpu_seconds),
             memory_peak_bytes=seen.memory_peak_bytes,
-            queue_seconds=queue_seconds,
+            queue_seconds=_to_microseconds(queue_seconds) if queue_seconds else 0.0,
             network=seen.network,
         ),
     )
 
 
+def _to_microseconds(seconds: float) -> float:
+    """Rounded. `round` thinks in decimals, which takes longer than reading the clock did."""
+    return int(seconds * 1e6 + 0.5) / 1e6
+
+
 def _decode(written: bytes, was_cut: bool) -> str:
     """Bytes that are not UTF-8 are replaced; half a character at our own cut is not the program's fault, and goes."""
-    return codecs.utf_8_decode(written, "replace", not was_cut)[0]
+    return codecs.utf_8_decode(written, "replace", not was_cut)[0] if written else ""
 
 
 def _name_signal(number: int) -> str:

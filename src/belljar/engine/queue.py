@@ -137,14 +137,18 @@ class SlotQueue:
 
     def _count(self, caller: str, before: int, after: int) -> None:
         """Record that the line of `caller` grew or shrank by one."""
+        by_length = self._by_length
         if before:
-            del self._by_length[before][caller]
-            if not self._by_length[before]:
-                del self._by_length[before]
+            as_long = by_length[before]
+            del as_long[caller]
+            if not as_long:
+                del by_length[before]
         if after:
-            self._by_length.setdefault(after, OrderedDict())[caller] = None
+            if after not in by_length:
+                by_length[after] = OrderedDict()
+            by_length[after][caller] = None
         self.depth += after - before
-        if after > self._longest or self._longest not in self._by_length:
+        if after > self._longest or self._longest not in by_length:
             self._longest = after
 
     def _note_turn(self) -> None:

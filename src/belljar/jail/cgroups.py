@@ -253,11 +253,16 @@ class CellCgroup:
 
     def usage(self) -> tuple[float, int, int]:
         """CPU seconds, peak of memory and kills for memory since `begin`, as below."""
-        return self.cpu_seconds(), int(os.pread(self._memory_peak, 32, 0)), self.oom_kills()
+        cpu_before, oom_before = self._before
+        cpu, oom = os.pread(self._cpu, 64, 0), os.pread(self._oom, 512, 0)
+        kills = 0 if oom == oom_before else _kills(oom) - _kills(oom_before)
+        return self._seconds_between(cpu_before, cpu), int(os.pread(self._memory_peak, 32, 0)), kills
 
     def cpu_seconds(self) -> float:
         """CPU used since `begin`."""
-        now, before = os.pread(self._cpu, 64, 0), self._before[0]
+        return self._seconds_between(self._before[0], os.pread(self._cpu, 64, 0))
+
+    def _seconds_between(self, before: bytes, now: bytes) -> float:
         if self._cpu_version == 1:
             return (int(now) - int(before)) / 1e9
         return (_microseconds(now) - _microseconds(before)) / 1e6
@@ -319,10 +324,10 @@ class CellCgroup:
             for descriptor in opened.values():
                 os.close(descriptor)
 
-    def is_as_new(self) -> bool:
+    def is_as_new(self, is_known_empty: bool = False) -> bool:
         """Whether nobody is in it and an earlier guest's memory has been freed, for which the kernel takes its time."""
         try:
-            return self.is_empty() and self.memory_bytes() < RESIDUE_BYTES_MAX
+            return (is_known_empty or self.is_empty()) and int(os.pread(self._memory_now, 32, 0)) < RESIDUE_BYTES_MAX
         except OSError:
             return False  # it is gone
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
+from os import O_CLOEXEC, close, fchmod, pipe2, set_blocking
 
 from belljar import channel
 from belljar.backends.local.cells import Cell
@@ -16,7 +16,7 @@ class Guest:
     pid: int | None = None  # known once its zygote is gone: the warden then reports by it
     has_ended = False
     ended: Callable[[int | None, float], None] | None = None  # wait status (None: unknown), CPU seconds
-    stdout = their_stdout = stderr = their_stderr = -1
+    stdout = their_stdout = -1
 
     def __init__(self, number: int, cell: Cell, zygote: ZygoteHandle) -> None:
         """Open what it will be given.
@@ -30,29 +30,28 @@ class Guest:
         self.weight = zygote.weight
         self.channel, self.their_channel = channel.bare_pair()
         try:
-            self.stdout, self.their_stdout = os.pipe2(os.O_CLOEXEC)
-            self.stderr, self.their_stderr = os.pipe2(os.O_CLOEXEC)
+            self.stdout, self.their_stdout = stdout, _ = pipe2(O_CLOEXEC)
+            self.stderr, self.their_stderr = stderr, _ = pipe2(O_CLOEXEC)
         except OSError:
-            self.close_their_ends()
-            self.close()
+            self.channel.close()
+            self.their_channel.close()
+            if self.stdout >= 0:
+                close(self.stdout)
+                close(self.their_stdout)
             raise
-        for pipe in (self.stdout, self.stderr):
-            os.set_blocking(pipe, False)
-            os.fchmod(pipe, 0o666)  # it is ours; a program that opens /dev/stdout must be able to
+        set_blocking(stdout, False)
+        set_blocking(stderr, False)
+        fchmod(stdout, 0o666)  # it is ours; a program that opens /dev/stdout must be able to
+        fchmod(stderr, 0o666)
 
     def close_their_ends(self) -> None:
         """The zygote has its copies."""
         self.their_channel.close()
-        _close(self.their_stdout)
-        _close(self.their_stderr)
+        close(self.their_stdout)
+        close(self.their_stderr)
 
     def close(self) -> None:
         """Close our ends. The guest has ended or is about to be killed."""
         self.channel.close()
-        _close(self.stdout)
-        _close(self.stderr)
-
-
-def _close(descriptor: int) -> None:
-    if descriptor >= 0:
-        os.close(descriptor)
+        close(self.stdout)
+        close(self.stderr)

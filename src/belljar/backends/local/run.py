@@ -62,8 +62,8 @@ class Run:
         bounds: RequestSettings,
         world: World,
         shows: bool,  # whether pictures may come
-        extras: Sequence[Extra],
-        source: str,
+        extras: Sequence[Extra] = (),
+        source: str = policy.PROGRAM_NAME,
     ) -> None:
         self._guest = guest
         self._execution = execution
@@ -73,7 +73,7 @@ class Run:
         self._shows = shows
         self._extras = extras
         self._source = source
-        self._loop = loop = asyncio.get_running_loop()
+        self._loop = loop = world.loop
         output_bytes = execution.limits.output_bytes
         self._streams = Stream("stdout", guest.stdout, output_bytes), Stream("stderr", guest.stderr, output_bytes)
         self._ended: asyncio.Future[tuple[int | None, float]] = loop.create_future()
@@ -313,10 +313,13 @@ class Run:
                 await self._kill_and_wait()
                 raise
             wall_seconds = time.monotonic() - self._started_at
-            cgroup = self._guest.cell.berth.cgroup
+            cell = self._guest.cell
+            cgroup = cell.berth.cgroup
             if cgroup is None or self._is_killed() or not cgroup.is_empty():
                 self._stop_watching()
                 await self._end_leftovers()
+            else:
+                cell.is_left = True
             return self._evidence(status, cpu_seconds, wall_seconds)
         finally:
             self._stop_watching()
@@ -360,6 +363,8 @@ class Run:
     def _stop_watching(self) -> None:
         if not self._has_settled:
             self._world.patience.forget(self)
+            if not self._watched and self._stdin < 0:
+                return  # as most: nobody had to look after it
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
@@ -421,13 +426,14 @@ class Run:
         while self._picture_pipe >= 0 and self._on_picture():
             pass
         for stream in self._streams:
-            count = READ_BYTES
-            while count == READ_BYTES and stream.is_open and not self._flooded:
+            while stream.is_open and not self._flooded:
                 before = stream.seen_bytes
                 chunk = stream.read()
                 count = stream.seen_bytes - before
                 if count:
                     self._pass_on(stream, chunk)
+                if count < READ_BYTES:
+                    break
 
     def _collect_artifacts(self) -> tuple[File, ...]:
         matches = compile_globs(self._execution.artifacts).fullmatch

@@ -8,7 +8,7 @@ import dataclasses
 import logging
 import os
 import resource
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
 from belljar.backends.local.bodies import FirstBody
@@ -131,13 +131,13 @@ class LocalSandbox:
         cgroups.open()
         self._cgroups = cgroups
 
-    async def run(self, execution: Execution, watcher: Watcher | None = None) -> Evidence:
+    def run(self, execution: Execution, watcher: Watcher | None = None) -> Coroutine[Any, Any, Evidence]:
         """Run one program."""
         if execution.language == "python":
-            return await self._run_patiently(execution, watcher)
+            return self._run_patiently(execution, watcher)
         if self._commands is None:
             self._commands = self._make_commands()
-        return await self._commands.run(execution, watcher)
+        return self._commands.run(execution, watcher)
 
     def _make_commands(self) -> Commands:
         from belljar.backends.local.commands import Commands  # when first needed: most sandboxes run Python alone
@@ -161,7 +161,15 @@ class LocalSandbox:
                 raise
         raise AssertionError("unreachable")
 
-    async def _run(self, execution: Execution, watcher: Watcher | None, command: Command | None) -> Evidence:
+    def _run(
+        self, execution: Execution, watcher: Watcher | None, command: Command | None
+    ) -> Coroutine[Any, Any, Evidence]:
+        world = None if command is not None else self._worlds.get(execution.environment)
+        if world is None or world.is_lost:
+            return self._run_somewhere(execution, watcher, command)
+        return self._run_in(world, execution, watcher, None)  # as nearly always
+
+    async def _run_somewhere(self, execution: Execution, watcher: Watcher | None, command: Command | None) -> Evidence:
         name = execution.environment if command is None else f"{execution.environment}{_WITH_TOOLCHAINS}{command.root}"
         world = self._worlds.get(name)
         if world is None or world.is_lost:
@@ -188,7 +196,22 @@ class LocalSandbox:
         self, world: World, execution: Execution, watcher: Watcher | None, command: Command | None
     ) -> Evidence:
         weight = world.weigh(execution) if command is None else BARE
-        guest = await world.lease(weight, execution.limits)
+        limits = execution.limits
+        guest = world.lease_ready(weight, limits) or await world.lease(weight, limits)
+        if command is not None or not _is_plain(execution):
+            return await self._run_accompanied(world, guest, execution, watcher, command)
+        try:
+            run = Run(guest, execution, watcher, self._settings.request, world, weight == HEAVY)
+            evidence = await run.play()
+            world.succeeded()
+            return evidence
+        finally:
+            self._let_go(world, guest)
+
+    async def _run_accompanied(
+        self, world: World, guest: Guest, execution: Execution, watcher: Watcher | None, command: Command | None
+    ) -> Evidence:
+        """In a guest that is released in the end, with whatever few programs ask for."""
         companions = Companions()
         source = policy.PROGRAM_NAME
         way_out: WayOut | None = None
@@ -196,13 +219,13 @@ class LocalSandbox:
             if execution.network:
                 way_out = await self._open_way_out(world, guest.cell.sleeper)
                 execution = dataclasses.replace(execution, env=way_out.equip(execution.env))
-            if execution.coverage is not None or execution.tools or execution.restrict is not None:
-                self._accompany(execution, world, watcher, companions)
+            self._accompany(execution, world, watcher, companions)
             extras = companions.extras()
             if command is not None:
                 extras.append(command.extra)
                 source = command.source
-            run = Run(guest, execution, watcher, self._settings.request, world, weight == HEAVY, extras, source)
+            shows = guest.weight == HEAVY
+            run = Run(guest, execution, watcher, self._settings.request, world, shows, extras, source)
             evidence = await run.play()
             world.succeeded()
             evidence = companions.complete(evidence)
@@ -410,6 +433,13 @@ class LocalSandbox:
             for key, value in world.facts().items():
                 totals[key] = totals.get(key, 0) + value
         return totals if self._commands is None else {**totals, **self._commands.facts()}
+
+
+def _is_plain(execution: Execution) -> bool:
+    """Whether it needs nothing beside a guest."""
+    return not (
+        execution.network or execution.coverage is not None or execution.tools or execution.restrict is not None
+    )
 
 
 def _raise_descriptor_limit() -> None:

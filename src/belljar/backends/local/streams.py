@@ -28,7 +28,7 @@ class Stream:
     def read(self, bytes_max: int = READ_BYTES) -> bytes | None:
         """What there is, within the limit (b"" when all of it was over); None when nothing is left for now."""
         try:
-            chunk = os.read(self.descriptor, min(bytes_max, READ_BYTES))
+            chunk = os.read(self.descriptor, bytes_max if bytes_max < READ_BYTES else READ_BYTES)
         except BlockingIOError:
             return None
         if not chunk:

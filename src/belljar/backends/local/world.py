@@ -70,7 +70,7 @@ class World(ZygoteListener):
         self._has_cgroup = walls["cgroup"]
         self._default_limits = default_limits
         self._default_allowance = self.allowance(default_limits)
-        self._loop = asyncio.get_running_loop()
+        self.loop = self._loop = asyncio.get_running_loop()
         self._warden = make_warden(self._warden_lost)
         self._zygotes: dict[str, ZygoteHandle] = {}
         self._retired: set[ZygoteHandle] = set()  # asked to leave, not gone yet
@@ -312,8 +312,17 @@ class World(ZygoteListener):
     @property
     def busy_guests(self) -> int:
         """How many have a program."""
-        bare, heavy, shell = self._ready.values()
-        return len(self._guests) - len(bare) - len(heavy) - len(shell) - len(self._staying)
+        return len(self._guests) - sum(map(len, self._ready.values())) - len(self._staying)
+
+    def lease_ready(self, weight: str, limits: Limits) -> Guest | None:
+        """A guest of this weight behind these limits that waits for a program, if there is one."""
+        self._used_at[weight] = self._loop.time()
+        ready = self._ready[weight]
+        if not ready or not (limits is self._default_limits or self.allowance(limits) == self._default_allowance):
+            return None
+        guest = ready.popleft()
+        guest.ended = None  # whoever leases it releases it, be it before a program was sent
+        return guest
 
     async def lease(self, weight: str, limits: Limits) -> Guest:
         """A guest of this weight behind these limits: a ready one when there is one, else forked now.
@@ -321,13 +330,10 @@ class World(ZygoteListener):
         Raises:
             JailSetupFailed: none can be made.
         """
-        self._used_at[weight] = self._loop.time()
-        allowance = self._default_allowance if limits is self._default_limits else self.allowance(limits)
-        ready = self._ready[weight]
-        if ready and allowance == self._default_allowance:
-            guest = ready.popleft()
-            guest.ended = None  # whoever leases it releases it, be it before a program was sent
+        guest = self.lease_ready(weight, limits)
+        if guest is not None:
             return guest
+        allowance = self.allowance(limits)
         while True:
             cell = self._idle_cells.pop() if self._idle_cells else await self._make_cell()
             try:
@@ -345,7 +351,7 @@ class World(ZygoteListener):
         except OSError as error:
             self._idle_cells.append(cell)
             raise Overloaded(f"no more descriptors for a program ({error.strerror}); try again later") from error
-        cell.is_leased = True
+        cell.is_leased, cell.is_left = True, False
         self._guests[guest.number] = guest
         berth = cell.berth
         order = protocol.FORK.pack(guest.number, berth.number, berth.uid, *allowance)
@@ -442,7 +448,7 @@ class World(ZygoteListener):
             guest.ended = self._unused_guest_ended(guest)
             ready.append(guest)
             missing -= 1
-        for _ in range(missing - self._cells_being_made):
+        for _ in range(missing - self._cells_being_made if missing else 0):
             self._in_background(self._add_idle_cell(weight))
 
     def _unused_guest_ended(self, guest: Guest) -> Callable[[int | None, float], None]:

@@ -145,7 +145,9 @@ async def _run_all(service: Service, request: Request, batch: Batch, finish: Fin
             await finish(index, result)
 
     request.on_hang_up(give_up)
-    wanted = min(len(batch.executions), 2 * service.settings.pool.max_running)  # a slot that is freed finds one waiting
+    # Whoever frees a slot takes it again in the same breath, unless another caller waits for it. More workers than
+    # slots would wait in line for each other, and that costs every execution a turn of the loop.
+    wanted = min(len(batch.executions), service.settings.pool.max_running)
     with request.caller.running_up_to(wanted) as width:
         workers = [asyncio.create_task(work()) for _ in range(width)]
         try:
