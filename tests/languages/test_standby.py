@@ -155,6 +155,54 @@ def test_a_compiler_that_waits_says_what_it_always_says(settings: Settings) -> N
     assert "main.ts:2" in told[0][2][4]
 
 
+def test_luau_waits_with_its_machine_loaded_and_says_the_same(settings: Settings) -> None:
+    if not machine_of(settings).is_available("luau"):
+        pytest.skip("NOT TRIED: Luau's machine is not in the state directory")
+    asked: list[dict[str, Any]] = [
+        {
+            "code": "print(#arg, arg[1], arg[2], readline(), readline(), readline(), readfile('a/b.txt'))\nwarn('é')",
+            "args": ["--wait", "é x"],
+            "stdin": "one\ntwo",
+            "files": {"a/b.txt": "text"},
+        },
+        {"code": "print(readline(), #arg)\nexit(7)"},
+        {"code": "local none = nil\nprint(none.field)"},
+        {"code": "local x = = 3"},
+    ]
+    told = []
+    for count in (0, 1):
+        languages = dataclasses.replace(settings.languages, standby_processes=count)
+        with belljar.Sandbox(settings=dataclasses.replace(settings, languages=languages)) as box:
+            box.run("local none = nil", language="luau")
+            answers = []
+            for each in asked:
+                _await_waiting(box, count)
+                answers.append(_told(box.run(language="luau", **each)))
+            told.append(answers)
+            assert _facts(box)["standby_runs"] == len(asked) * count
+    assert told[0] == told[1]
+    assert told[0][0][:5] == (Status.OK, 0, None, "2\t--wait\té x\tone\ttwo\tnil\ttext\n", "é\n")
+    assert told[0][1][:5] == (Status.FAILED, 7, None, "nil\t0\n", "")
+    assert [each[0] for each in told[0][2:]] == [Status.FAILED, Status.COMPILE_FAILED]
+
+
+def test_the_next_compiler_is_started_after_the_program(settings: Settings) -> None:
+    """Else it takes the processor from the very program whose compiler it replaces."""
+    if not machine_of(settings).is_available("ts"):
+        pytest.skip("NOT TRIED: TypeScript's esbuild is not in the state directory")
+    languages = dataclasses.replace(settings.languages, standby_processes=1, compile_cache_bytes=0)
+    with belljar.Sandbox(settings=dataclasses.replace(settings, languages=languages)) as box:
+        box.run("0", language="ts")
+        _await_waiting(box, 2)
+        waiting = [
+            _facts(box)["standby_processes"]
+            for _ in box.stream("console.log(1); setTimeout(() => console.log(2), 500)", language="ts")
+        ]
+        assert len(waiting) > 2  # it began, and wrote twice
+        assert not any(waiting[:-1])  # at its end the next may be there
+        _await_waiting(box, 2)
+
+
 def test_nothing_waits_until_somebody_asks(bare_settings: Settings) -> None:
     languages = dataclasses.replace(bare_settings.languages, standby_processes=1)
     with belljar.Sandbox(settings=dataclasses.replace(bare_settings, languages=languages)) as box:
@@ -164,6 +212,6 @@ def test_nothing_waits_until_somebody_asks(bare_settings: Settings) -> None:
         assert _facts(box)["standby_processes"] == 0
         box.run("0", language="js", memory_mb=104)
         _await_waiting(box, 1)
-        for memory_mb in (64, 72, 80, 88, 96) * 2:  # few kinds are kept
+        for memory_mb in (64, 72, 80, 88, 96, 112, 120) * 2:  # few kinds are kept
             box.run("0", language="js", memory_mb=memory_mb)
-        assert _facts(box)["standby_processes"] <= 4
+        assert _facts(box)["standby_processes"] <= 6

@@ -7,17 +7,24 @@ const PACKET_BYTES_MAX = 128 * 1024;
 
 // A worker of the program's loads this, too, and has nothing to wait for.
 if (require('worker_threads').isMainThread) waitForProgram(require('fs'));
-process.execArgv.splice(process.execArgv.indexOf(__filename) - 1, 2); // --require and this file
+const named = process.execArgv.indexOf(__filename);
+if (named > 0) process.execArgv.splice(named - 1, 2); // --require and this file
 delete require.cache[__filename];
 
 // The first console.log of a program costs more than the rest of it: have its code loaded and compiled by then. Nothing is
-// opened for that: what is open, a program can see, and descriptor 1 would never block again.
+// opened for that: what is open, a program can see, and descriptor 1 would never block again. The same goes for reading
+// the source map of what we have compiled.
 function warmUp() {
-  for (const name of ['net', 'tty']) require(name);
+  require('tty');
   const { Console } = require('console');
-  const { Writable } = require('stream');
-  const nowhere = new Writable({ write: (chunk, encoding, done) => done() });
+  const { Socket } = require('net');
+  const handle = { writeUtf8String: () => 0, writeLatin1String: () => 0 };
+  const nowhere = new Socket({ handle, readable: false, writable: true }); // what standard output is, without a pipe
   new Console({ stdout: nowhere, stderr: nowhere, colorMode: false }).log('%s', 1); // else it looks at the real ones
+  if (process.execArgv.includes('--enable-source-maps')) {
+    const map = Buffer.from('{"version":3,"sources":[],"mappings":""}').toString('base64');
+    module._compile(`//# sourceMappingURL=data:application/json;base64,${map}`, `${__dirname}/nothing.js`);
+  }
 }
 
 function waitForProgram(fs) {

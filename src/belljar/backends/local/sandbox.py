@@ -135,9 +135,15 @@ class LocalSandbox:
         """Run one program."""
         if execution.language == "python":
             return self._run_patiently(execution, watcher)
+        return self._run_command(execution, watcher)
+
+    async def _run_command(self, execution: Execution, watcher: Watcher | None) -> Evidence:
         if self._commands is None:
             self._commands = self._make_commands()
-        return self._commands.run(execution, watcher)
+        try:
+            return await self._commands.run(execution, watcher)
+        finally:
+            asyncio.get_running_loop().call_soon(self._standbys.refill)
 
     def _make_commands(self) -> Commands:
         from belljar.backends.local.commands import Commands  # when first needed: most sandboxes run Python alone
@@ -179,11 +185,8 @@ class LocalSandbox:
             world = await self._world(name)
         if command is None or command.standby is None or execution.network:  # what waits has no way out
             return await self._run_in(world, execution, watcher, command)
-        try:
-            seen = await self._standbys.run(world, command.standby, execution, watcher)
-            return seen or await self._run_in(world, execution, watcher, command)
-        finally:
-            asyncio.get_running_loop().call_soon(self._standbys.refill, world, command.standby)
+        seen = await self._standbys.run(world, command.standby, execution, watcher)
+        return seen or await self._run_in(world, execution, watcher, command)
 
     def _outdate(self, name: str, world: World) -> None:
         """Let what runs in it end there; whoever comes from now on gets a new one."""

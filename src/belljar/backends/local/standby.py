@@ -33,7 +33,7 @@ from belljar.settings import RequestSettings, Settings
 
 _log = logging.getLogger("belljar.local")
 PACKET_BYTES_MAX = 64 * 1024  # a larger program is run by a process that starts when it comes
-_KINDS_MAX = 4  # different commands, or the same with different limits, of which some wait
+_KINDS_MAX = 6  # different commands, or the same with different limits, of which some wait
 _FAILURES_MAX = 3  # processes that end unused, in a row, before no more are started
 
 
@@ -254,13 +254,13 @@ class StandbyPool:
         waiting.guest.ended = None
         return waiting
 
-    def refill(self, world: World, standby: Standby) -> None:
-        """Start what is missing. Called after an answer, never before."""
-        if not self._kept or world.is_lost:
-            return
-        kind = self._kind(world, standby)
-        if not standby.is_usual and kind.times_asked < 2:
-            return
+    def refill(self) -> None:
+        """Start what is missing. Called after an answer, never before: a compiler's would slow the program down."""
+        for kind in self._kinds.values():
+            if not kind.world.is_lost and (kind.standby.is_usual or kind.times_asked > 1):
+                self._fill(kind)
+
+    def _fill(self, kind: _Kind) -> None:
         while len(kind.waiting) + kind.starting < self._kept and kind.failures < _FAILURES_MAX:
             kind.starting += 1
             task = asyncio.get_running_loop().create_task(self._start(kind))
