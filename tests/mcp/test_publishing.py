@@ -19,7 +19,8 @@ import pytest
 from belljar import __version__
 from belljar.frontends.mcp_server import tools
 
-pytestmark = pytest.mark.timeout(900)  # the first time, the tool that validates is fetched
+# The first time, the tool that validates is fetched, into a place that all share.
+pytestmark = [pytest.mark.timeout(900), pytest.mark.xdist_group("clients")]
 
 
 @pytest.fixture(scope="module")
