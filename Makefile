@@ -52,7 +52,7 @@ hello: setup ## run a first program behind all walls, without a server
 	@$(BELLJAR) run examples/hello.py
 
 test: setup check ## check, then run every test
-	$(BIN)/python -m pytest --numprocesses=$(TEST_WORKERS) --dist=loadgroup $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --numprocesses=$(TEST_WORKERS) --dist=loadfile $(PYTEST_ARGS)
 
 check: $(INSTALLED) ## format, lint, types and import rules, without changing anything
 	$(BIN)/ruff format --check .

@@ -23,8 +23,6 @@ from belljar.settings import Settings
 if TYPE_CHECKING:
     from tests.conftest import Host, Process
 
-pytestmark = pytest.mark.xdist_group("alone")
-
 RUNS = 300
 AT_ONCE = 16
 ROUNDS = 3  # whoever leaks needs more than one to tell from whoever only warms up

@@ -10,11 +10,7 @@ import subprocess
 import time
 from pathlib import Path
 
-import pytest
-
 from .conftest import Start
-
-pytestmark = pytest.mark.xdist_group("alone")  # it times how soon others are answered
 
 CONNECTIONS = int(os.environ.get("BELLJAR_TEST_CROWD", "120"))  # set it to 500 on a machine of your own
 HOSTILE = (

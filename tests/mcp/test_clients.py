@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 FIGURE = "import matplotlib.pyplot as plt\nplt.plot([1, 2, 3])\nplt.show()"
-# The first time, the clients are fetched, into a place that all share.
-pytestmark = [pytest.mark.timeout(900), pytest.mark.xdist_group("clients")]
+pytestmark = pytest.mark.timeout(900)  # the first time, the clients are fetched
 
 
 @pytest.mark.parametrize("transport", ["stdio", "http"])

@@ -19,8 +19,7 @@ import pytest
 from belljar import __version__
 from belljar.frontends.mcp_server import tools
 
-# The first time, the tool that validates is fetched, into a place that all share.
-pytestmark = [pytest.mark.timeout(900), pytest.mark.xdist_group("clients")]
+pytestmark = pytest.mark.timeout(900)  # the first time, the tool that validates is fetched
 
 
 @pytest.fixture(scope="module")

@@ -49,13 +49,11 @@ def _path() -> str:
     return f"/usr/sbin:/usr/bin:/sbin:/bin:{os.environ.get('PATH', '')}"
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The first test that needs an image waits until it is made; all share one engine, so one worker runs them."""
+    """The first test that needs an image waits until it is made."""
     for item in items:
         if {"docker", "base_tar"} & set(getattr(item, "fixturenames", ())) or "[container" in item.name:
             item.add_marker(pytest.mark.timeout(600))
-            item.add_marker(pytest.mark.xdist_group("containers"))
 
 
 class Engine:

@@ -1,8 +1,8 @@
-"""Tests side by side, as `make test` runs them: `pytest --numprocesses=2 --dist=loadgroup`.
+"""Tests side by side, as `make test` runs them: `pytest --numprocesses=2 --dist=loadfile`.
 
 What a worker holds for many tests is dear to start, so the tests of a file stay together, and all that need a container
-engine. Tests that count or time what the whole machine does belong to the group `alone`: they come last, when no other
-worker is left. Without workers nothing of this has any effect.
+engine. Tests that count or time what the whole machine does come last, when no other worker is left. Without workers
+nothing of this has any effect.
 """
 
 from __future__ import annotations
@@ -17,10 +17,21 @@ import pytest
 from belljar.jail import syscalls
 
 if TYPE_CHECKING:
-    from xdist.scheduler import LoadGroupScheduling
+    from xdist.scheduler import LoadFileScheduling
     from xdist.workermanage import WorkerController
 
 ALONE = "alone"
+_CONTAINERS = "containers"
+_CLIENTS = "clients"  # are fetched into a place that all share
+GROUPS = {
+    "tests/api/test_never_deaf.py": ALONE,
+    "tests/test_leftovers.py": ALONE,
+    "tests/backends/test_container.py": _CONTAINERS,
+    "tests/backends/test_gvisor.py": _CONTAINERS,
+    "tests/deploy/test_own_image.py": _CONTAINERS,
+    "tests/mcp/test_clients.py": _CLIENTS,
+    "tests/mcp/test_publishing.py": _CLIENTS,
+}
 _ENDING_SECONDS = 120.0
 
 
@@ -40,16 +51,16 @@ def _interrupt_once(*_: object) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadGroupScheduling | None:
-    """Who runs what, where groups are asked for."""
-    if config.getoption("dist") != "loadgroup":
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    """Who runs what."""
+    if config.getoption("dist") != "loadfile":
         return None
-    from xdist.scheduler import LoadGroupScheduling
+    from xdist.scheduler import LoadFileScheduling
 
-    class FilesThenAlone(LoadGroupScheduling):
+    class FilesThenAlone(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            group = super()._split_scope(nodeid)
-            return group if group != nodeid else nodeid.partition("::")[0]
+            file = super()._split_scope(nodeid)
+            return _CONTAINERS if "[container" in nodeid else GROUPS.get(file, file)
 
         def _assign_work_unit(self, node: WorkerController) -> None:
             if ALONE in self.workqueue:
