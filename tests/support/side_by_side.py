@@ -1,0 +1,93 @@
+"""Tests side by side, as `make test` runs them: `pytest --numprocesses=2 --dist=loadfile`.
+
+What a worker holds for many tests is dear to start, so the tests of a file stay together, and all that need a container
+engine. Tests that count or time what the whole machine does come last, when no other worker is left. Without workers
+nothing of this has any effect.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from belljar.jail import syscalls
+
+if TYPE_CHECKING:
+    from xdist.scheduler import LoadFileScheduling
+    from xdist.workermanage import WorkerController
+
+ALONE = "alone"
+_CONTAINERS = "containers"
+_CLIENTS = "clients"  # are fetched into a place that all share
+GROUPS = {
+    "tests/api/test_never_deaf.py": ALONE,
+    "tests/test_leftovers.py": ALONE,
+    "tests/backends/test_container.py": _CONTAINERS,
+    "tests/backends/test_gvisor.py": _CONTAINERS,
+    "tests/deploy/test_own_image.py": _CONTAINERS,
+    "tests/mcp/test_clients.py": _CLIENTS,
+    "tests/mcp/test_publishing.py": _CLIENTS,
+}
+_ENDING_SECONDS = 120.0
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A worker has mounts of its own, which others neither see nor count, and is interrupted once."""
+    if hasattr(config, "workerinput"):
+        if os.geteuid() == 0:
+            syscalls.unshare(syscalls.CLONE_NEWNS)
+            syscalls.mount(b"none", b"/", b"", syscalls.MS_REC | syscalls.MS_PRIVATE)
+        signal.signal(signal.SIGINT, _interrupt_once)
+
+
+def _interrupt_once(*_: object) -> None:
+    """The terminal tells us, our parent tells us again, and neither may disturb the clean-up."""
+    signal.signal(signal.SIGINT, lambda *_: None)
+    raise KeyboardInterrupt
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    """Who runs what."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class FilesThenAlone(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return _CONTAINERS if "[container" in nodeid else GROUPS.get(file, file)
+
+        def _assign_work_unit(self, node: WorkerController) -> None:
+            if ALONE in self.workqueue:
+                self.workqueue.move_to_end(ALONE)
+            if len(self.nodes) == 1 or next(iter(self.workqueue)) != ALONE:
+                super()._assign_work_unit(node)
+            elif node is not self.nodes[0]:
+                node.shutdown()  # once it is gone, `remove_node` comes back to the first
+
+        def remove_node(self, node: WorkerController) -> str | None:
+            crashed = super().remove_node(node)
+            for each in self.nodes:
+                self._reschedule(each)
+            return crashed
+
+    return FilesThenAlone(config, log)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Let interrupted workers end what they started: else they are killed after some seconds."""
+    manager = getattr(session.config.pluginmanager.getplugin("dsession"), "nodemanager", None)
+    workers = [] if manager is None else [gateway for gateway in manager.group if hasattr(gateway, "node")]
+    for worker in workers:
+        if not worker.node.channel.isclosed():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(worker._io.popen.pid, signal.SIGINT)
+    for worker in workers:
+        with contextlib.suppress(Exception):  # how it ended is told elsewhere
+            worker.node.channel.waitclose(_ENDING_SECONDS)
