@@ -16,9 +16,9 @@ import signal
 import socket
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from belljar import channel
+from belljar.backends.local.attention import Attended
 from belljar.backends.local.extras import Extra
 from belljar.backends.local.guests import Guest
 from belljar.backends.local.pictures import PictureReader
@@ -37,21 +37,18 @@ _SETTLE_SECONDS_EACH = 0.005  # the more run at once, the longer each of them ta
 _SILENCE_SECONDS = 10.0  # for a guest to start, or for the news that it is dead
 _PIPE_BYTES = 65536
 _INLINE_BYTES = 64 * 1024  # a program larger than this travels in a memfd
-_CORES = os.cpu_count() or 1
-_CPU_CHECK_SECONDS_MIN = 0.01
 _STARTED = channel.NO_MESSAGE + b"started"  # as `guest/script.py` says it
 _SIGKILL = int(signal.SIGKILL)
 _PEEK = int(socket.MSG_DONTWAIT | socket.MSG_PEEK)
 
 
-class Run:
+class Run(Attended):
     """A guest with its program. `play` must be awaited to its end, or cancelled: both leave nothing running."""
 
     # What few runs ever change stands here, so that making one costs less.
     _stdin = _work_dir = _picture_pipe = -1
     _stdin_left = memoryview(b"")
-    _deadline_passed = _cpu_exhausted = _flooded = _was_silent = _has_started = _has_settled = False
-    _resuming: asyncio.Task[None] | None = None
+    _was_silent = _has_started = _has_settled = False
     _failure: tuple[str, str] | None = None  # why the guest could not start: step and reason
 
     def __init__(
@@ -65,27 +62,23 @@ class Run:
         extras: Sequence[Extra] = (),
         source: str = policy.PROGRAM_NAME,
     ) -> None:
+        limits, loop = execution.limits, world.loop
+        super().__init__(limits, guest.cell.berth.cgroup, watcher, bounds, loop)
         self._guest = guest
         self._execution = execution
-        self._watcher = watcher
-        self._bounds = bounds
         self._world = world
         self._shows = shows
         self._extras = extras
         self._source = source
-        self._loop = loop = world.loop
-        output_bytes = execution.limits.output_bytes
+        output_bytes = limits.output_bytes
         self._streams = Stream("stdout", guest.stdout, output_bytes), Stream("stderr", guest.stderr, output_bytes)
         self._ended: asyncio.Future[tuple[int | None, float]] = loop.create_future()
-        self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._watched: set[int] = set()
         self._pictures = PictureReader(bounds) if shows else None
 
     def _start(self) -> None:
         """Hand the program over."""
-        guest, limits = self._guest, self._execution.limits
+        guest, limits, cgroup = self._guest, self._limits, self._cgroup
         guest.ended = self._on_ended
-        cgroup = guest.cell.berth.cgroup
         if cgroup is not None:
             try:
                 cgroup.limit(limits.memory_bytes + INTERPRETER_BYTES[guest.weight], limits.processes)
@@ -173,61 +166,26 @@ class Run:
     def settle_in(self) -> None:
         """The program is here to stay: read its output as it comes, and keep its clocks."""
         self._has_settled = True
-        limits = self._execution.limits
         elapsed = time.monotonic() - self._started_at
-        for stream in self._streams:
-            self._watch(stream.descriptor, self._on_output, stream)
+        self._attend(elapsed)
         self._await_start(elapsed)
         self._timers["start"] = self._loop.call_later(_SILENCE_SECONDS, self._check_started)
-        if self._guest.cell.berth.cgroup is not None:
-            self._timers["cpu"] = self._loop.call_later(
-                max(0.0, limits.cpu_seconds / _CORES - elapsed), self._check_cpu
-            )
+
+    def _has_ended(self) -> bool:
+        return self._ended.done()
+
+    def _stop(self) -> None:
+        self._guest.cell.kill()
 
     def _await_start(self, elapsed_seconds: float = 0.0) -> None:
         """A program's time begins when it does: a busy machine may take longer to fork it than it may run."""
         if not self._has_started:
             self._hear_guest()
         if self._has_started:
-            left = max(0.0, self._execution.limits.wall_seconds - elapsed_seconds)
+            left = max(0.0, self._limits.wall_seconds - elapsed_seconds)
             self._timers["wall"] = self._loop.call_later(left, self._on_deadline)
         else:
             self._timers["wall"] = self._loop.call_later(_SETTLE_SECONDS, self._await_start)
-
-    def _watch(self, descriptor: int, callback: Any, *args: Any) -> None:
-        if descriptor not in self._watched:
-            self._watched.add(descriptor)
-            self._loop.add_reader(descriptor, callback, *args)
-
-    def _unwatch(self, descriptor: int) -> None:
-        if descriptor in self._watched:
-            self._watched.discard(descriptor)
-            self._loop.remove_reader(descriptor)
-
-    def _on_output(self, stream: Stream) -> None:
-        self._pass_on(stream, stream.read())
-        if not stream.is_open:
-            self._unwatch(stream.descriptor)
-        if self._watcher is not None and self._watcher.is_behind and self._resuming is None:
-            for each in self._streams:
-                self._unwatch(each.descriptor)
-            self._resuming = self._loop.create_task(self._resume(self._watcher))
-
-    async def _resume(self, watcher: Watcher) -> None:
-        await watcher.caught_up()
-        self._resuming = None
-        if not self._ended.done():
-            for stream in self._streams:
-                if stream.is_open:
-                    self._watch(stream.descriptor, self._on_output, stream)
-
-    def _pass_on(self, stream: Stream, chunk: bytes | None) -> None:
-        if chunk and self._watcher is not None:
-            self._watcher.wrote(stream.name, chunk)
-        stdout, stderr = self._streams
-        if stdout.seen_bytes + stderr.seen_bytes > self._bounds.flood_bytes and not self._flooded:
-            self._flooded = True
-            self._guest.cell.kill()
 
     def _on_picture(self) -> bool:
         """Read some of the pictures; False when nothing is left for now. What is refused is read and dropped."""
@@ -276,21 +234,10 @@ class Run:
         self._world.unstick(self._guest)
         self._timers["silence"] = self._loop.call_later(_SILENCE_SECONDS, self._on_silence)
 
-    def _check_cpu(self) -> None:
-        cgroup = self._guest.cell.berth.cgroup
-        assert cgroup is not None
-        left = self._execution.limits.cpu_seconds - cgroup.cpu_seconds()
-        if left <= 0:
-            self._cpu_exhausted = True
-            self._guest.cell.kill()
-        else:
-            self._timers["cpu"] = self._loop.call_later(max(_CPU_CHECK_SECONDS_MIN, left / _CORES), self._check_cpu)
-
     def _on_memory_event(self) -> None:
         """Version 1 cgroups kill one process of several and let the rest go on: end them too."""
-        cgroup = self._guest.cell.berth.cgroup
-        if cgroup is not None and cgroup.oom_kills() > 0:
-            self._guest.cell.kill()
+        if self._cgroup is not None and self._cgroup.oom_kills() > 0:
+            self._stop()
 
     # ---- when it ends
 
@@ -313,8 +260,7 @@ class Run:
                 await self._kill_and_wait()
                 raise
             wall_seconds = time.monotonic() - self._started_at
-            cell = self._guest.cell
-            cgroup = cell.berth.cgroup
+            cell, cgroup = self._guest.cell, self._cgroup
             if cgroup is None or self._is_killed() or not cgroup.is_empty():
                 self._stop_watching()
                 await self._end_leftovers()
@@ -349,8 +295,7 @@ class Run:
         """Children that outlive the program end with it; files are read only once they have."""
         cell = self._guest.cell
         cell.kill()
-        cgroup = cell.berth.cgroup
-        if cgroup is None or not cgroup.is_empty():
+        if self._cgroup is None or not self._cgroup.is_empty():
             try:
                 await self._cell_gone()
             except asyncio.CancelledError:
@@ -365,23 +310,16 @@ class Run:
             self._world.patience.forget(self)
             if not self._watched and self._stdin < 0:
                 return  # as most: nobody had to look after it
-        for timer in self._timers.values():
-            timer.cancel()
-        self._timers.clear()
-        if self._resuming is not None:
-            self._resuming.cancel()
-            self._resuming = None
         if self._stdin >= 0:
             self._close_stdin()
-        for descriptor in tuple(self._watched):
-            self._unwatch(descriptor)
+        self._stop_attending()
 
     def _evidence(self, status: int | None, cpu_seconds: float, wall_seconds: float) -> Evidence:
         self._check_start(status)
         assert status is not None
         self._read_the_rest()
         memory_peak_bytes = oom_kills = 0
-        cgroup = self._guest.cell.berth.cgroup
+        cgroup = self._cgroup
         if cgroup is not None:
             cpu_seconds, memory_peak_bytes, oom_kills = cgroup.usage()
         code = os.waitstatus_to_exitcode(status)
@@ -390,8 +328,7 @@ class Run:
             exit_code=code if code >= 0 else None,
             signal=-code if code < 0 else None,
             deadline_passed=self._deadline_passed,
-            cpu_exhausted=self._cpu_exhausted
-            or (code == -_SIGKILL and cpu_seconds > self._execution.limits.cpu_seconds),
+            cpu_exhausted=self._cpu_exhausted or (code == -_SIGKILL and cpu_seconds > self._limits.cpu_seconds),
             oom_kills=oom_kills,
             output_flooded=self._flooded,
             stdout=bytes(stdout.kept),

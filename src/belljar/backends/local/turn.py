@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 from belljar import channel
+from belljar.backends.local.attention import Attended
 from belljar.backends.local.claims import DisplayReader, read_error
 from belljar.backends.local.extras import Extra
 from belljar.backends.local.grace import Grace
@@ -37,8 +38,6 @@ _SETTLE_SECONDS = 0.02
 _AGAIN_SECONDS = 1.5  # one interrupt may be swallowed
 _INLINE_BYTES = 64 * 1024
 _READ_BYTES = 65536
-_CORES = os.cpu_count() or 1
-_CPU_CHECK_SECONDS_MIN = 0.01
 
 
 class End(NamedTuple):
@@ -78,26 +77,19 @@ class Place(Protocol):
         """The files the cell's caller asked for."""
 
 
-class Turn:
+class Turn(Attended):
     """A cell at work. `finish` must be awaited to its end, or cancelled: both leave the session idle or ended."""
 
     def __init__(
         self, place: Place, number: int, cell: Execution, watcher: Watcher | None, bounds: RequestSettings
     ) -> None:
+        super().__init__(cell.limits, place.cgroup, watcher, bounds, asyncio.get_running_loop())
         self.number = number
         self._place = place
         self._cell = cell
-        self._watcher = watcher
-        self._bounds = bounds
-        self._loop = asyncio.get_running_loop()
         self._answered: asyncio.Future[Mapping[str, Any] | End] = self._loop.create_future()
-        self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._watched: set[int] = set()
-        self._resuming: asyncio.Task[None] | None = None
-        self._deadline_passed = self._cpu_exhausted = self._flooded = False
         self._is_stopping = False
         self._pictures = DisplayReader(bounds)
-        self._streams: tuple[Stream, ...] = ()
         self._picture_pipe = -1
         self.extra: Extra | None = None  # what the guest has to prepare anew before this cell, as a branch has
 
@@ -107,8 +99,8 @@ class Turn:
         Raises:
             ZygoteDied: the guest does not listen.
         """
-        if self._place.cgroup is not None:
-            self._place.cgroup.begin()
+        if self._cgroup is not None:
+            self._cgroup.begin()
         self._started_at = time.monotonic()
         background = self._place.take_background()
         theirs: list[int] = []
@@ -147,7 +139,7 @@ class Turn:
             theirs.append(write)
         for pipe in theirs[:2]:
             os.fchmod(pipe, 0o666)  # it is ours; a program that opens /dev/stdout must be able to
-        output_bytes = self._cell.limits.output_bytes
+        output_bytes = self._limits.output_bytes
         self._streams = Stream("stdout", ours[0], output_bytes), Stream("stderr", ours[1], output_bytes)
         self._picture_pipe = ours[2]
 
@@ -155,50 +147,14 @@ class Turn:
 
     def _settle_in(self) -> None:
         """The cell takes its time: read its output as it comes, and keep its clocks."""
-        limits = self._cell.limits
         elapsed = time.monotonic() - self._started_at
-        for stream in self._streams:
-            self._watch(stream.descriptor, self._on_output, stream)
+        self._attend(elapsed)
         self._watch(self._picture_pipe, self._on_picture)
-        self._timers["wall"] = self._loop.call_later(max(0.0, limits.wall_seconds - elapsed), self._on_deadline)
-        if self._place.cgroup is not None:
-            self._timers["cpu"] = self._loop.call_later(
-                max(0.0, limits.cpu_seconds / _CORES - elapsed), self._check_cpu
-            )
+        left = max(0.0, self._limits.wall_seconds - elapsed)
+        self._timers["wall"] = self._loop.call_later(left, self._on_deadline)
 
-    def _watch(self, descriptor: int, callback: Any, *args: Any) -> None:
-        if descriptor not in self._watched:
-            self._watched.add(descriptor)
-            self._loop.add_reader(descriptor, callback, *args)
-
-    def _unwatch(self, descriptor: int) -> None:
-        if descriptor in self._watched:
-            self._watched.discard(descriptor)
-            self._loop.remove_reader(descriptor)
-
-    def _on_output(self, stream: Stream) -> None:
-        self._pass_on(stream, stream.read())
-        if not stream.is_open:
-            self._unwatch(stream.descriptor)
-        if self._watcher is not None and self._watcher.is_behind and self._resuming is None:
-            for each in self._streams:
-                self._unwatch(each.descriptor)
-            self._resuming = self._loop.create_task(self._resume(self._watcher))
-
-    async def _resume(self, watcher: Watcher) -> None:
-        await watcher.caught_up()
-        self._resuming = None
-        if not self._answered.done():
-            for stream in self._streams:
-                if stream.is_open:
-                    self._watch(stream.descriptor, self._on_output, stream)
-
-    def _pass_on(self, stream: Stream, chunk: bytes | None) -> None:
-        if chunk and self._watcher is not None:
-            self._watcher.wrote(stream.name, chunk)
-        if sum(each.seen_bytes for each in self._streams) > self._bounds.flood_bytes and not self._flooded:
-            self._flooded = True
-            self.stop()
+    def _has_ended(self) -> bool:
+        return self._answered.done()
 
     def _on_picture(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -215,17 +171,11 @@ class Turn:
         self._deadline_passed = True
         self.stop()
 
-    def _check_cpu(self) -> None:
-        assert self._place.cgroup is not None
-        left = self._cell.limits.cpu_seconds - self._place.cgroup.cpu_seconds()
-        if left <= 0:
-            self._cpu_exhausted = True
-            self.stop()
-        else:
-            self._timers["cpu"] = self._loop.call_later(max(_CPU_CHECK_SECONDS_MIN, left / _CORES), self._check_cpu)
-
     def stop(self) -> None:
         """Interrupt the cell, and end the session if that does not bring it back."""
+        self._stop()
+
+    def _stop(self) -> None:
         if not self._is_stopping and not self._answered.done():
             self._is_stopping = True
             self._grace = Grace(self._place.pids())
@@ -261,13 +211,13 @@ class Turn:
         try:
             answer = await self._wait()
             wall_seconds = time.monotonic() - self._started_at
-            self._stop_watching()
+            self._stop_attending()
             self._read_the_rest(everything=isinstance(answer, End))
             if isinstance(answer, End):
                 return self._evidence_of_end(answer, wall_seconds)
             return await self._evidence(answer, wall_seconds)
         finally:
-            self._stop_watching()
+            self._stop_attending()
             self._close_pipes()
 
     async def _wait(self) -> Mapping[str, Any] | End:
@@ -298,7 +248,7 @@ class Turn:
                 self._take_pictures(chunk)
 
     async def _evidence(self, answer: Mapping[str, Any], wall_seconds: float) -> Evidence:
-        cgroup = self._place.cgroup
+        cgroup = self._cgroup
         cpu_seconds = cgroup.cpu_seconds() if cgroup is not None else 0.0
         peak = cgroup.memory_peak_bytes() if cgroup is not None else 0
         error = read_error(answer.get("error"))
@@ -351,16 +301,6 @@ class Turn:
         stderr.seen_bytes += len(note)
         if self._watcher is not None:
             self._watcher.wrote(stderr.name, note)
-
-    def _stop_watching(self) -> None:
-        for timer in self._timers.values():
-            timer.cancel()
-        self._timers.clear()
-        if self._resuming is not None:
-            self._resuming.cancel()
-            self._resuming = None
-        for descriptor in list(self._watched):
-            self._unwatch(descriptor)
 
     def _close_pipes(self) -> None:
         for stream in self._streams:

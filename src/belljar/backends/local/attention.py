@@ -1,0 +1,112 @@
+"""What a program and a cell of a session have in common while they run: somebody reads what they write as it comes,
+waits for a listener who is slow, counts their processor time, and has them stopped when they have had enough.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any
+
+from belljar.backends.local.streams import Stream
+from belljar.contract.backend import Watcher
+from belljar.contract.execution import Limits
+from belljar.jail.cgroups import CellCgroup
+from belljar.settings import RequestSettings
+
+_CORES = os.cpu_count() or 1
+_CPU_CHECK_SECONDS_MIN = 0.01
+
+
+class Attended:
+    """Something at work. Whoever inherits this gives it two output streams, and says how it is stopped."""
+
+    # What few ever change stands here, so that making one costs less.
+    _deadline_passed = _cpu_exhausted = _flooded = False
+    _resuming: asyncio.Task[None] | None = None
+    _streams: tuple[Stream, ...] = ()
+
+    def __init__(
+        self,
+        limits: Limits,
+        cgroup: CellCgroup | None,
+        watcher: Watcher | None,
+        bounds: RequestSettings,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._limits = limits
+        self._cgroup = cgroup
+        self._watcher = watcher
+        self._bounds = bounds
+        self._loop = loop
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._watched: set[int] = set()
+
+    def _has_ended(self) -> bool:
+        raise NotImplementedError
+
+    def _stop(self) -> None:
+        """It has had enough."""
+        raise NotImplementedError
+
+    def _attend(self, elapsed_seconds: float) -> None:
+        """From here on read what it writes as it comes, and look at its processor time when that may be used up."""
+        for stream in self._streams:
+            self._watch(stream.descriptor, self._on_output, stream)
+        if self._cgroup is not None:
+            left = self._limits.cpu_seconds / _CORES - elapsed_seconds
+            self._timers["cpu"] = self._loop.call_later(max(0.0, left), self._check_cpu)
+
+    def _stop_attending(self) -> None:
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        if self._resuming is not None:
+            self._resuming.cancel()
+            self._resuming = None
+        for descriptor in tuple(self._watched):
+            self._unwatch(descriptor)
+
+    def _watch(self, descriptor: int, callback: Any, *args: Any) -> None:
+        if descriptor not in self._watched:
+            self._watched.add(descriptor)
+            self._loop.add_reader(descriptor, callback, *args)
+
+    def _unwatch(self, descriptor: int) -> None:
+        if descriptor in self._watched:
+            self._watched.discard(descriptor)
+            self._loop.remove_reader(descriptor)
+
+    def _on_output(self, stream: Stream) -> None:
+        self._pass_on(stream, stream.read())
+        if not stream.is_open:
+            self._unwatch(stream.descriptor)
+        if self._watcher is not None and self._watcher.is_behind and self._resuming is None:
+            for each in self._streams:
+                self._unwatch(each.descriptor)
+            self._resuming = self._loop.create_task(self._resume(self._watcher))
+
+    async def _resume(self, watcher: Watcher) -> None:
+        await watcher.caught_up()
+        self._resuming = None
+        if not self._has_ended():
+            for stream in self._streams:
+                if stream.is_open:
+                    self._watch(stream.descriptor, self._on_output, stream)
+
+    def _pass_on(self, stream: Stream, chunk: bytes | None) -> None:
+        if chunk and self._watcher is not None:
+            self._watcher.wrote(stream.name, chunk)
+        stdout, stderr = self._streams
+        if stdout.seen_bytes + stderr.seen_bytes > self._bounds.flood_bytes and not self._flooded:
+            self._flooded = True
+            self._stop()
+
+    def _check_cpu(self) -> None:
+        assert self._cgroup is not None
+        left = self._limits.cpu_seconds - self._cgroup.cpu_seconds()
+        if left <= 0:
+            self._cpu_exhausted = True
+            self._stop()
+        else:
+            self._timers["cpu"] = self._loop.call_later(max(_CPU_CHECK_SECONDS_MIN, left / _CORES), self._check_cpu)
