@@ -35,7 +35,8 @@ from belljar.jail.cgroups import CgroupsUnavailable, find_hierarchies
 from belljar.settings import load
 
 _DOCS = Path(__file__).resolve().parent.parent / "docs"
-_QUIET_SECONDS = 0.1  # so long without change, and the service counts as settled
+_CELL_SECONDS = 0.2  # after which a burst's empty cells are given up; else what is counted depends on what ran before
+_QUIET_SECONDS = 0.5  # so long without change, and the service counts as settled: that is well after
 _QUIET_SECONDS_MAX = 10.0
 _WARM_UP_SHARE = 0.1  # of the runs: pools fill, caches grow, the heavy zygote starts
 _MISTAKES_KEPT = 20
@@ -91,7 +92,7 @@ class _Soak:
     def __init__(self, options: argparse.Namespace, directory: Path, meter: CpuMeter, console: Console) -> None:
         settings = load()
         jail = dataclasses.replace(settings.jail, cgroup_parent=f"belljar-soak-{os.getpid()}")  # nobody else's
-        pool = dataclasses.replace(settings.pool, cell_seconds=0.2)  # else what is counted depends on what ran before
+        pool = dataclasses.replace(settings.pool, cell_seconds=_CELL_SECONDS)
         self.settings = dataclasses.replace(settings, jail=jail, pool=pool, runtime_dir=directory / "run")
         self.options = options
         self.directory = directory
