@@ -249,6 +249,38 @@ def site(open_site: Serve) -> Iterator[Site]:
         yield running
 
 
+class OlderClient:
+    """An older client, which shakes hands first."""
+
+    def __init__(self, site: Site, revision: str, **headers: str) -> None:
+        self.site = site
+        self.headers = {
+            "Content-Type": "application/json",
+            "Accept": "application/json, text/event-stream",
+            **headers,
+        }
+        greeting = {"protocolVersion": revision, "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
+        status, told = self.ask("initialize", greeting)
+        assert status == 200
+        self.headers["Mcp-Session-Id"] = told["mcp-session-id"]
+        self.headers["MCP-Protocol-Version"] = revision
+        assert self.ask("notifications/initialized", {}, None)[0] == 202
+
+    def ask(self, method: str, params: Any = None, number: int | None = 1) -> tuple[int, http.client.HTTPMessage]:
+        with contextlib.closing(self.open(method, params, number)) as connection:
+            response = connection.getresponse()
+            response.read()
+            return response.status, response.headers
+
+    def open(self, method: str, params: Any = None, number: int | None = 1) -> http.client.HTTPConnection:
+        connection = self.site.connect()
+        message = {"jsonrpc": "2.0", "method": method, "params": params or {}}
+        if number is not None:
+            message["id"] = number
+        connection.request("POST", "/mcp", json.dumps(message), self.headers)
+        return connection
+
+
 class Installs:
     """Package managers at work, each in a process group of its own; all end when nobody waits for them any more."""
 

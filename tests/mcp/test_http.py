@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
-import json
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from belljar.frontends.api.keys import Key
+from tests.mcp.conftest import OlderClient
 
 if TYPE_CHECKING:
     from server_process import Serve
@@ -27,10 +28,19 @@ def test_a_request_stands_alone(site: Site) -> None:
     assert site.call("run_code", {"code": "print(6 * 7)"})["content"][0]["text"] == "42"
 
 
+def test_no_start_waits_for_the_sdk(sources: Path) -> None:
+    """Nothing that the command imports on its way to a listening server imports it."""
+    look = "import sys, belljar.frontends.cli.serve, belljar.frontends.api.serve, belljar.frontends.mcp_server.http"
+    look += "; print(*{'mcp', 'pydantic_core', 'belljar.frontends.api.serve'}.intersection(sys.modules))"
+    answer = subprocess.run(
+        [sys.executable, "-c", look], env={"PYTHONPATH": str(sources)}, capture_output=True, text=True, check=True
+    )
+    assert answer.stdout.split() == ["belljar.frontends.api.serve"]
+
+
 def test_the_sdk_is_there_before_anybody_asks(open_site: Serve, host: Host) -> None:
     with open_site() as site:
         maps = Path(f"/proc/{site.process.pid}/maps")
-        assert "pydantic_core" not in maps.read_text()  # no start waits for it
         host.wait_until(lambda: "pydantic_core" in maps.read_text(), "the SDK is being imported", 60)
         assert site.call("run_code", {"code": "print(1)"})["content"][0]["text"] == "1"
 
@@ -96,7 +106,7 @@ def test_who_hangs_up_ends_his_program(site: Site, host: Host, revision: str) ->
     if revision == "2026-07-28":
         connection = site.send("tools/call", arguments)
     else:
-        connection = Session(site, revision).open("tools/call", arguments)
+        connection = OlderClient(site, revision).open("tools/call", arguments)
     host.wait_until(lambda: _runs(host), "the program runs")
     connection.close()
     host.wait_until(lambda: not _runs(host), "the program is gone", 10)
@@ -104,7 +114,7 @@ def test_who_hangs_up_ends_his_program(site: Site, host: Host, revision: str) ->
 
 
 def test_an_older_client_can_cancel_its_call(site: Site, host: Host) -> None:
-    session = Session(site, "2025-11-25")
+    session = OlderClient(site, "2025-11-25")
     connection = session.open("tools/call", {"name": "run_code", "arguments": {"code": WAITS, "timeout": 120}}, 9)
     host.wait_until(lambda: _runs(host), "the program runs")
     assert session.ask("notifications/cancelled", {"requestId": 9}, None)[0] == 202
@@ -117,7 +127,7 @@ def test_an_older_session_is_only_for_the_key_that_opened_it(open_site: Serve) -
         keys = site.keys
         other = keys.create(Key(name="other"))
         try:
-            session = Session(site, "2025-11-25", Authorization="Bearer operator-key")
+            session = OlderClient(site, "2025-11-25", Authorization="Bearer operator-key")
             assert session.ask("tools/list")[0] == 200
             session.headers["Authorization"] = f"Bearer {other}"
             assert session.ask("tools/list")[0] == 404
@@ -127,7 +137,7 @@ def test_an_older_session_is_only_for_the_key_that_opened_it(open_site: Serve) -
 
 def test_open_streams_do_not_delay_the_end(open_site: Serve) -> None:
     with open_site(server__grace_seconds=30) as site:
-        session = Session(site, "2025-11-25")
+        session = OlderClient(site, "2025-11-25")
         stream = site.connect()
         with contextlib.closing(stream):
             stream.request("GET", "/mcp", headers={**session.headers, "Accept": "text/event-stream"})
@@ -139,7 +149,7 @@ def test_open_streams_do_not_delay_the_end(open_site: Serve) -> None:
 
 
 def test_a_session_that_was_deleted_is_gone(site: Site) -> None:
-    session = Session(site, "2025-11-25")
+    session = OlderClient(site, "2025-11-25")
     connection = site.connect()
     with contextlib.closing(connection):
         connection.request("DELETE", "/mcp", headers=session.headers)
@@ -159,38 +169,6 @@ def test_quotas_of_a_key_are_told_to_the_model(open_site: Serve) -> None:
             assert "1 times a minute" in refused["content"][0]["text"]
         finally:
             keys.revoke("slow")
-
-
-class Session:
-    """An older client, which shakes hands first."""
-
-    def __init__(self, site: Site, revision: str, **headers: str) -> None:
-        self.site = site
-        self.headers = {
-            "Content-Type": "application/json",
-            "Accept": "application/json, text/event-stream",
-            **headers,
-        }
-        greeting = {"protocolVersion": revision, "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
-        status, told = self.ask("initialize", greeting)
-        assert status == 200
-        self.headers["Mcp-Session-Id"] = told["mcp-session-id"]
-        self.headers["MCP-Protocol-Version"] = revision
-        assert self.ask("notifications/initialized", {}, None)[0] == 202
-
-    def ask(self, method: str, params: Any = None, number: int | None = 1) -> tuple[int, http.client.HTTPMessage]:
-        with contextlib.closing(self.open(method, params, number)) as connection:
-            response = connection.getresponse()
-            response.read()
-            return response.status, response.headers
-
-    def open(self, method: str, params: Any = None, number: int | None = 1) -> http.client.HTTPConnection:
-        connection = self.site.connect()
-        message = {"jsonrpc": "2.0", "method": method, "params": params or {}}
-        if number is not None:
-            message["id"] = number
-        connection.request("POST", "/mcp", json.dumps(message), self.headers)
-        return connection
 
 
 def _runs(host: Host) -> list[Any]:

@@ -11,10 +11,9 @@ import pytest
 
 from belljar.frontends.api.callers import Caller
 from belljar.frontends.api.keys import Key
-from belljar.frontends.mcp_server import visit as visits
 from belljar.frontends.mcp_server.visit import HttpVisit, ShortIfAsked, wants_only_its_result
 from belljar.settings import Settings
-from tests.mcp.test_http import Session
+from tests.mcp.conftest import OlderClient
 
 if TYPE_CHECKING:
     from tests.mcp.conftest import Site
@@ -51,7 +50,7 @@ def test_only_a_call_without_progress_is_short(headers: dict[bytes, bytes], body
 
 @pytest.mark.parametrize("revision", ["2025-03-26", "2025-11-25", "2026-07-28"])
 def test_a_call_is_answered_with_one_document_and_one_with_progress_is_told_it(site: Site, revision: str) -> None:
-    session = None if revision == "2026-07-28" else Session(site, revision)
+    session = None if revision == "2026-07-28" else OlderClient(site, revision)
     for meta, kind in (({}, "application/json"), ({"progressToken": 5}, "text/event-stream"), ({}, "application/json")):
         params = {"name": "run_code", "arguments": {"code": SLOW if meta else "print('done')"}, "_meta": meta}
         connection = session.open("tools/call", params) if session else site.send("tools/call", params)
@@ -86,7 +85,7 @@ class Client:
 
     def visit(self) -> HttpVisit:
         visit = HttpVisit(Caller(Key(name="test"), Settings()), self.receive, self.send)
-        visit.shorten()
+        visit.shorten(silent_seconds=0.01)
         return visit
 
 
@@ -95,9 +94,7 @@ async def answer(visit: HttpVisit, document: bytes, status: int = 200) -> None:
     await visit.send({"type": "http.response.body", "body": document})
 
 
-def test_who_waits_long_is_told_that_we_are_still_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(visits, "_SILENT_SECONDS", 0.01)
-
+def test_who_waits_long_is_told_that_we_are_still_there() -> None:
     async def scene() -> None:
         client = Client()
         visit = client.visit()
@@ -117,9 +114,7 @@ def test_who_waits_long_is_told_that_we_are_still_there(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("is_answered", [True, False], ids=["answered", "given_up"])
-def test_nothing_is_left_of_a_visit_that_is_over(monkeypatch: pytest.MonkeyPatch, is_answered: bool) -> None:
-    monkeypatch.setattr(visits, "_SILENT_SECONDS", 0.01)
-
+def test_nothing_is_left_of_a_visit_that_is_over(is_answered: bool) -> None:
     async def scene() -> None:
         client = Client()
         visit = client.visit()

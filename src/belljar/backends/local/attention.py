@@ -1,5 +1,7 @@
-"""What a program and a cell of a session have in common while they run: somebody reads what they write as it comes,
-waits for a listener who is slow, counts their processor time, and has them stopped when they have had enough.
+"""Looking after what runs, be it a program or a cell of a session.
+
+What it writes is read as it comes, a listener who is slow is waited for, its processor time is counted, and it is
+stopped when it has had enough.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ class Attended:
     def _has_ended(self) -> bool:
         raise NotImplementedError
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
         """It has had enough."""
         raise NotImplementedError
 
@@ -100,13 +102,13 @@ class Attended:
         stdout, stderr = self._streams
         if stdout.seen_bytes + stderr.seen_bytes > self._bounds.flood_bytes and not self._flooded:
             self._flooded = True
-            self._stop()
+            self.stop()
 
     def _check_cpu(self) -> None:
         assert self._cgroup is not None
         left = self._limits.cpu_seconds - self._cgroup.cpu_seconds()
         if left <= 0:
             self._cpu_exhausted = True
-            self._stop()
+            self.stop()
         else:
             self._timers["cpu"] = self._loop.call_later(max(_CPU_CHECK_SECONDS_MIN, left / _CORES), self._check_cpu)

@@ -174,7 +174,8 @@ class Run(Attended):
     def _has_ended(self) -> bool:
         return self._ended.done()
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
+        """End everyone in its cell."""
         self._guest.cell.kill()
 
     def _await_start(self, elapsed_seconds: float = 0.0) -> None:
@@ -237,7 +238,7 @@ class Run(Attended):
     def _on_memory_event(self) -> None:
         """Version 1 cgroups kill one process of several and let the rest go on: end them too."""
         if self._cgroup is not None and self._cgroup.oom_kills() > 0:
-            self._stop()
+            self.stop()
 
     # ---- when it ends
 

@@ -173,9 +173,6 @@ class Turn(Attended):
 
     def stop(self) -> None:
         """Interrupt the cell, and end the session if that does not bring it back."""
-        self._stop()
-
-    def _stop(self) -> None:
         if not self._is_stopping and not self._answered.done():
             self._is_stopping = True
             self._grace = Grace(self._place.pids())

@@ -70,7 +70,7 @@ class World(ZygoteListener):
         self._has_cgroup = walls["cgroup"]
         self._default_limits = default_limits
         self._default_allowance = self.allowance(default_limits)
-        self.loop = self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._warden = make_warden(self._warden_lost)
         self._zygotes: dict[str, ZygoteHandle] = {}
         self._retired: set[ZygoteHandle] = set()  # asked to leave, not gone yet
@@ -207,7 +207,7 @@ class World(ZygoteListener):
         self._zygotes[weight] = fresh
         if before is not None and not before.is_lost:
             self._retire(before)
-        self._used_at[weight] = self._loop.time()
+        self._used_at[weight] = self.loop.time()
         return fresh
 
     def _retire(self, zygote: ZygoteHandle) -> None:
@@ -222,7 +222,7 @@ class World(ZygoteListener):
 
     def _rotate_old(self) -> None:
         for zygote in list(self._zygotes.values()):
-            if zygote.forks and self._loop.time() - zygote.started_at >= self._pool.zygote_seconds:
+            if zygote.forks and self.loop.time() - zygote.started_at >= self._pool.zygote_seconds:
                 self._rotate(zygote)
 
     def zygote_lost(self, zygote: ZygoteHandle) -> None:
@@ -283,7 +283,7 @@ class World(ZygoteListener):
         """Drop heavy zygotes and their ready guests when nobody has asked for one in a while; replace old ones."""
         self._rotate_old()
         for weight in (HEAVY, SHELL):
-            idle = self._loop.time() - self._used_at.get(weight, 0.0)
+            idle = self.loop.time() - self._used_at.get(weight, 0.0)
             if weight in self._zygotes and idle > self._pool.idle_seconds and weight not in self._starting:
                 for guest in list(self._ready[weight]):
                     guest.cell.kill()
@@ -316,7 +316,7 @@ class World(ZygoteListener):
 
     def lease_ready(self, weight: str, limits: Limits) -> Guest | None:
         """A guest of this weight behind these limits that waits for a program, if there is one."""
-        self._used_at[weight] = self._loop.time()
+        self._used_at[weight] = self.loop.time()
         ready = self._ready[weight]
         if not ready or not (limits is self._default_limits or self.allowance(limits) == self._default_allowance):
             return None
@@ -414,13 +414,13 @@ class World(ZygoteListener):
         else:
             cell.kill()
         if self._trimming is None and not self._is_closing:
-            self._trimming = self._loop.call_later(self._pool.cell_seconds, self._trim_idle_cells)
+            self._trimming = self.loop.call_later(self._pool.cell_seconds, self._trim_idle_cells)
 
     def _trim_idle_cells(self) -> None:
         """Once nothing runs, give up the cells of the last burst: what is kept must not depend on past load."""
         self._trimming = None
         if self.busy_guests > 0:
-            self._trimming = self._loop.call_later(self._pool.cell_seconds, self._trim_idle_cells)
+            self._trimming = self.loop.call_later(self._pool.cell_seconds, self._trim_idle_cells)
             return
         for cell in list(self._idle_cells):
             cell.kill()
@@ -555,7 +555,7 @@ class World(ZygoteListener):
                 zygote.close()
 
     def _in_background(self, work: Any) -> asyncio.Task[Any]:
-        task = self._loop.create_task(work)
+        task = self.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         task.add_done_callback(lambda done: done.cancelled() or done.exception())  # whoever awaits it raises

@@ -20,7 +20,7 @@ import msgspec
 from belljar.frontends.api.callers import Caller
 from belljar.frontends.api.replies import Message, Receive, Send
 
-_SILENT_SECONDS = 15.0
+SILENT_SECONDS = 15.0  # before a proxy may take us for dead
 _IS_SHORT: ContextVar[bool] = ContextVar("belljar_mcp_is_short", default=False)
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream"),
@@ -51,10 +51,10 @@ class HttpVisit:
         self._patience: asyncio.TimerHandle | None = None
         self._stream: _Stream | None = None
 
-    def shorten(self) -> None:
+    def shorten(self, silent_seconds: float = SILENT_SECONDS) -> None:
         """From here on this request is answered with one document, if that does not take too long."""
         _IS_SHORT.set(True)
-        self._patience = asyncio.get_running_loop().call_later(_SILENT_SECONDS, self._begin_stream)
+        self._patience = asyncio.get_running_loop().call_later(silent_seconds, self._begin_stream, silent_seconds)
 
     def on_leaving(self, tell: Callable[[], object]) -> None:
         """Call `tell` when the client hangs up before it has its answer."""
@@ -97,15 +97,16 @@ class HttpVisit:
         if self._stream is not None:
             self._stream.stop()
 
-    def _begin_stream(self) -> None:
-        self._stream = _Stream(self._send)
+    def _begin_stream(self, silent_seconds: float) -> None:
+        self._stream = _Stream(self._send, silent_seconds)
 
 
 class _Stream:
     """An answer that begins before there is one."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, silent_seconds: float) -> None:
         self._send = send
+        self._silent_seconds = silent_seconds
         self._is_over = asyncio.Event()
         self._pings = asyncio.create_task(self._ping())
 
@@ -124,7 +125,7 @@ class _Stream:
         while not self._is_over.is_set():
             await self._send({"type": "http.response.body", "body": b": ping\r\n\r\n", "more_body": True})
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_SILENT_SECONDS):
+                async with asyncio.timeout(self._silent_seconds):
                     await self._is_over.wait()
 
 
