@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import toolchain_roots
 
 from belljar.assembly import build_engine
 from belljar.contract.execution import Outcome, Status
@@ -29,7 +30,6 @@ from belljar.languages import load_all, machine_of
 from belljar.settings import Settings
 
 PROGRAMS = Path(__file__).parent / "programs"
-ROOTS = {"swift": "/srv/trixie", "julia": "/srv/bullseye"}  # made by hand as docs/languages.md says, where they are
 NOT_ON_DEBIAN_12 = {"julia", "lean", "swift", "vlang"}
 MUST_HAVE_ALL = bool(os.environ.get("BELLJAR_TEST_ALL_LANGUAGES"))
 GREETING = "žluťoučký 東京 🎉\n"
@@ -113,8 +113,8 @@ class Runs:
 
 @pytest.fixture(scope="module")
 def settings(settings: Settings) -> Settings:
-    roots = {name: root for name, root in ROOTS.items() if Path(root).is_dir()}
-    return dataclasses.replace(settings, languages=dataclasses.replace(settings.languages, roots=roots))
+    languages = dataclasses.replace(settings.languages, roots=toolchain_roots.found())
+    return dataclasses.replace(settings, languages=languages)
 
 
 @pytest.fixture(scope="module")

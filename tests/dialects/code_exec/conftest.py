@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import pytest
+import toolchain_roots
 from server_process import Running, Serve
 
 
@@ -42,5 +43,8 @@ def server(start: Serve, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
     rows = [["assert f(1) == 2", "aa"], ["assert f(1) == 3", "bb"]]
     (bank / "owner" / "tests.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (bank / "columns.jsonl").write_text(json.dumps({"test": "assert f(2) == 3", "md5": "cc"}) + "\n")
-    with start(server__hashed_tests_dir=bank) as running:
+    toolchains = tmp_path_factory.mktemp("toolchains") / "belljar.toml"
+    lines = [f'{name} = "{root}"' for name, root in toolchain_roots.found().items()]
+    toolchains.write_text("\n".join(["[languages.roots]", *lines]))
+    with start("--config", str(toolchains), server__hashed_tests_dir=bank) as running:
         yield running
