@@ -200,6 +200,7 @@ class World(ZygoteListener):
             "landlock_version": self._walls["landlock_version"],
             "changes_uid": self._walls["changes_uid"],
             "counts_cpu": not self._has_cgroup,
+            "makes_ready": weight != SHELL and self._pool.ready_guests > 0,
         }
         try:
             await fresh.start(self._warden, self._python(), greeting, _WARM_SECONDS)
