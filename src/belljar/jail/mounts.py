@@ -20,7 +20,7 @@ from belljar.jail.syscalls import MS_NODEV, MS_NOEXEC, MS_NOSUID
 _READ_ONLY = syscalls.MOUNT_ATTR_RDONLY | syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV
 _DEVICE = syscalls.MOUNT_ATTR_RDONLY | syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NOEXEC  # writing still works
 _FRESH_DIRS = tuple(path.encode() for path in policy.WRITABLE_DIRS)
-_LOOK = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+_LOOK = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _STAGE = "/tmp"  # any directory: in this mount namespace nobody else looks at it
 
 

@@ -3,8 +3,8 @@
 A cell is a pid namespace, a network namespace with a loopback of its own, an ipc namespace and a mount namespace with
 the three directories that a program may write to, all held by a process that sleeps; a cgroup; and a uid that no other
 cell has. A guest joins it; afterwards it is used again only if it is as it was: nobody left in it, nothing ever sent
-over its loopback, no queue, semaphore or shared memory, no file. Directories that are not empty are mounted anew; for
-any other difference, and in doubt, the cell is thrown away.
+over its loopback, no queue, semaphore or shared memory, no file. A few plain files are taken away, for more the
+directories are mounted anew; for any other difference, and in doubt, the cell is thrown away.
 
 A guest can make its cell's directories neither another's nor its own, nor change their mode, labels or flags: they
 belong to the root of its world. What it has left is therefore all in them, and they count what is in them.
@@ -27,7 +27,7 @@ from belljar.zygote.handle import WardenHandle
 CELLS_MAX = 1024
 _FACTS = 7  # the first ones of a directory: mode, inode, device, links, owner, group, and a size that counts entries
 _DIRS, _PROGRAM = policy.WRITABLE_DIRS, policy.PROGRAM_NAME
-_NONE: list[str] = []
+_FEW_FILES_BYTES = 16 * 20  # a directory grows by so much for each entry
 
 
 class Berth:
@@ -130,9 +130,12 @@ class Cell:
         return bool(self._dirs)
 
     def is_as_new(self) -> bool:
-        """Whether the next guest would find nothing of the last one. Without a cgroup nobody can tell."""
+        """Whether the next guest would find nothing of the last one. Without a cgroup nobody can tell.
+
+        Memory is looked at before files are: of those that take little of it, few may be taken away here and now.
+        """
         cgroup = self.berth.cgroup
-        return cgroup is not None and self.is_deserted() and not self.used_dirs() and cgroup.is_as_new(True)
+        return cgroup is not None and self.is_deserted() and cgroup.is_as_new(True) and self._tidy()
 
     def is_deserted(self) -> bool:
         """Whether nobody is in it, nobody has used its network, and nobody has left anything but files."""
@@ -144,27 +147,29 @@ class Cell:
                 return False
         return self._queues < 0 or fstat(self._queues)[:_FACTS] == self._queues_before
 
-    def used_dirs(self) -> list[str]:
-        """Which of its own directories are not as they were made; nobody is in it any more.
+    def _tidy(self) -> bool:
+        """Whether its directories are as they were made, after the program and a few plain files have been taken away.
 
-        The program itself is taken away first: our own code has put it there, and most leave nothing else.
+        Our own code has put the program there, and most leave nothing else. Nobody is in the cell any more.
         """
         if not self._dirs:
-            return _NONE
+            return True
+        work, temporary, shared = self._dirs
         try:  # noqa: SIM105  (in every run)
-            unlink(_PROGRAM, dir_fd=self._dirs[0])
+            unlink(_PROGRAM, dir_fd=work)
         except OSError:
             pass  # it is not there, or is no file any more; what there is will be seen
-        work, temporary, shared = self._dirs
         before = self._dirs_before
-        if (
-            fstat(work)[:_FACTS] == before[0]
-            and fstat(temporary)[:_FACTS] == before[1]
-            and fstat(shared)[:_FACTS] == before[2]
-        ):
-            return _NONE
-        pairs = zip(_DIRS, self._dirs, before, strict=True)
-        return [path for path, directory, facts in pairs if fstat(directory)[:_FACTS] != facts]
+        return (
+            (fstat(work)[:_FACTS] == before[0] or _sweep(work, before[0]))
+            and (fstat(temporary)[:_FACTS] == before[1] or _sweep(temporary, before[1]))
+            and (fstat(shared)[:_FACTS] == before[2] or _sweep(shared, before[2]))
+        )
+
+    def used_dirs(self) -> list[str]:
+        """Which of its own directories are not as they were made."""
+        pairs = zip(_DIRS if self._dirs else (), self._dirs, self._dirs_before, strict=True)
+        return [path for path, directory, before in pairs if fstat(directory)[:_FACTS] != before]
 
     def let_go_of(self, paths: Sequence[str]) -> None:
         """Before these are mounted anew: what is in a directory is not freed while we hold it."""
@@ -225,6 +230,23 @@ class Cell:
                 os.eventfd_read(cgroup.oom_event)
         if self.on_memory_event is not None:
             self.on_memory_event()
+
+
+def _sweep(directory: int, before: tuple[float, ...]) -> bool:
+    """Unlink what a program has left, if it is a few files and no directory; whether all is now as it was.
+
+    Each is one name in a directory that we hold, and no link is followed: nothing a program can do changes what this
+    does. Whatever else there is, is left to the one way of emptying that need not look at it: to drop the mount.
+    """
+    facts = fstat(directory)[:_FACTS]
+    if facts[:-1] != before[:-1] or facts[-1] - before[-1] > _FEW_FILES_BYTES:
+        return False
+    try:
+        for name in os.listdir(directory):
+            unlink(name, dir_fd=directory)
+    except OSError:
+        return False
+    return fstat(directory)[:_FACTS] == before
 
 
 def _read_counters(file: int) -> tuple[bytes, int]:
