@@ -448,7 +448,7 @@ class World(ZygoteListener):
         if cell.is_gone or cell.is_condemned or not fresh:
             for directory in fresh:
                 os.close(directory)
-            if not cell.is_gone and not fresh:
+            if not cell.is_gone and not cell.is_condemned:
                 _log.warning("the directories of a cell were not mounted anew: %s", renewal.exception())
             cell.kill()
             return
