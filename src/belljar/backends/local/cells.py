@@ -179,10 +179,13 @@ class Cell:
             self._dirs[index] = -1
 
     def take(self, paths: Sequence[str], fresh: Sequence[int]) -> None:
-        """These have been mounted anew, and their descriptors are ours now."""
+        """These have been mounted anew, and their descriptors are ours now. Any that is not empty goes on being used."""
         for path, directory in zip(paths, fresh, strict=True):
             index = _DIRS.index(path)
-            self._dirs[index], self._dirs_before[index] = directory, fstat(directory)[:_FACTS]
+            facts, before = fstat(directory)[:_FACTS], self._dirs_before[index]
+            self._dirs[index] = directory
+            if (facts[0], *facts[3:]) == (before[0], *before[3:]):  # inode and device are others
+                self._dirs_before[index] = facts
 
     def _close_dirs(self) -> None:
         for directory in self._dirs:
