@@ -179,7 +179,7 @@ class Cell:
             self._dirs[index] = -1
 
     def take(self, paths: Sequence[str], fresh: Sequence[int]) -> None:
-        """These have been mounted anew, and their descriptors are ours now. Any that is not empty goes on being used."""
+        """These have been mounted anew, and their descriptors are ours now; one that is not empty counts as used."""
         for path, directory in zip(paths, fresh, strict=True):
             index = _DIRS.index(path)
             facts, before = fstat(directory)[:_FACTS], self._dirs_before[index]
