@@ -32,6 +32,7 @@ _OPEN_FILES_LIMIT = struct.pack("=QQ", policy.OPEN_FILES_MAX, policy.OPEN_FILES_
 _PIDFD_SELF, _MADV_POPULATE_WRITE = -10000, 23
 _NEW_PID = syscalls.CLONE_NEWPID
 _CELL = syscalls.CLONE_NEWNET | syscalls.CLONE_NEWNS
+_WHOLE_CELL = _CELL | syscalls.CLONE_NEWIPC
 _FRESH = syscalls.CLONE_NEWNS | syscalls.CLONE_NEWIPC
 _FRESH_DIRS = tuple(path.encode() for path in policy.WRITABLE_DIRS)
 _DIR_FLAGS = syscalls.MS_NOSUID | syscalls.MS_NODEV
@@ -90,7 +91,7 @@ def enter(
     sleeper: int,  # pidfd of the process that holds the cell's namespaces
     cgroups: Sequence[int],  # cgroup.procs files, opened by the host
     uid: int,
-    dir_options: bytes,  # limits of each writable directory, from mounts.fresh_dir_options
+    dir_options: bytes,  # limits of each writable directory, from mounts.fresh_dir_options; none: the cell's own ones
     substitutes: Sequence[int],  # CPU seconds, processes, address space bytes where no cgroup counts them
     channel: int,
     stdout: int,
@@ -114,11 +115,15 @@ def enter(
         if not cgroups:
             step = "rlimits"
             limits.set_for_guest(*substitutes)
-        if call(_SETNS, sleeper, _CELL) or call(_UNSHARE, _FRESH):
-            raise _refused("namespaces")
-        for path in _FRESH_DIRS:
-            if call(_MOUNT, b"tmpfs", path, b"tmpfs", _DIR_FLAGS, dir_options):
-                raise _refused("mounts")
+        if not dir_options:
+            if call(_SETNS, sleeper, _WHOLE_CELL):
+                raise _refused("namespaces")
+        else:
+            if call(_SETNS, sleeper, _CELL) or call(_UNSHARE, _FRESH):
+                raise _refused("namespaces")
+            for path in _FRESH_DIRS:
+                if call(_MOUNT, b"tmpfs", path, b"tmpfs", _DIR_FLAGS, dir_options):
+                    raise _refused("mounts")
         chdir("/work")
         step = "descriptors"
         # The warm process keeps its own descriptors 0 to 3 occupied, so none of the sources is one of the targets.

@@ -180,7 +180,7 @@ def _fork(order: bytes, peer: int, stdout: int, stderr: int) -> bool:
     """
     guest, cell, uid, disk_bytes, *substitutes = _unpack_order(order, _HEAD_BYTES)
     sleeper, cgroups = _cells[cell]
-    options = fresh_dir_options(disk_bytes)
+    options = fresh_dir_options(disk_bytes) if disk_bytes else b""
     try:
         choose_pid_namespace(sleeper)
         pid = fork()

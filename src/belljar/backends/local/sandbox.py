@@ -446,7 +446,7 @@ def _is_plain(execution: Execution) -> bool:
 
 
 def _raise_descriptor_limit() -> None:
-    """Every cell takes about a dozen; the soft limit is there for programs that use select()."""
+    """Every cell takes about two dozen; the soft limit is there for programs that use select()."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -26,7 +26,7 @@ from belljar.backends.local.sights import bound_places, guest_environ, hidden_pl
 from belljar.contract.errors import JailSetupFailed, Overloaded, ZygoteDied
 from belljar.contract.execution import Execution, Limits
 from belljar.environments import Environment
-from belljar.jail import policy
+from belljar.jail import policy, syscalls
 from belljar.settings import PoolSettings
 from belljar.zygote import protocol
 from belljar.zygote.handle import StartFailed, WardenHandle, ZygoteHandle, ZygoteListener
@@ -39,6 +39,7 @@ _QUIET_SECONDS = 0.05  # after which the last few missing guests are forked
 _SYSTEM_PYTHON = "/usr/bin/python3"  # what is warm in a world that shows another system
 #: A guest pays for every page of the interpreter it touches, because touching copies it. That is not the program's.
 INTERPRETER_BYTES = {BARE: 4 << 20, HEAVY: 16 << 20, SHELL: 32 << 20}
+_CAP_FOWNER = 1 << 3  # to remove a file that is a guest's
 _START_FAILURES_MAX = 3  # ready guests that die unused, in a row, before we stop making them
 
 
@@ -71,6 +72,9 @@ class World(ZygoteListener):
         self._has_cgroup = walls["cgroup"]
         self._default_limits = default_limits
         self._default_allowance = self.allowance(default_limits)
+        # What guests may not own, and we may tidy up, their cells can keep for the next one.
+        keeps_dirs = walls["changes_uid"] and syscalls.permitted_capabilities() & _CAP_FOWNER
+        self._kept_disk_bytes = default_limits.disk_bytes if keeps_dirs else 0
         self.loop = asyncio.get_running_loop()
         self._warden = make_warden(self._warden_lost)
         self._zygotes: dict[str, ZygoteHandle] = {}
@@ -79,6 +83,7 @@ class World(ZygoteListener):
         self._cells: dict[int, Cell] = {}
         self._idle_cells: list[Cell] = []
         self._cells_being_made = 0
+        self._renewals: dict[Cell, asyncio.Future[list[int]]] = {}  # cells that get fresh directories, then are idle
         self._trimming: asyncio.TimerHandle | None = None
         self._filling: dict[str, asyncio.TimerHandle] = {}  # weights of which a few guests are missing
         self._burst = max(1, pool.ready_guests * 3 // 4)  # so many missing guests are forked in a row
@@ -341,6 +346,11 @@ class World(ZygoteListener):
             return guest
         allowance = self.allowance(limits)
         while True:
+            if self._renewals and not self._idle_cells:  # sooner than one can be made
+                await asyncio.wait(self._renewals.values(), timeout=_CELL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                guest = self.lease_ready(weight, limits)
+                if guest is not None:
+                    return guest
             cell = self._idle_cells.pop() if self._idle_cells else await self._make_cell()
             try:
                 zygote = await self.zygote(weight)  # asked last: it may have died while a cell was made
@@ -360,6 +370,8 @@ class World(ZygoteListener):
         cell.is_leased, cell.is_left = True, False
         self._guests[guest.number] = guest
         berth = cell.berth
+        if allowance[0] == self._kept_disk_bytes and cell.has_dirs and zygote.weight != SHELL:
+            allowance = 0, *allowance[1:]  # not a session's: those of its branches would replace them
         order = protocol.FORK.pack(guest.number, berth.number, berth.uid, *allowance)
         try:
             if berth.number not in zygote.cells:
@@ -415,18 +427,55 @@ class World(ZygoteListener):
         cell.is_leased = False
         if cell.is_gone:
             self._berths.give_back(cell.berth)
-        elif guest.has_ended and cell.is_as_new():
+        elif not guest.has_ended:
+            cell.kill()
+        elif cell.is_as_new():
             self._idle_cells.append(cell)
         else:
+            self._renew(cell, guest.weight)
+        if self._trimming is None:
+            self._trim_later()
+
+    def _renew(self, cell: Cell, weight: str) -> None:
+        """Its guest has left something: if no more than files, have their directories mounted anew."""
+        used = cell.used_dirs() if cell.is_deserted() else []
+        if not used or self._is_closing or self.is_lost:
             cell.kill()
-        if self._trimming is None and not self._is_closing:
+            return
+        cell.let_go_of(used)
+        renewal = self._warden.renew(cell.sleeper, used, self._kept_disk_bytes)
+        self._renewals[cell] = renewal
+        renewal.add_done_callback(partial(self._renewed, cell, used, weight))
+
+    def _renewed(self, cell: Cell, used: Sequence[str], weight: str, renewal: asyncio.Future[list[int]]) -> None:
+        """Not a task: nobody can cancel this, so what came is either the cell's or closed."""
+        del self._renewals[cell]
+        fresh = [] if renewal.exception() else renewal.result()
+        if cell.is_gone or cell.is_condemned or not fresh:
+            for directory in fresh:
+                os.close(directory)
+            if not cell.is_gone and not cell.is_condemned:
+                _log.warning("the directories of a cell were not mounted anew: %s", renewal.exception())
+            cell.kill()
+            return
+        cell.take(used, fresh)
+        if not cell.is_as_new():
+            cell.kill()
+            return
+        self._idle_cells.append(cell)
+        if self._trimming is None:
+            self._trim_later()
+        self.refill(weight)
+
+    def _trim_later(self) -> None:
+        if not self._is_closing:
             self._trimming = self.loop.call_later(self._pool.cell_seconds, self._trim_idle_cells)
 
     def _trim_idle_cells(self) -> None:
         """Once nothing runs, give up the cells of the last burst: what is kept must not depend on past load."""
         self._trimming = None
         if self.busy_guests > 0:
-            self._trimming = self.loop.call_later(self._pool.cell_seconds, self._trim_idle_cells)
+            self._trim_later()
             return
         for cell in list(self._idle_cells):
             cell.kill()
@@ -469,7 +518,7 @@ class World(ZygoteListener):
             guest.ended = self._unused_guest_ended(guest)
             ready.append(guest)
             missing -= 1
-        for _ in range(missing - self._cells_being_made if missing else 0):
+        for _ in range(missing - self._cells_being_made - len(self._renewals) if missing else 0):
             self._in_background(self._add_idle_cell(weight))
 
     def _unused_guest_ended(self, guest: Guest) -> Callable[[int | None, float], None]:
@@ -502,7 +551,7 @@ class World(ZygoteListener):
         self._cells_being_made += 1
         try:
             async with asyncio.timeout(_CELL_SECONDS):
-                pid, pidfd = await self._warden.make_cell()
+                pid, made = await self._warden.make_cell(self._kept_disk_bytes)
         except TimeoutError as error:
             self._berths.give_back(berth)
             self._warden.kill()
@@ -516,9 +565,10 @@ class World(ZygoteListener):
         finally:
             self._cells_being_made -= 1
         try:
-            cell = Cell(berth, self._warden, pid, pidfd, self._cell_gone)
+            cell = Cell(berth, self._warden, pid, made, self._cell_gone)
         except (OSError, StopIteration) as error:  # it has died meanwhile
-            os.close(pidfd)
+            for descriptor in made:
+                os.close(descriptor)
             self._berths.give_back(berth)
             raise ZygoteDied("a cell ended while it was made") from error
         self._cells[cell.number] = cell
