@@ -11,6 +11,7 @@ inside a user namespace of its own and can map only one id.
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
 import resource  # noqa: F401  (os.wait4 imports it when first called, and by then the host's files are out of reach)
@@ -36,6 +37,7 @@ _CELL = syscalls.CLONE_NEWPID | syscalls.CLONE_NEWNET | syscalls.CLONE_NEWNS
 _PACKET_BYTES, _DESCRIPTOR_SPACE = 4096, socket.CMSG_SPACE(channel.DESCRIPTORS_MAX * 4)
 _BACKLOG = 64
 _SLEEP = ("/usr/bin/sleep", "/bin/sleep")
+_LENT = 4  # what a sleeper has open: the directory it was loaded from, where that was lent
 
 
 def main(control_descriptor: int) -> None:
@@ -268,10 +270,11 @@ class Warden:
             try:
                 syscalls.unshare(_CELL)
                 namespaces.raise_loopback()
+                command, needed = _find_sleep()
                 records = _furnish(disk_bytes) if disk_bytes else []
                 sleeper = os.fork()
                 if sleeper == 0:
-                    _sleep_for_ever(report.fileno(), self.seccomp_filter)
+                    _sleep_for_ever(command, needed, report.fileno(), self.seccomp_filter)
                 channel.send_packet(report, str(sleeper).encode(), records)
             except OSError as error:
                 channel.send_packet(report, str(error).encode() or b"for no reason")
@@ -342,7 +345,14 @@ def _hear_to_the_end(peer: socket.socket) -> tuple[str, list[int]]:
             text += packet
 
 
-def _sleep_for_ever(until_exec: int, seccomp_filter: syscalls.FilterProgram) -> None:
+def _find_sleep() -> tuple[list[str], int]:
+    """What a sleeper becomes, and the directory that it needs for that, if any: its own /tmp will cover that one."""
+    if not os.path.exists(f"{lent.IN_ROOT}/{lent.SLEEP}"):
+        return [next(filter(os.path.exists, _SLEEP), _SLEEP[0])], -1
+    return lent.command(f"/proc/self/fd/{_LENT}", lent.SLEEP), os.open(lent.IN_ROOT, os.O_PATH | os.O_DIRECTORY)
+
+
+def _sleep_for_ever(command: list[str], needed: int, until_exec: int, seccomp_filter: syscalls.FilterProgram) -> None:
     """Be pid 1 of a cell: children that lose their parent vanish, signals from inside do nothing."""
     mounts.mount_proc()
     namespaces.drop_bounding_set()
@@ -354,11 +364,13 @@ def _sleep_for_ever(until_exec: int, seccomp_filter: syscalls.FilterProgram) -> 
     null = os.open("/dev/null", os.O_RDWR)
     for target in (0, 1, 2):
         os.dup2(null, target)
+    if needed >= 0:
+        needed = fcntl.fcntl(needed, fcntl.F_DUPFD, _LENT + 1)  # out of the way of the targets
+    until_exec = fcntl.fcntl(until_exec, fcntl.F_DUPFD, _LENT + 1)
     os.dup2(until_exec, 3, inheritable=False)
-    os.closerange(4, 1 << 20)
-    command = lent.command(lent.IN_ROOT, lent.SLEEP)
-    if not os.path.exists(command[-1]):
-        command = [next(filter(os.path.exists, _SLEEP), _SLEEP[0])]
+    if needed >= 0:
+        os.dup2(needed, _LENT)
+    os.closerange(_LENT + (needed >= 0), 1 << 20)
     os.execve(command[0], [*command, "infinity"], {})
 
 
