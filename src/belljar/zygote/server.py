@@ -32,7 +32,7 @@ from belljar.jail.mounts import fresh_dir_options
 from belljar.zygote import heap, pages, protocol, touched
 
 _control: socket.socket  # stands where a guest's own socket will: the same object then speaks over that
-_cells: dict[int, tuple[int, list[int]]] = {}  # sleeper and cgroup files by the number of the cell
+_cells: dict[int, tuple[int, int, list[int]]] = {}  # sleeper, channel and cgroup files by the number of the cell
 _guests: dict[int, int] = {}  # number of the guest by its pid
 _births = -1  # the file in which the host finds who is who, should this process die
 _counts_cpu = False  # no cgroup does
@@ -44,7 +44,7 @@ _receive: Callable[[int, int, int], tuple[bytes, list[tuple[int, int, bytes]], i
 _send: Callable[[tuple[bytes]], int]
 _pack_end, _pack_birth, _BIRTH_BYTES = protocol.ENDED.pack, protocol.BIRTH.pack, protocol.BIRTH.size
 _unpack_order = protocol.FORK.unpack_from
-_unpack_descriptors = struct.Struct("=iii").unpack
+_unpack_descriptors = struct.Struct("=ii").unpack
 _HEAD, _HEAD_BYTES = channel.NO_MESSAGE, len(channel.NO_MESSAGE)
 _DESCRIPTOR_SPACE = socket.CMSG_SPACE(channel.DESCRIPTORS_MAX * 4)
 _ORDER_BYTES = 4096
@@ -70,7 +70,7 @@ def serve(always_loaded: frozenset[str]) -> None:
 
 def _get_warm(always_loaded: frozenset[str]) -> bool:
     """True if it is worth knowing what guests will touch."""
-    global _control, _births, _counts_cpu, _woken, _poll, _receive, _send, receive_program
+    global _control, _births, _counts_cpu, _woken, _poll, _receive, _send, receive_program, _unpack_descriptors
     _control = socket.socket(fileno=CHANNEL)
     _receive, _send = _control.recvmsg, _control.sendmsg
     script.speak_over(_control)
@@ -81,14 +81,15 @@ def _get_warm(always_loaded: frozenset[str]) -> bool:
     limits.set_common()
     if greeting["stays"]:
         receive_program = _import_shell().serve  # a guest of ours stays in there
+        _unpack_descriptors = struct.Struct("=iii").unpack
     warm_up(greeting["imports"], greeting["environ"], always_loaded)
     pages.share_libraries()
     _woken, alarm = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     _signal.signal(_signal.SIGCHLD, operator.is_)  # anything that takes two arguments; the wake-up is the point
     _signal.set_wakeup_fd(alarm, warn_on_full_buffer=False)
     waiting = select.poll()
+    waiting.register(_woken, select.POLLIN)  # first, so that the news of an end does not wait for a fork
     waiting.register(_control, select.POLLIN)
-    waiting.register(_woken, select.POLLIN)
     _poll = waiting.poll
     syscalls.install_seccomp(syscalls.FilterProgram(seccomp.compile_entrance(os.uname().machine)))
     gc.collect()
@@ -166,20 +167,22 @@ def _loop() -> bool:
 def _learn(message: dict[str, Any], descriptors: list[int]) -> None:
     """A cell has been made, or is gone."""
     if "cell" in message:
-        _cells[message["cell"]] = descriptors[0], descriptors[1:]
+        _cells[message["cell"]] = descriptors[0], descriptors[1], descriptors[2:]
     else:
-        sleeper, cgroups = _cells.pop(message["forget"])
-        for descriptor in (sleeper, *cgroups):
+        sleeper, peer, cgroups = _cells.pop(message["forget"])
+        for descriptor in (sleeper, peer, *cgroups):
             close(descriptor)
 
 
-def _fork(order: bytes, peer: int, stdout: int, stderr: int) -> bool:
+def _fork(order: bytes, stdout: int, stderr: int, own: int = -1) -> bool:
     """One fork into a waiting pid namespace; True in a new guest that has its program.
 
     The interpreter's fork handlers must run, so never by raw clone.
     """
     guest, cell, uid, disk_bytes, *substitutes = _unpack_order(order, _HEAD_BYTES)
-    sleeper, cgroups = _cells[cell]
+    sleeper, peer, cgroups = _cells[cell]
+    if own >= 0:  # a session's
+        peer = own
     options = fresh_dir_options(disk_bytes) if disk_bytes else b""
     try:
         choose_pid_namespace(sleeper)
@@ -197,9 +200,10 @@ def _fork(order: bytes, peer: int, stdout: int, stderr: int) -> bool:
         if receive_program(_control):
             return True
         os._exit(0)
-    close(peer)
     close(stdout)
     close(stderr)
+    if own >= 0:
+        close(own)
     if pid > 0:
         _guests[pid] = guest
         pwrite(_births, _pack_birth(guest, pid), cell * _BIRTH_BYTES)

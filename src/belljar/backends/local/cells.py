@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from os import fstat, pread, unlink
 from pathlib import Path
 
+from belljar import channel
 from belljar.jail import policy
 from belljar.jail.cgroups import CellCgroup, Cgroups
 from belljar.zygote.handle import WardenHandle
@@ -97,6 +98,7 @@ class Cell:
         self.is_gone = False
         self.is_condemned = False  # killed, though the news of its end may not have come yet
         self.is_leased = False  # a guest is in it, or its run is still being read
+        self.is_unread = False  # a program was sent to its guest, who has not said that it has it
         self.is_left = False  # its guest has ended and nobody else was in it: whoever comes is sent by us
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.on_memory_event: Callable[[], None] | None = None
@@ -110,6 +112,9 @@ class Cell:
             *tables, self._queues = made[1 : -len(_DIRS)]
             self._records += [(file, *_read_counters(file)) for file in tables]
             self._queues_before = fstat(self._queues)[:_FACTS]
+        # One for all guests, one after the other: no program ever holds it, and a socket that is passed around has the
+        # kernel look for lost ones whenever any is closed.
+        self.channel, self._their_channel = channel.bare_pair()
         if berth.cgroup is not None and berth.cgroup.oom_event is not None:
             asyncio.get_running_loop().add_reader(berth.cgroup.oom_event, self._memory_event)
         warden.watch(pid, self._sleeper_ended)
@@ -122,7 +127,11 @@ class Cell:
     @property
     def descriptors(self) -> list[int]:
         """What a zygote needs to put a guest here."""
-        return [self.sleeper, *(self.berth.cgroup.join_files if self.berth.cgroup else ())]
+        return [
+            self.sleeper,
+            self._their_channel.fileno(),
+            *(self.berth.cgroup.join_files if self.berth.cgroup else ()),
+        ]
 
     @property
     def has_dirs(self) -> bool:
@@ -141,6 +150,8 @@ class Cell:
         """Whether nobody is in it, nobody has used its network, and nobody has left anything but files."""
         cgroup = self.berth.cgroup
         if cgroup is None or self.is_condemned or self.is_gone or not (self.is_left or cgroup.is_empty()):
+            return False
+        if self.is_unread:  # the next guest would be the one to read it
             return False
         for file, before, enough_bytes in self._records:
             if pread(file, enough_bytes, 0) != before:
@@ -186,6 +197,11 @@ class Cell:
             self._dirs[index] = directory
             if (facts[0], *facts[3:]) == (before[0], *before[3:]):  # inode and device are others
                 self._dirs_before[index] = facts
+
+    def close(self) -> None:
+        """It is gone, and so is who was still reading what its guest has said."""
+        self.channel.close()
+        self._their_channel.close()
 
     def _close_dirs(self) -> None:
         for directory in self._dirs:

@@ -86,7 +86,7 @@ class World(ZygoteListener):
         self._renewals: dict[Cell, asyncio.Future[list[int]]] = {}  # cells that get fresh directories, then are idle
         self._trimming: asyncio.TimerHandle | None = None
         self._filling: dict[str, asyncio.TimerHandle] = {}  # weights of which a few guests are missing
-        self._burst = max(1, pool.ready_guests * 3 // 4)  # so many missing guests are forked in a row
+        self._burst = max(1, pool.ready_guests // 2)  # so many missing guests are forked in a row
         self._ready: dict[str, deque[Guest]] = {BARE: deque(), HEAVY: deque(), SHELL: deque()}
         self._guests: dict[int, Guest] = {}
         self._next_guest = 0
@@ -363,7 +363,7 @@ class World(ZygoteListener):
     def _fork(self, zygote: ZygoteHandle, cell: Cell, allowance: tuple[int, ...]) -> Guest:
         self._next_guest += 1
         try:
-            guest = Guest(self._next_guest, cell, zygote)
+            guest = Guest(self._next_guest, cell, zygote, zygote.weight == SHELL)
         except OSError as error:
             self._idle_cells.append(cell)
             raise Overloaded(f"no more descriptors for a program ({error.strerror}); try again later") from error
@@ -376,7 +376,7 @@ class World(ZygoteListener):
         try:
             if berth.number not in zygote.cells:
                 zygote.add_cell(berth.number, cell.descriptors)
-            zygote.fork(order, (guest.their_channel.fileno(), guest.their_stdout, guest.their_stderr))
+            zygote.fork(order, guest.their_ends)
         except (channel.ChannelClosed, BlockingIOError) as error:
             del self._guests[guest.number]
             guest.close_their_ends()
@@ -426,7 +426,7 @@ class World(ZygoteListener):
         cell = guest.cell
         cell.is_leased = False
         if cell.is_gone:
-            self._berths.give_back(cell.berth)
+            self._forget(cell)
         elif not guest.has_ended:
             cell.kill()
         elif cell.is_as_new():
@@ -582,7 +582,11 @@ class World(ZygoteListener):
             if not zygote.is_lost:
                 zygote.forget_cell(cell.number)
         if not cell.is_leased:  # else its run still reads the cgroup
-            self._berths.give_back(cell.berth)
+            self._forget(cell)
+
+    def _forget(self, cell: Cell) -> None:
+        cell.close()
+        self._berths.give_back(cell.berth)
 
     # ---- what the zygotes and the warden say
 
