@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -126,3 +127,28 @@ def test_a_guest_released_before_it_had_a_program_is_given_back_once(settings: S
 
     asyncio.run(lease_and_release())
     assert not trouble
+
+
+def test_a_program_that_its_guest_has_not_read_is_read_by_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    """Guests of one cell have the same socket, one after the other."""
+    settings = load(flags={"pool.ready_guests": 1, "pool.max_running": 1})
+    with belljar.Sandbox(settings=settings) as box:
+        for number in range(5):
+            assert box.run("print('before')").stdout == "before\n"
+            for _ in range(1000):
+                guests = children(warden_and_zygote()[1])
+                if len(guests) == 1 and box.facts()["sandbox"]["ready_guests"] == 1:
+                    break
+                time.sleep(0.01)
+            (waiting,) = guests
+            time.sleep(0.1)  # it is behind its walls by now
+            os.kill(waiting, signal.SIGSTOP)
+            threads, outcomes = run_at_once(box, f"print('unread {number}')", 1)
+            wait_until_running(box, 1)
+            time.sleep(0.2)  # what it was sent lies there
+            os.kill(waiting, signal.SIGKILL)
+            for thread in threads:
+                thread.join()
+            assert [(each.status, each.stdout) for each in outcomes] == [(Status.OK, f"unread {number}\n")]
+            assert [box.run(f"print({each})").stdout for each in range(6)] == [f"{each}\n" for each in range(6)]
+    assert "ended unused" not in caplog.text  # as one does that finds a program nobody has sent it

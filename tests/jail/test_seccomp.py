@@ -400,6 +400,7 @@ def test_entrance_opens_nothing_but_what_puts_up_walls(machine: str) -> None:
     }
     assert opened == {
         "setns", "unshare", "mount", "landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self",
+        "process_madvise",
     }  # fmt: skip
 
 

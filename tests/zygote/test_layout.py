@@ -53,6 +53,40 @@ heap.gather([function])
 print(function(1) == result, NUMBER is not before[0], TEXT is not before[1], LIST is kept)
 """
 
+_TOUCHED = """
+import mmap, os, struct
+from belljar.zygote import touched
+
+page = mmap.PAGESIZE
+memory = mmap.mmap(-1, 64 * page, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+if hasattr(mmap, "MADV_NOHUGEPAGE"):
+    memory.madvise(mmap.MADV_NOHUGEPAGE)
+for number in range(64):
+    memory[number * page] = 1
+import ctypes
+start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+said, says = os.pipe()
+waits, answers = os.pipe()
+pid = os.fork()
+if pid == 0:
+    os.close(answers)
+    for number in (3, 10, 11, 12, 40):
+        memory[number * page] = 2
+    os.write(says, b".")
+    os.read(waits, 1)
+    os._exit(0)
+looker = os.fork()
+if looker == 0:
+    os.read(said, 1)
+    ranges = struct.iter_unpack("=QQ", touched.find(pid))
+    ours = [((at - start) // page, size // page) for at, size in ranges if start <= at < start + 64 * page]
+    print(ours == [(3, 1), (10, 3), (40, 1)], ours, flush=True)
+    os._exit(0)
+os.waitpid(looker, 0)
+os.close(answers)
+os.waitpid(pid, 0)
+"""
+
 
 def _run(sources: Path, code: str) -> str:
     finished = subprocess.run(
@@ -72,3 +106,7 @@ def test_objects_lie_side_by_side_once_the_holes_are_filled(sources: Path) -> No
 
 def test_gathered_functions_compute_the_same_from_new_constants(sources: Path) -> None:
     assert _run(sources, _GATHERED) == "True True True True"
+
+
+def test_pages_that_a_fork_has_written_to_are_found(sources: Path) -> None:
+    assert _run(sources, _TOUCHED).startswith("True")

@@ -36,6 +36,8 @@ _receive: Callable[[int, int, int], tuple[bytes, list[tuple[int, int, bytes]], i
 _send: Callable[[tuple[bytes]], int]
 _poll: Callable[[int], list[tuple[int, int]]]
 _SAMPLE = "def name(value):\n    return value + 1\nprint('', name(2))\n"
+_SAMPLE_PROGRAM = f"import os\n{_SAMPLE}os.read({_CHANNEL}, 1)\n".encode()
+_rehearses = True
 _has_generators = False  # of random numbers, beside the one that reseeds itself
 _numpy_state: tuple[int, int] | None = None  # where numpy's global generator has its state, and its bytes
 _always_loaded: frozenset[str] = frozenset()  # what every interpreter loads before it looks at a program
@@ -79,7 +81,7 @@ def receive(peer: socket.socket) -> bool:
     try:
         if _has_generators:
             _reseed_at_birth()
-        if not _poll(0):
+        if _rehearses and not _poll(0):
             _rehearse()
         packet, ancillary, _, _ = _receive(_PACKET_BYTES, _DESCRIPTOR_SPACE, _CLOSE_ON_EXEC)
         if not packet:
@@ -105,6 +107,21 @@ def _rehearse() -> None:
     """The program is not there yet: touch now what it will touch, so that it need not wait for the copies of pages."""
     compile(_SAMPLE, _PROGRAM, "exec")
     ending.has_left_nothing()
+
+
+def need_no_rehearsal() -> None:
+    """In the warm process: guests have copied what they touch before they come here."""
+    global _rehearses
+    _rehearses = False
+
+
+def receive_sample() -> None:
+    """As `receive`, for a program of our own. It says that it is there and waits to be looked at."""
+    _rehearse()
+    descriptor = open_file(_PROGRAM, _NEW_FILE, 0o644)
+    write(descriptor, _SAMPLE_PROGRAM)
+    close(descriptor)
+    enable_gc()
 
 
 def _receive_more(peer: socket.socket, packet: bytes, descriptors: list[int]) -> bool:

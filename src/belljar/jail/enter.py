@@ -24,13 +24,15 @@ from belljar.jail.syscalls import call
 CHANNEL = 3  # where a guest finds the socket to its host
 
 _NUMBERS = seccomp.SYSCALLS.get(os.uname().machine, {})
-_SETNS, _UNSHARE, _MOUNT, _PRCTL, _PRLIMIT = (
-    _NUMBERS.get(name, -1) for name in ("setns", "unshare", "mount", "prctl", "prlimit64")
+_SETNS, _UNSHARE, _MOUNT, _PRCTL, _PRLIMIT, _MADVISE = (
+    _NUMBERS.get(name, -1) for name in ("setns", "unshare", "mount", "prctl", "prlimit64", "process_madvise")
 )
 _OPEN_FILES = int(resource.RLIMIT_NOFILE)
 _OPEN_FILES_LIMIT = struct.pack("=QQ", policy.OPEN_FILES_MAX, policy.OPEN_FILES_MAX)
+_PIDFD_SELF, _MADV_POPULATE_WRITE = -10000, 23
 _NEW_PID = syscalls.CLONE_NEWPID
 _CELL = syscalls.CLONE_NEWNET | syscalls.CLONE_NEWNS
+_WHOLE_CELL = _CELL | syscalls.CLONE_NEWIPC
 _FRESH = syscalls.CLONE_NEWNS | syscalls.CLONE_NEWIPC
 _FRESH_DIRS = tuple(path.encode() for path in policy.WRITABLE_DIRS)
 _DIR_FLAGS = syscalls.MS_NOSUID | syscalls.MS_NODEV
@@ -40,6 +42,7 @@ _SET_DUMPABLE, _SET_SECCOMP, _FILTER = syscalls.PR_SET_DUMPABLE, syscalls.PR_SET
 _ruleset: Ruleset | None = None  # None: the operator gave landlock up
 _closing_program: syscalls.FilterProgram  # the rest of the seccomp filter is inherited
 _closing_filter = b""  # its address and length, as prctl takes them
+_touched, _touched_count = b"", 0  # pages that a small program writes to, from `zygote/touched.py`
 _changes_uid = True  # False: a plain user has only one id to give
 
 
@@ -68,6 +71,16 @@ def prepare(landlock_version: int, changes_uid: bool, branches: bool = False) ->
         _ruleset = Ruleset(landlock_version, writable, "/dev", first_free=CHANNEL + 1)
 
 
+def expect_touched(ranges: bytes) -> bool:
+    """In the warm process: from now on guests copy these pages at once. False if the kernel cannot."""
+    global _touched, _touched_count
+    count = len(ranges) // 16
+    if call(_MADVISE, _PIDFD_SELF, ranges, count, _MADV_POPULATE_WRITE, 0) <= 0:
+        return False
+    _touched, _touched_count = ranges, count
+    return True
+
+
 def choose_pid_namespace(sleeper: int) -> None:
     """The next fork of this process is born in the cell's pid namespace."""
     if call(_SETNS, sleeper, _NEW_PID):
@@ -78,7 +91,7 @@ def enter(
     sleeper: int,  # pidfd of the process that holds the cell's namespaces
     cgroups: Sequence[int],  # cgroup.procs files, opened by the host
     uid: int,
-    dir_options: bytes,  # limits of each writable directory, from mounts.fresh_dir_options
+    dir_options: bytes,  # limits of each writable directory, from mounts.fresh_dir_options; none: the cell's own ones
     substitutes: Sequence[int],  # CPU seconds, processes, address space bytes where no cgroup counts them
     channel: int,
     stdout: int,
@@ -95,16 +108,22 @@ def enter(
     try:
         for procs in cgroups:
             write(procs, b"0")
+        if _touched_count:  # now, so that the copies are the cell's
+            call(_MADVISE, _PIDFD_SELF, _touched, _touched_count, _MADV_POPULATE_WRITE, 0)
         if call(_PRLIMIT, 0, _OPEN_FILES, _OPEN_FILES_LIMIT, 0):  # not the zygote's: it holds those of every cell
             raise _refused("rlimits")
         if not cgroups:
             step = "rlimits"
             limits.set_for_guest(*substitutes)
-        if call(_SETNS, sleeper, _CELL) or call(_UNSHARE, _FRESH):
-            raise _refused("namespaces")
-        for path in _FRESH_DIRS:
-            if call(_MOUNT, b"tmpfs", path, b"tmpfs", _DIR_FLAGS, dir_options):
-                raise _refused("mounts")
+        if not dir_options:
+            if call(_SETNS, sleeper, _WHOLE_CELL):
+                raise _refused("namespaces")
+        else:
+            if call(_SETNS, sleeper, _CELL) or call(_UNSHARE, _FRESH):
+                raise _refused("namespaces")
+            for path in _FRESH_DIRS:
+                if call(_MOUNT, b"tmpfs", path, b"tmpfs", _DIR_FLAGS, dir_options):
+                    raise _refused("mounts")
         chdir("/work")
         step = "descriptors"
         # The warm process keeps its own descriptors 0 to 3 occupied, so none of the sources is one of the targets.

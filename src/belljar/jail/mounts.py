@@ -1,8 +1,8 @@
-"""The minimal read-only root that guests live in, and the fresh directories each of them gets.
+"""The minimal read-only root that guests live in, and the directories that they may write to.
 
 The root is built once per environment, from an allow-list, and pivoted into before any warm process starts: the
-warm process itself never sees the host's files. A guest then only copies the mount table (one call) and covers three
-places with file systems of its own; /proc belongs to its cell.
+warm process itself never sees the host's files. A cell has a copy of the mount table in which /proc and three places
+are covered with file systems of its own. A guest joins that, or covers the three places once more, for itself alone.
 
 Everything bound is cloned as a detached tree first and made read-only there, so there is no moment in which a
 writable bind is visible.
@@ -20,6 +20,7 @@ from belljar.jail.syscalls import MS_NODEV, MS_NOEXEC, MS_NOSUID
 _READ_ONLY = syscalls.MOUNT_ATTR_RDONLY | syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV
 _DEVICE = syscalls.MOUNT_ATTR_RDONLY | syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NOEXEC  # writing still works
 _FRESH_DIRS = tuple(path.encode() for path in policy.WRITABLE_DIRS)
+_LOOK = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _STAGE = "/tmp"  # any directory: in this mount namespace nobody else looks at it
 
 
@@ -137,3 +138,33 @@ def mount_fresh_dirs(options: bytes) -> None:
     """A work directory, /tmp and /dev/shm of one's own; `enter` does the same in its own flat way."""
     for path in _FRESH_DIRS:
         syscalls.mount(b"tmpfs", path, b"tmpfs", MS_NOSUID | MS_NODEV, options)
+
+
+def renew_dir(path: str, options: bytes) -> int:
+    """Throw away a writable directory with all that is in it, and mount a fresh one; the caller owns its descriptor.
+
+    To drop the mount is the one way to empty a directory that does not have to understand what a program left in it.
+    """
+    syscalls.unmount(path)
+    syscalls.mount(b"tmpfs", path.encode(), b"tmpfs", MS_NOSUID | MS_NODEV, options)
+    return os.open(path, _LOOK)
+
+
+def open_ipc_records() -> list[int]:
+    """What tells whether the caller's ipc namespace is empty; the caller owns the descriptors.
+
+    The kernel's tables of System V memory, semaphores and queues, and the directory of POSIX queues. All of them show
+    this namespace to whoever reads them. Call it before /proc is covered: a cell's own has no such tables.
+    """
+    opened = [os.open(f"/proc/sysvipc/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in ("shm", "sem", "msg")]
+    place = policy.WORK_DIR
+    syscalls.mount(b"mqueue", place.encode(), b"mqueue", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    opened.append(os.open(place, _LOOK))
+    syscalls.unmount(place)
+    return opened
+
+
+def open_fresh_dirs(options: bytes) -> list[int]:
+    """`mount_fresh_dirs`, and a descriptor of each to look at it by, which the caller owns."""
+    mount_fresh_dirs(options)
+    return [os.open(path, _LOOK) for path in policy.WRITABLE_DIRS]

@@ -475,7 +475,7 @@ def compile_filter(machine: str) -> bytes:
 # so the warm process puts itself behind the policy once, with the few calls left open that put up the other walls,
 # and each guest closes just those. Tests prove that the two together decide as `compile_filter` does.
 
-_ENTRANCE = "setns unshare mount landlock_create_ruleset landlock_add_rule landlock_restrict_self"
+_ENTRANCE = "setns unshare mount process_madvise landlock_create_ruleset landlock_add_rule landlock_restrict_self"
 _ENTRANCE_PRCTLS = (22, 47)  # PR_SET_SECCOMP, PR_CAP_AMBIENT
 
 

@@ -128,10 +128,17 @@ class WardenHandle:
         """Which of these are not, or no longer, the warden's children."""
         return list(await self._ask({"orphans": list(pids)}, []))
 
-    async def make_cell(self) -> tuple[int, int]:
-        """A new empty cell: the pid, and a pidfd that the caller owns, of the process that holds it."""
-        pid, pidfd = await self._ask({}, [])
-        return pid, pidfd
+    async def make_cell(self, disk_bytes: int) -> tuple[int, list[int]]:
+        """A new empty cell: the pid of the process that holds it, and descriptors that the caller owns.
+
+        First a pidfd of that process, then what `Warden.make_cell` says of `disk_bytes`.
+        """
+        pid, *descriptors = await self._ask({"disk_bytes": disk_bytes}, [])
+        return pid, descriptors
+
+    def renew(self, sleeper: int, paths: Sequence[str], disk_bytes: int) -> asyncio.Future[list[int]]:
+        """Have directories of an empty cell mounted anew: descriptors of them that belong to who hears of them."""
+        return self._ask({"renew": list(paths), "disk_bytes": disk_bytes}, [sleeper])
 
     async def listen(self, place: int, port: int) -> tuple[int, int]:
         """A listener on the loopback of a network namespace, or of a process's; port 0: any.
@@ -176,7 +183,7 @@ class WardenHandle:
     def _on_readable(self) -> None:
         while True:
             try:
-                message, _, descriptors = channel.receive(self._socket, descriptors_max=1)
+                message, _, descriptors = channel.receive(self._socket, channel.DESCRIPTORS_MAX)
             except BlockingIOError:
                 return
             except channel.ChannelClosed:
@@ -197,10 +204,10 @@ class WardenHandle:
         elif "ask" in message:
             answer = self._asked.pop(message["ask"])
             if answer.cancelled():
+                if "pid" in message:
+                    with contextlib.suppress(ProcessLookupError):  # it may have ended by itself
+                        signal.pidfd_send_signal(descriptors[0], signal.SIGKILL)
                 for descriptor in descriptors:
-                    if "pid" in message:
-                        with contextlib.suppress(ProcessLookupError):  # it may have ended by itself
-                            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
                     os.close(descriptor)
             elif "failed" in message:
                 answer.set_exception(StartFailed(message["failed"]))
@@ -208,8 +215,10 @@ class WardenHandle:
                 answer.set_result(message["missing"])
             elif "port" in message:
                 answer.set_result((message["port"], descriptors[0]))
+            elif "renewed" in message:
+                answer.set_result(descriptors)
             else:
-                answer.set_result((message["pid"], descriptors[0]))
+                answer.set_result((message["pid"], *descriptors))
         elif not self._ready.done():
             if "failed" in message:
                 self._ready.set_exception(StartFailed(message["failed"]))

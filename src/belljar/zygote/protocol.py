@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import struct
 
-#: host to zygote, with the guest's channel, stdout and stderr: guest, cell, uid, and what `jail.enter.Place` takes
+#: host to zygote, with the guest's stdout and stderr, and the channel if it is a session's own: guest, cell, uid, bytes
+#: of disk (0: the guest takes the cell's own directories and ipc namespace), CPU seconds, processes, address space
 FORK = struct.Struct("=QIIQQQQ")
 
 #: zygote to host: a guest has ended; its wait status, CPU in microseconds

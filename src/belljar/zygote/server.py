@@ -19,7 +19,7 @@ import socket
 import struct
 import sys
 from collections.abc import Callable
-from os import WNOHANG, close, fork, pwrite, read, waitpid
+from os import WNOHANG, close, fork, pwrite, read, waitpid, write
 from typing import Any
 
 from belljar import channel
@@ -29,10 +29,10 @@ from belljar.jail import enter as jail
 from belljar.jail import limits, mounts, namespaces, policy, seccomp, syscalls
 from belljar.jail.enter import CHANNEL, StepFailed, choose_pid_namespace, enter
 from belljar.jail.mounts import fresh_dir_options
-from belljar.zygote import heap, pages, protocol
+from belljar.zygote import heap, pages, protocol, touched
 
 _control: socket.socket  # stands where a guest's own socket will: the same object then speaks over that
-_cells: dict[int, tuple[int, list[int]]] = {}  # sleeper and cgroup files by the number of the cell
+_cells: dict[int, tuple[int, int, list[int]]] = {}  # sleeper, channel and cgroup files by the number of the cell
 _guests: dict[int, int] = {}  # number of the guest by its pid
 _births = -1  # the file in which the host finds who is who, should this process die
 _counts_cpu = False  # no cgroup does
@@ -44,10 +44,12 @@ _receive: Callable[[int, int, int], tuple[bytes, list[tuple[int, int, bytes]], i
 _send: Callable[[tuple[bytes]], int]
 _pack_end, _pack_birth, _BIRTH_BYTES = protocol.ENDED.pack, protocol.BIRTH.pack, protocol.BIRTH.size
 _unpack_order = protocol.FORK.unpack_from
-_unpack_descriptors = struct.Struct("=iii").unpack
+_unpack_descriptors = struct.Struct("=ii").unpack
 _HEAD, _HEAD_BYTES = channel.NO_MESSAGE, len(channel.NO_MESSAGE)
 _DESCRIPTOR_SPACE = socket.CMSG_SPACE(channel.DESCRIPTORS_MAX * 4)
 _ORDER_BYTES = 4096
+_SAMPLE_DISK_BYTES, _SAMPLE_SECONDS = 1 << 20, 10
+_TOUCHED_BYTES = 65536
 _CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)
 _set_wakeup_fd, _set_signal = _signal.set_wakeup_fd, _signal.signal
 _SIGCHLD, _SIG_DFL = int(_signal.SIGCHLD), _signal.SIG_DFL
@@ -56,8 +58,7 @@ _SIGCHLD, _SIG_DFL = int(_signal.SIGCHLD), _signal.SIG_DFL
 def serve(always_loaded: frozenset[str]) -> None:
     """Serve until the host leaves. Returns only in a guest that has its program; never in the zygote."""
     try:
-        _get_warm(always_loaded)
-        if _loop():
+        if (_get_warm(always_loaded) and _try_alone()) or _loop():
             return
     except BaseException:  # noqa: BLE001  (the end of the process: say why)
         import traceback
@@ -67,8 +68,9 @@ def serve(always_loaded: frozenset[str]) -> None:
     os._exit(0)
 
 
-def _get_warm(always_loaded: frozenset[str]) -> None:
-    global _control, _births, _counts_cpu, _woken, _poll, _receive, _send, receive_program
+def _get_warm(always_loaded: frozenset[str]) -> bool:
+    """True if it is worth knowing what guests will touch."""
+    global _control, _births, _counts_cpu, _woken, _poll, _receive, _send, receive_program, _unpack_descriptors
     _control = socket.socket(fileno=CHANNEL)
     _receive, _send = _control.recvmsg, _control.sendmsg
     script.speak_over(_control)
@@ -79,14 +81,15 @@ def _get_warm(always_loaded: frozenset[str]) -> None:
     limits.set_common()
     if greeting["stays"]:
         receive_program = _import_shell().serve  # a guest of ours stays in there
+        _unpack_descriptors = struct.Struct("=iii").unpack
     warm_up(greeting["imports"], greeting["environ"], always_loaded)
     pages.share_libraries()
     _woken, alarm = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     _signal.signal(_signal.SIGCHLD, operator.is_)  # anything that takes two arguments; the wake-up is the point
     _signal.set_wakeup_fd(alarm, warn_on_full_buffer=False)
     waiting = select.poll()
+    waiting.register(_woken, select.POLLIN)  # first, so that the news of an end does not wait for a fork
     waiting.register(_control, select.POLLIN)
-    waiting.register(_woken, select.POLLIN)
     _poll = waiting.poll
     syscalls.install_seccomp(syscalls.FilterProgram(seccomp.compile_entrance(os.uname().machine)))
     gc.collect()
@@ -100,6 +103,45 @@ def _get_warm(always_loaded: frozenset[str]) -> None:
     channel.send(_control, {"warm": sys.version.split()[0]})
     heap.fill_holes()  # those that this has left
     pages.share_heap()
+    return bool(greeting["makes_ready"])
+
+
+def _try_alone() -> bool:
+    """Fork for a program of ours to see which pages it touches; True in that fork, which is to run it.
+
+    It goes behind the same walls as a guest, but for those that a cell holds: it has no cgroup, and stays in our pid
+    and network namespace. If anything about it fails, guests copy their pages one by one.
+    """
+    said, says = os.pipe2(os.O_CLOEXEC)
+    waits, answers = os.pipe2(os.O_CLOEXEC)
+    found, finds = os.pipe2(os.O_CLOEXEC)
+    runner = fork()
+    if runner == 0:
+        _signal.alarm(_SAMPLE_SECONDS)
+        own, cgroup = os.pidfd_open(os.getpid()), os.open("/dev/null", os.O_WRONLY)
+        try:
+            enter(own, (cgroup,) * 3, policy.SAMPLE_UID, fresh_dir_options(_SAMPLE_DISK_BYTES), (), waits, says, says)
+        except StepFailed:
+            os._exit(71)
+        _set_wakeup_fd(-1)
+        _set_signal(_SIGCHLD, _SIG_DFL)
+        script.receive_sample()
+        return True
+    looker = fork()  # looking makes objects, and where ours lie is what is looked at
+    if looker == 0:
+        _signal.alarm(_SAMPLE_SECONDS)
+        try:
+            write(finds, touched.find(runner) if read(said, 1) else b"")
+        finally:
+            os._exit(0)
+    for descriptor in (says, waits, answers, said, finds):
+        close(descriptor)
+    if jail.expect_touched(read(found, _TOUCHED_BYTES)):
+        script.need_no_rehearsal()
+    close(found)
+    waitpid(looker, 0)
+    waitpid(runner, 0)
+    return False
 
 
 def _loop() -> bool:
@@ -125,21 +167,23 @@ def _loop() -> bool:
 def _learn(message: dict[str, Any], descriptors: list[int]) -> None:
     """A cell has been made, or is gone."""
     if "cell" in message:
-        _cells[message["cell"]] = descriptors[0], descriptors[1:]
+        _cells[message["cell"]] = descriptors[0], descriptors[1], descriptors[2:]
     else:
-        sleeper, cgroups = _cells.pop(message["forget"])
-        for descriptor in (sleeper, *cgroups):
+        sleeper, peer, cgroups = _cells.pop(message["forget"])
+        for descriptor in (sleeper, peer, *cgroups):
             close(descriptor)
 
 
-def _fork(order: bytes, peer: int, stdout: int, stderr: int) -> bool:
+def _fork(order: bytes, stdout: int, stderr: int, own: int = -1) -> bool:
     """One fork into a waiting pid namespace; True in a new guest that has its program.
 
     The interpreter's fork handlers must run, so never by raw clone.
     """
     guest, cell, uid, disk_bytes, *substitutes = _unpack_order(order, _HEAD_BYTES)
-    sleeper, cgroups = _cells[cell]
-    options = fresh_dir_options(disk_bytes)
+    sleeper, peer, cgroups = _cells[cell]
+    if own >= 0:  # a session's
+        peer = own
+    options = fresh_dir_options(disk_bytes) if disk_bytes else b""
     try:
         choose_pid_namespace(sleeper)
         pid = fork()
@@ -147,18 +191,19 @@ def _fork(order: bytes, peer: int, stdout: int, stderr: int) -> bool:
         channel.send(_control, {"unborn": guest, "reason": str(error)})
         pid = -1
     if pid == 0:
-        _set_wakeup_fd(-1)
-        _set_signal(_SIGCHLD, _SIG_DFL)
         try:
             enter(sleeper, cgroups, uid, options, substitutes, peer, stdout, stderr)
         except StepFailed as failure:
             _give_up(failure, peer)
+        _set_wakeup_fd(-1)
+        _set_signal(_SIGCHLD, _SIG_DFL)
         if receive_program(_control):
             return True
         os._exit(0)
-    close(peer)
     close(stdout)
     close(stderr)
+    if own >= 0:
+        close(own)
     if pid > 0:
         _guests[pid] = guest
         pwrite(_births, _pack_birth(guest, pid), cell * _BIRTH_BYTES)

@@ -11,6 +11,7 @@ inside a user namespace of its own and can map only one id.
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
 import resource  # noqa: F401  (os.wait4 imports it when first called, and by then the host's files are out of reach)
@@ -33,8 +34,10 @@ _OWN_WORLD = (
     | syscalls.CLONE_NEWCGROUP
 )
 _CELL = syscalls.CLONE_NEWPID | syscalls.CLONE_NEWNET | syscalls.CLONE_NEWNS
+_PACKET_BYTES, _DESCRIPTOR_SPACE = 4096, socket.CMSG_SPACE(channel.DESCRIPTORS_MAX * 4)
 _BACKLOG = 64
 _SLEEP = ("/usr/bin/sleep", "/bin/sleep")
+_LENT = 4  # what a sleeper has open: the directory it was loaded from, where that was lent
 
 
 def main(control_descriptor: int) -> None:
@@ -122,7 +125,7 @@ def own_code() -> dict[str, bytes]:
     """The sources a zygote needs, read before the host's files are out of reach."""
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     names = ["__init__.py", "channel.py"]
-    names += [f"zygote/{name}.py" for name in ("__init__", "heap", "pages", "protocol", "server")]
+    names += [f"zygote/{name}.py" for name in ("__init__", "heap", "pages", "protocol", "server", "touched")]
     for folder in ("jail", "guest"):
         names += [f"{folder}/{name}" for name in sorted(os.listdir(f"{package}/{folder}")) if name.endswith(".py")]
     code = {}
@@ -140,6 +143,7 @@ class Warden:
     def __init__(self, control: socket.socket) -> None:
         self.control = control
         self.seccomp_filter = syscalls.FilterProgram(seccomp.compile_filter(os.uname().machine))
+        self.own_mounts = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
         self.woken, alarm = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the host's to answer
@@ -174,22 +178,27 @@ class Warden:
             missing = [pid for pid in message["orphans"] if not _is_child(pid)]
             channel.send(self.control, {"ask": message["ask"], "missing": missing})
             return
+        made: list[int] = []
         try:
             if "listen" in message:
                 self.listen(message, *descriptors)
                 return
+            if "renew" in message:
+                self.renew(message, *descriptors)
+                return
             if "graft" in message:
                 pid = grafts.begin(message["graft"], descriptors)
+            elif "python" in message:
+                pid = self.start_zygote(message, *descriptors)
             else:
-                pid = self.start_zygote(message, *descriptors) if "python" in message else self.make_cell()
-            pidfd = os.pidfd_open(pid)
+                pid, made = self.make_cell(message["disk_bytes"])
+            made.insert(0, os.pidfd_open(pid))
         except (OSError, RuntimeError) as error:
             channel.send(self.control, {"ask": message["ask"], "failed": str(error)})
         else:
-            channel.send(self.control, {"ask": message["ask"], "pid": pid}, descriptors=[pidfd])
-            os.close(pidfd)
+            channel.send(self.control, {"ask": message["ask"], "pid": pid}, descriptors=made)
         finally:
-            for descriptor in descriptors:
+            for descriptor in (*descriptors, *made):
                 os.close(descriptor)
 
     def listen(self, message: dict[str, Any], place: int) -> None:
@@ -207,6 +216,25 @@ class Warden:
         with listener:
             port = listener.getsockname()[1]
             channel.send(self.control, {"ask": message["ask"], "port": port}, descriptors=[listener.fileno()])
+
+    def renew(self, message: dict[str, Any], sleeper: int) -> None:
+        """Answer with directories that were mounted anew in a cell that nobody is in."""
+        options = mounts.fresh_dir_options(message["disk_bytes"])
+        fresh: list[int] = []
+        try:
+            syscalls.setns(sleeper, syscalls.CLONE_NEWNS)
+            try:
+                for path in message["renew"]:
+                    fresh.append(mounts.renew_dir(path, options))
+            finally:
+                try:
+                    syscalls.setns(self.own_mounts, syscalls.CLONE_NEWNS)
+                except OSError:
+                    os._exit(70)  # every cell made from here on would begin as a copy of a guest's mounts
+            channel.send(self.control, {"ask": message["ask"], "renewed": True}, descriptors=fresh)
+        finally:
+            for descriptor in fresh:
+                os.close(descriptor)
 
     def start_zygote(self, message: dict[str, Any], control: int, log: int) -> int:
         """Exec the environment's interpreter; it finds our code by PYTHONPATH and serves from its start-up."""
@@ -229,29 +257,39 @@ class Warden:
                 os._exit(127)
         return pid
 
-    def make_cell(self) -> int:
-        """A pid namespace with its /proc and a network namespace with its loopback, held by a process that sleeps."""
-        answer, report = os.pipe2(os.O_CLOEXEC)
+    def make_cell(self, disk_bytes: int) -> tuple[int, list[int]]:
+        """A pid namespace with its /proc and a network namespace with its loopback, held by a process that sleeps.
+
+        With `disk_bytes` also an ipc namespace and directories of that size, for one guest after the other, and what
+        tells whether they are as new: `mounts.open_ipc_records`, then the directories. The caller owns these; there
+        are none where the kernel does not have all of them. Guests then make their own.
+        """
+        answer, report = channel.pair()
         helper = os.fork()
         if helper == 0:
             try:
                 syscalls.unshare(_CELL)
                 namespaces.raise_loopback()
+                command, needed = _find_sleep()
+                records = _furnish(disk_bytes) if disk_bytes else []
                 sleeper = os.fork()
                 if sleeper == 0:
-                    _sleep_for_ever(report, self.seccomp_filter)
-                os.write(report, str(sleeper).encode())
+                    _sleep_for_ever(command, needed, report.fileno(), self.seccomp_filter)
+                channel.send_packet(report, str(sleeper).encode(), records)
             except OSError as error:
-                os.write(report, str(error).encode())
+                channel.send_packet(report, str(error).encode() or b"for no reason")
             finally:
                 os._exit(0)
-        os.close(report)
-        with open(answer, "rb") as file:
-            text = file.read().decode()  # ends when the sleeper has exec'd: only then can its namespaces be joined
+        report.close()
+        text, records = _hear_to_the_end(
+            answer
+        )  # it ends when the sleeper has exec'd: then its namespaces can be joined
         os.waitpid(helper, 0)
         if not text.isdigit():
+            for descriptor in records:
+                os.close(descriptor)
             raise RuntimeError(f"a cell could not be made: {text}")
-        return int(text)
+        return int(text), records
 
     def reap(self) -> None:
         """Report every child that has ended: sleepers, zygotes, and guests whose zygote is gone."""
@@ -286,7 +324,35 @@ def _is_child(pid: int) -> bool:
     return True
 
 
-def _sleep_for_ever(until_exec: int, seccomp_filter: syscalls.FilterProgram) -> None:
+def _furnish(disk_bytes: int) -> list[int]:
+    """Give a cell in the making an ipc namespace and directories of its own, and return what `make_cell` says."""
+    syscalls.unshare(syscalls.CLONE_NEWIPC)
+    try:
+        records = mounts.open_ipc_records()
+    except OSError:
+        return []
+    return [*records, *mounts.open_fresh_dirs(mounts.fresh_dir_options(disk_bytes))]
+
+
+def _hear_to_the_end(peer: socket.socket) -> tuple[str, list[int]]:
+    text, descriptors = b"", []
+    with peer:
+        while True:
+            packet, ancillary, _, _ = peer.recvmsg(_PACKET_BYTES, _DESCRIPTOR_SPACE, socket.MSG_CMSG_CLOEXEC)
+            descriptors += channel.descriptors_in(ancillary)
+            if not packet:
+                return text.decode("utf-8", "replace"), descriptors
+            text += packet
+
+
+def _find_sleep() -> tuple[list[str], int]:
+    """What a sleeper becomes, and the directory that it needs for that, if any: its own /tmp will cover that one."""
+    if not os.path.exists(f"{lent.IN_ROOT}/{lent.SLEEP}"):
+        return [next(filter(os.path.exists, _SLEEP), _SLEEP[0])], -1
+    return lent.command(f"/proc/self/fd/{_LENT}", lent.SLEEP), os.open(lent.IN_ROOT, os.O_PATH | os.O_DIRECTORY)
+
+
+def _sleep_for_ever(command: list[str], needed: int, until_exec: int, seccomp_filter: syscalls.FilterProgram) -> None:
     """Be pid 1 of a cell: children that lose their parent vanish, signals from inside do nothing."""
     mounts.mount_proc()
     namespaces.drop_bounding_set()
@@ -298,11 +364,13 @@ def _sleep_for_ever(until_exec: int, seccomp_filter: syscalls.FilterProgram) -> 
     null = os.open("/dev/null", os.O_RDWR)
     for target in (0, 1, 2):
         os.dup2(null, target)
+    if needed >= 0:
+        needed = fcntl.fcntl(needed, fcntl.F_DUPFD, _LENT + 1)  # out of the way of the targets
+    until_exec = fcntl.fcntl(until_exec, fcntl.F_DUPFD, _LENT + 1)
     os.dup2(until_exec, 3, inheritable=False)
-    os.closerange(4, 1 << 20)
-    command = lent.command(lent.IN_ROOT, lent.SLEEP)
-    if not os.path.exists(command[-1]):
-        command = [next(filter(os.path.exists, _SLEEP), _SLEEP[0])]
+    if needed >= 0:
+        os.dup2(needed, _LENT)
+    os.closerange(_LENT + (needed >= 0), 1 << 20)
     os.execve(command[0], [*command, "infinity"], {})
 
 

@@ -1,8 +1,13 @@
 """Cells: the parts of a jail that are dear to make, made ahead and empty.
 
-A cell is a pid namespace and a network namespace with a loopback of its own, held by a process that sleeps, a cgroup,
-and a uid that no other cell has. A guest joins it; afterwards it is used again only if it is as it was: nobody left
-in it, nothing ever sent over its loopback. In doubt it is thrown away.
+A cell is a pid namespace, a network namespace with a loopback of its own, an ipc namespace and a mount namespace with
+the three directories that a program may write to, all held by a process that sleeps; a cgroup; and a uid that no other
+cell has. A guest joins it; afterwards it is used again only if it is as it was: nobody left in it, nothing ever sent
+over its loopback, no queue, semaphore or shared memory, no file. A few plain files are taken away, for more the
+directories are mounted anew; for any other difference, and in doubt, the cell is thrown away.
+
+A guest can make its cell's directories neither another's nor its own, nor change their mode, labels or flags: they
+belong to the root of its world. What it has left is therefore all in them, and they count what is in them.
 """
 
 from __future__ import annotations
@@ -11,14 +16,19 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from os import fstat, pread, unlink
 from pathlib import Path
 
+from belljar import channel
 from belljar.jail import policy
 from belljar.jail.cgroups import CellCgroup, Cgroups
 from belljar.zygote.handle import WardenHandle
 
 CELLS_MAX = 1024
+_FACTS = 7  # the first ones of a directory: mode, inode, device, links, owner, group, and a size that counts entries
+_DIRS, _PROGRAM = policy.WRITABLE_DIRS, policy.PROGRAM_NAME
+_FEW_FILES_BYTES = 16 * 20  # a directory grows by so much for each entry
 
 
 class Berth:
@@ -80,18 +90,31 @@ class Cell:
     """A berth with live namespaces. Owns the pidfd of its sleeper and, through it, everyone inside."""
 
     def __init__(
-        self, berth: Berth, warden: WardenHandle, pid: int, pidfd: int, on_gone: Callable[[Cell], None]
+        self, berth: Berth, warden: WardenHandle, pid: int, made: Sequence[int], on_gone: Callable[[Cell], None]
     ) -> None:
+        """`made` is what the warden has given; it is ours unless this raises."""
         self.berth = berth
-        self.sleeper = pidfd
+        self.sleeper = made[0]
         self.is_gone = False
         self.is_condemned = False  # killed, though the news of its end may not have come yet
         self.is_leased = False  # a guest is in it, or its run is still being read
+        self.is_unread = False  # a program was sent to its guest, who has not said that it has it
         self.is_left = False  # its guest has ended and nobody else was in it: whoever comes is sent by us
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.on_memory_event: Callable[[], None] | None = None
         self._on_gone = on_gone
-        self._traffic = [(file, *_read_counters(file)) for file in _open_traffic_counters(pidfd)]
+        self._records = [(file, *_read_counters(file)) for file in _open_traffic_counters(self.sleeper)]
+        self._queues = -1
+        self._queues_before: tuple[float, ...] = ()
+        self._dirs = [*made[-len(_DIRS) :]] if len(made) > 1 else []  # with an ipc namespace, or there is neither
+        self._dirs_before = [fstat(directory)[:_FACTS] for directory in self._dirs]
+        if self._dirs:
+            *tables, self._queues = made[1 : -len(_DIRS)]
+            self._records += [(file, *_read_counters(file)) for file in tables]
+            self._queues_before = fstat(self._queues)[:_FACTS]
+        # One for all guests, one after the other: no program ever holds it, and a socket that is passed around has the
+        # kernel look for lost ones whenever any is closed.
+        self.channel, self._their_channel = channel.bare_pair()
         if berth.cgroup is not None and berth.cgroup.oom_event is not None:
             asyncio.get_running_loop().add_reader(berth.cgroup.oom_event, self._memory_event)
         warden.watch(pid, self._sleeper_ended)
@@ -104,21 +127,92 @@ class Cell:
     @property
     def descriptors(self) -> list[int]:
         """What a zygote needs to put a guest here."""
-        return [self.sleeper, *(self.berth.cgroup.join_files if self.berth.cgroup else ())]
+        return [
+            self.sleeper,
+            self._their_channel.fileno(),
+            *(self.berth.cgroup.join_files if self.berth.cgroup else ()),
+        ]
+
+    @property
+    def has_dirs(self) -> bool:
+        """Whether guests can take directories and an ipc namespace that are the cell's own."""
+        return bool(self._dirs)
 
     def is_as_new(self) -> bool:
-        """Whether the next guest would find nothing of the last one. Without a cgroup nobody can tell."""
+        """Whether the next guest would find nothing of the last one. Without a cgroup nobody can tell.
+
+        Memory is looked at before files are: of those that take little of it, few may be taken away here and now.
+        """
         cgroup = self.berth.cgroup
-        if cgroup is None or self.is_condemned or self.is_gone or not cgroup.is_as_new(self.is_left):
+        return cgroup is not None and self.is_deserted() and cgroup.is_as_new(True) and self._tidy()
+
+    def is_deserted(self) -> bool:
+        """Whether nobody is in it, nobody has used its network, and nobody has left anything but files."""
+        cgroup = self.berth.cgroup
+        if cgroup is None or self.is_condemned or self.is_gone or not (self.is_left or cgroup.is_empty()):
             return False
-        for file, before, enough_bytes in self._traffic:  # noqa: SIM110  (in every run: a generator costs more)
-            if os.pread(file, enough_bytes, 0) != before:
+        if self.is_unread:  # the next guest would be the one to read it
+            return False
+        for file, before, enough_bytes in self._records:
+            if pread(file, enough_bytes, 0) != before:
                 return False
-        return True
+        return self._queues < 0 or fstat(self._queues)[:_FACTS] == self._queues_before
+
+    def _tidy(self) -> bool:
+        """Whether its directories are as they were made, after the program and a few plain files have been taken away.
+
+        Our own code has put the program there, and most leave nothing else. Nobody is in the cell any more.
+        """
+        if not self._dirs:
+            return True
+        work, temporary, shared = self._dirs
+        try:  # noqa: SIM105  (in every run)
+            unlink(_PROGRAM, dir_fd=work)
+        except OSError:
+            pass  # it is not there, or is no file any more; what there is will be seen
+        before = self._dirs_before
+        return (
+            (fstat(work)[:_FACTS] == before[0] or _sweep(work, before[0]))
+            and (fstat(temporary)[:_FACTS] == before[1] or _sweep(temporary, before[1]))
+            and (fstat(shared)[:_FACTS] == before[2] or _sweep(shared, before[2]))
+        )
+
+    def used_dirs(self) -> list[str]:
+        """Which of its own directories are not as they were made."""
+        pairs = zip(_DIRS if self._dirs else (), self._dirs, self._dirs_before, strict=True)
+        return [path for path, directory, before in pairs if fstat(directory)[:_FACTS] != before]
+
+    def let_go_of(self, paths: Sequence[str]) -> None:
+        """Before these are mounted anew: what is in a directory is not freed while we hold it."""
+        for path in paths:
+            index = _DIRS.index(path)
+            os.close(self._dirs[index])
+            self._dirs[index] = -1
+
+    def take(self, paths: Sequence[str], fresh: Sequence[int]) -> None:
+        """These have been mounted anew, and their descriptors are ours now; one that is not empty counts as used."""
+        for path, directory in zip(paths, fresh, strict=True):
+            index = _DIRS.index(path)
+            facts, before = fstat(directory)[:_FACTS], self._dirs_before[index]
+            self._dirs[index] = directory
+            if (facts[0], *facts[3:]) == (before[0], *before[3:]):  # inode and device are others
+                self._dirs_before[index] = facts
+
+    def close(self) -> None:
+        """It is gone, and so is who was still reading what its guest has said."""
+        self.channel.close()
+        self._their_channel.close()
+
+    def _close_dirs(self) -> None:
+        for directory in self._dirs:
+            if directory >= 0:
+                os.close(directory)
+        self._dirs.clear()
 
     def kill(self) -> None:
         """End everyone inside at once; `gone` tells when it is done."""
         self.is_condemned = True
+        self._close_dirs()  # else it would be for us to free what is in them, when we have better things to do
         if not self.is_gone:
             cgroup = self.berth.cgroup
             if cgroup is not None and cgroup.kill_file is not None:
@@ -139,8 +233,11 @@ class Cell:
         if self.berth.cgroup is not None and self.berth.cgroup.oom_event is not None:
             asyncio.get_running_loop().remove_reader(self.berth.cgroup.oom_event)
         os.close(self.sleeper)
-        for file, _, _ in self._traffic:
+        for file, _, _ in self._records:
             os.close(file)
+        if self._queues >= 0:
+            os.close(self._queues)
+        self._close_dirs()
         if not self.gone.done():
             self.gone.set_result(None)
         self._on_gone(self)
@@ -152,6 +249,23 @@ class Cell:
                 os.eventfd_read(cgroup.oom_event)
         if self.on_memory_event is not None:
             self.on_memory_event()
+
+
+def _sweep(directory: int, before: tuple[float, ...]) -> bool:
+    """Unlink what a program has left, if it is a few files and no directory; whether all is now as it was.
+
+    Each is one name in a directory that we hold, and no link is followed: nothing a program can do changes what this
+    does. Whatever else there is, is left to the one way of emptying that need not look at it: to drop the mount.
+    """
+    facts = fstat(directory)[:_FACTS]
+    if facts[:-1] != before[:-1] or facts[-1] - before[-1] > _FEW_FILES_BYTES:
+        return False
+    try:
+        for name in os.listdir(directory):
+            unlink(name, dir_fd=directory)
+    except OSError:
+        return False
+    return fstat(directory)[:_FACTS] == before
 
 
 def _read_counters(file: int) -> tuple[bytes, int]:

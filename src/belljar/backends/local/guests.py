@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from os import O_CLOEXEC, close, fchmod, pipe2, set_blocking
 
 from belljar import channel
@@ -17,9 +17,10 @@ class Guest:
     has_ended = False
     ended: Callable[[int | None, float], None] | None = None  # wait status (None: unknown), CPU seconds
     stdout = their_stdout = -1
+    their_channel: channel.Peer | None = None
 
-    def __init__(self, number: int, cell: Cell, zygote: ZygoteHandle) -> None:
-        """Open what it will be given.
+    def __init__(self, number: int, cell: Cell, zygote: ZygoteHandle, stays: bool) -> None:
+        """Open what it will be given. Who stays keeps its socket, so that is no other's.
 
         Raises:
             OSError: we have no descriptors left; nothing stays open.
@@ -28,13 +29,14 @@ class Guest:
         self.cell = cell
         self.zygote = zygote
         self.weight = zygote.weight
-        self.channel, self.their_channel = channel.bare_pair()
+        self.channel = cell.channel
+        if stays:
+            self.channel, self.their_channel = channel.bare_pair()
         try:
             self.stdout, self.their_stdout = stdout, _ = pipe2(O_CLOEXEC)
             self.stderr, self.their_stderr = stderr, _ = pipe2(O_CLOEXEC)
         except OSError:
-            self.channel.close()
-            self.their_channel.close()
+            self._close_channel()
             if self.stdout >= 0:
                 close(self.stdout)
                 close(self.their_stdout)
@@ -44,14 +46,35 @@ class Guest:
         fchmod(stdout, 0o666)  # it is ours; a program that opens /dev/stdout must be able to
         fchmod(stderr, 0o666)
 
+    @property
+    def their_ends(self) -> tuple[int, ...]:
+        """What the zygote is to give it."""
+        ends = self.their_stdout, self.their_stderr
+        return ends if self.their_channel is None else (*ends, self.their_channel.fileno())
+
+    def send(self, packet: bytes, descriptors: Sequence[int] = ()) -> None:
+        """Hand over what it waits for. Until it has said that it has that, nobody else may come to its cell.
+
+        Raises:
+            ChannelClosed, BlockingIOError: it is gone.
+        """
+        self.cell.is_unread = True
+        channel.send_packet(self.channel, packet, descriptors, channel.NOW)
+
     def close_their_ends(self) -> None:
         """The zygote has its copies."""
-        self.their_channel.close()
+        if self.their_channel is not None:
+            self.their_channel.close()
         close(self.their_stdout)
         close(self.their_stderr)
 
     def close(self) -> None:
         """Close our ends. The guest has ended or is about to be killed."""
-        self.channel.close()
+        self._close_channel()
         close(self.stdout)
         close(self.stderr)
+
+    def _close_channel(self) -> None:
+        if self.their_channel is not None:  # else it is the cell's
+            self.channel.close()
+            self.their_channel.close()

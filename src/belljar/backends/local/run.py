@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import time
 from collections.abc import Sequence
 
@@ -39,7 +38,7 @@ _PIPE_BYTES = 65536
 _INLINE_BYTES = 64 * 1024  # a program larger than this travels in a memfd
 _STARTED = channel.NO_MESSAGE + b"started"  # as `guest/script.py` says it
 _SIGKILL = int(signal.SIGKILL)
-_PEEK = int(socket.MSG_DONTWAIT | socket.MSG_PEEK)
+_WORD_BYTES = 4096  # for why it could not start
 
 
 class Run(Attended):
@@ -101,7 +100,7 @@ class Run(Attended):
             if self._shows or self._extras or self._execution.stdin or len(packet) > _INLINE_BYTES:
                 self._send_with_descriptors(packet)
             else:
-                channel.send_packet(self._guest.channel, packet, (), channel.NOW)
+                self._guest.send(packet)
         except (channel.ChannelClosed, BlockingIOError) as error:
             raise ZygoteDied("the guest was gone before its program came") from error
 
@@ -121,7 +120,7 @@ class Run(Attended):
             if self._execution.stdin:
                 own.append(self._open_stdin(self._execution.stdin))
                 sent.append(own[-1])
-            channel.send_packet(self._guest.channel, packet, sent, channel.NOW)
+            self._guest.send(packet, sent)
         finally:
             for descriptor in own:
                 os.close(descriptor)
@@ -203,21 +202,22 @@ class Run(Attended):
         return bool(chunk)
 
     def _hear_guest(self) -> None:
-        """What our own code in the guest says, once, before the program starts; then its end of the socket closes."""
+        """What our own code in the guest says, once, before the program starts; then it closes the socket."""
         peer = self._guest.channel
         try:
-            if not self._execution.artifacts and peer.recv(len(_STARTED), _PEEK) == _STARTED:
-                self._has_started = True
-                return
-            message, _, descriptors = channel.receive(peer, 1, channel.NOW)
+            if self._execution.artifacts:
+                message, _, descriptors = channel.receive(peer, 1, channel.NOW)
+                self._work_dir = descriptors[0] if descriptors else -1
+            else:
+                packet = peer.recv(_WORD_BYTES, channel.NOW)
+                message = {} if packet == _STARTED else channel.parse(packet)[0]
         except (BlockingIOError, ConnectionError, channel.ChannelClosed):
             return
         if message:
             self._failure = (str(message.get("failed")), str(message.get("reason")))
         else:
             self._has_started = True
-            if descriptors:
-                self._work_dir = descriptors[0]
+            self._guest.cell.is_unread = False
 
     def _on_deadline(self) -> None:
         self._deadline_passed = True

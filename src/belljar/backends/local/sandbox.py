@@ -265,11 +265,10 @@ class LocalSandbox:
         return await self._ways_out.open(world, place)
 
     def _let_go(self, world: World, guest: Guest) -> None:
-        world.release(guest)
         if world.busy_guests:
-            world.refill(guest.weight)
+            _release(world, guest)
         else:  # nobody else waits for a guest: after the answer is on its way
-            asyncio.get_running_loop().call_soon(world.refill, guest.weight)
+            world.loop.call_soon(_release, world, guest)
 
     async def open_session(self, order: SessionOrder) -> LiveSession:
         """Start an interpreter that stays. A guest that is lost before it begins is replaced, a few times."""
@@ -438,6 +437,11 @@ class LocalSandbox:
         return totals if self._commands is None else {**totals, **self._commands.facts()}
 
 
+def _release(world: World, guest: Guest) -> None:
+    world.release(guest)
+    world.refill(guest.weight)
+
+
 def _is_plain(execution: Execution) -> bool:
     """Whether it needs nothing beside a guest."""
     return not (
@@ -446,7 +450,7 @@ def _is_plain(execution: Execution) -> bool:
 
 
 def _raise_descriptor_limit() -> None:
-    """Every cell takes about a dozen; the soft limit is there for programs that use select()."""
+    """Every cell takes about two dozen; the soft limit is there for programs that use select()."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -93,7 +93,7 @@ class Waiting:
             os.set_blocking(self.stdin, False)
             with their_door:
                 theirs = [their_stdin] if standby.becomes else [their_door.fileno(), their_stdin]
-                channel.send_packet(guest.channel, _order(standby), theirs, channel.NOW)
+                guest.send(_order(standby), theirs)
         except (channel.ChannelClosed, BlockingIOError) as error:
             self.close()
             raise ZygoteDied("the guest was gone before its command came") from error

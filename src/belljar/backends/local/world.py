@@ -26,7 +26,7 @@ from belljar.backends.local.sights import bound_places, guest_environ, hidden_pl
 from belljar.contract.errors import JailSetupFailed, Overloaded, ZygoteDied
 from belljar.contract.execution import Execution, Limits
 from belljar.environments import Environment
-from belljar.jail import policy
+from belljar.jail import policy, syscalls
 from belljar.settings import PoolSettings
 from belljar.zygote import protocol
 from belljar.zygote.handle import StartFailed, WardenHandle, ZygoteHandle, ZygoteListener
@@ -35,9 +35,11 @@ _log = logging.getLogger("belljar.local")
 BARE, HEAVY, SHELL = "bare", "heavy", "shell"
 _WARM_SECONDS = 120.0  # for imports, however slow the disk
 _CELL_SECONDS = 30.0
+_QUIET_SECONDS = 0.05  # after which the last few missing guests are forked
 _SYSTEM_PYTHON = "/usr/bin/python3"  # what is warm in a world that shows another system
 #: A guest pays for every page of the interpreter it touches, because touching copies it. That is not the program's.
 INTERPRETER_BYTES = {BARE: 4 << 20, HEAVY: 16 << 20, SHELL: 32 << 20}
+_CAP_FOWNER = 1 << 3  # to remove a file that is a guest's
 _START_FAILURES_MAX = 3  # ready guests that die unused, in a row, before we stop making them
 
 
@@ -70,6 +72,9 @@ class World(ZygoteListener):
         self._has_cgroup = walls["cgroup"]
         self._default_limits = default_limits
         self._default_allowance = self.allowance(default_limits)
+        # What guests may not own, and we may tidy up, their cells can keep for the next one.
+        keeps_dirs = walls["changes_uid"] and syscalls.permitted_capabilities() & _CAP_FOWNER
+        self._kept_disk_bytes = default_limits.disk_bytes if keeps_dirs else 0
         self.loop = asyncio.get_running_loop()
         self._warden = make_warden(self._warden_lost)
         self._zygotes: dict[str, ZygoteHandle] = {}
@@ -78,7 +83,10 @@ class World(ZygoteListener):
         self._cells: dict[int, Cell] = {}
         self._idle_cells: list[Cell] = []
         self._cells_being_made = 0
+        self._renewals: dict[Cell, asyncio.Future[list[int]]] = {}  # cells that get fresh directories, then are idle
         self._trimming: asyncio.TimerHandle | None = None
+        self._filling: dict[str, asyncio.TimerHandle] = {}  # weights of which a few guests are missing
+        self._burst = max(1, pool.ready_guests // 2)  # so many missing guests are forked in a row
         self._ready: dict[str, deque[Guest]] = {BARE: deque(), HEAVY: deque(), SHELL: deque()}
         self._guests: dict[int, Guest] = {}
         self._next_guest = 0
@@ -148,6 +156,8 @@ class World(ZygoteListener):
         if self._trimming is not None:
             self._trimming.cancel()
         self.patience.close()
+        for waiting in self._filling.values():
+            waiting.cancel()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -195,6 +205,7 @@ class World(ZygoteListener):
             "landlock_version": self._walls["landlock_version"],
             "changes_uid": self._walls["changes_uid"],
             "counts_cpu": not self._has_cgroup,
+            "makes_ready": weight != SHELL and self._pool.ready_guests > 0,
         }
         try:
             await fresh.start(self._warden, self._python(), greeting, _WARM_SECONDS)
@@ -335,6 +346,11 @@ class World(ZygoteListener):
             return guest
         allowance = self.allowance(limits)
         while True:
+            if self._renewals and not self._idle_cells:  # sooner than one can be made
+                await asyncio.wait(self._renewals.values(), timeout=_CELL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                guest = self.lease_ready(weight, limits)
+                if guest is not None:
+                    return guest
             cell = self._idle_cells.pop() if self._idle_cells else await self._make_cell()
             try:
                 zygote = await self.zygote(weight)  # asked last: it may have died while a cell was made
@@ -347,18 +363,20 @@ class World(ZygoteListener):
     def _fork(self, zygote: ZygoteHandle, cell: Cell, allowance: tuple[int, ...]) -> Guest:
         self._next_guest += 1
         try:
-            guest = Guest(self._next_guest, cell, zygote)
+            guest = Guest(self._next_guest, cell, zygote, zygote.weight == SHELL)
         except OSError as error:
             self._idle_cells.append(cell)
             raise Overloaded(f"no more descriptors for a program ({error.strerror}); try again later") from error
         cell.is_leased, cell.is_left = True, False
         self._guests[guest.number] = guest
         berth = cell.berth
+        if allowance[0] == self._kept_disk_bytes and cell.has_dirs and zygote.weight != SHELL:
+            allowance = 0, *allowance[1:]  # not a session's: those of its branches would replace them
         order = protocol.FORK.pack(guest.number, berth.number, berth.uid, *allowance)
         try:
             if berth.number not in zygote.cells:
                 zygote.add_cell(berth.number, cell.descriptors)
-            zygote.fork(order, (guest.their_channel.fileno(), guest.their_stdout, guest.their_stderr))
+            zygote.fork(order, guest.their_ends)
         except (channel.ChannelClosed, BlockingIOError) as error:
             del self._guests[guest.number]
             guest.close_their_ends()
@@ -408,26 +426,78 @@ class World(ZygoteListener):
         cell = guest.cell
         cell.is_leased = False
         if cell.is_gone:
-            self._berths.give_back(cell.berth)
-        elif guest.has_ended and cell.is_as_new():
+            self._forget(cell)
+        elif not guest.has_ended:
+            cell.kill()
+        elif cell.is_as_new():
             self._idle_cells.append(cell)
         else:
+            self._renew(cell, guest.weight)
+        if self._trimming is None:
+            self._trim_later()
+
+    def _renew(self, cell: Cell, weight: str) -> None:
+        """Its guest has left something: if no more than files, have their directories mounted anew."""
+        used = cell.used_dirs() if cell.is_deserted() else []
+        if not used or self._is_closing or self.is_lost:
             cell.kill()
-        if self._trimming is None and not self._is_closing:
+            return
+        cell.let_go_of(used)
+        renewal = self._warden.renew(cell.sleeper, used, self._kept_disk_bytes)
+        self._renewals[cell] = renewal
+        renewal.add_done_callback(partial(self._renewed, cell, used, weight))
+
+    def _renewed(self, cell: Cell, used: Sequence[str], weight: str, renewal: asyncio.Future[list[int]]) -> None:
+        """Not a task: nobody can cancel this, so what came is either the cell's or closed."""
+        del self._renewals[cell]
+        fresh = [] if renewal.exception() else renewal.result()
+        if cell.is_gone or cell.is_condemned or not fresh:
+            for directory in fresh:
+                os.close(directory)
+            if not cell.is_gone and not cell.is_condemned:
+                _log.warning("the directories of a cell were not mounted anew: %s", renewal.exception())
+            cell.kill()
+            return
+        cell.take(used, fresh)
+        if not cell.is_as_new():
+            cell.kill()
+            return
+        self._idle_cells.append(cell)
+        if self._trimming is None:
+            self._trim_later()
+        self.refill(weight)
+
+    def _trim_later(self) -> None:
+        if not self._is_closing:
             self._trimming = self.loop.call_later(self._pool.cell_seconds, self._trim_idle_cells)
 
     def _trim_idle_cells(self) -> None:
         """Once nothing runs, give up the cells of the last burst: what is kept must not depend on past load."""
         self._trimming = None
         if self.busy_guests > 0:
-            self._trimming = self.loop.call_later(self._pool.cell_seconds, self._trim_idle_cells)
+            self._trim_later()
             return
         for cell in list(self._idle_cells):
             cell.kill()
         self._idle_cells.clear()
 
     def refill(self, weight: str) -> None:
-        """Fork guests ahead of demand. Called after an answer, never before."""
+        """Have guests forked ahead of demand. Called after an answer, never before.
+
+        Several in a row cost a fifth less each than one after every answer, and most programs run without a fork beside
+        them. So a few may be missing, until nobody has asked for a moment.
+        """
+        missing = self._pool.ready_guests - len(self._ready[weight])
+        if missing >= self._burst:
+            self._fill(weight)
+        elif missing > 0 and weight not in self._filling:
+            self._filling[weight] = self.loop.call_later(_QUIET_SECONDS, self._fill, weight)
+
+    def _fill(self, weight: str) -> None:
+        """Fork whoever is missing."""
+        waiting = self._filling.pop(weight, None)
+        if waiting is not None:
+            waiting.cancel()
         ready = self._ready[weight]
         missing = self._pool.ready_guests - len(ready)
         if missing <= 0 or self._start_failures >= _START_FAILURES_MAX or self._is_closing or self.is_lost:
@@ -448,7 +518,7 @@ class World(ZygoteListener):
             guest.ended = self._unused_guest_ended(guest)
             ready.append(guest)
             missing -= 1
-        for _ in range(missing - self._cells_being_made if missing else 0):
+        for _ in range(missing - self._cells_being_made - len(self._renewals) if missing else 0):
             self._in_background(self._add_idle_cell(weight))
 
     def _unused_guest_ended(self, guest: Guest) -> Callable[[int | None, float], None]:
@@ -472,7 +542,7 @@ class World(ZygoteListener):
     async def _add_idle_cell(self, weight: str) -> None:
         with contextlib.suppress(JailSetupFailed, Overloaded):
             self._idle_cells.append(await self._make_cell())
-            self.refill(weight)
+            self._fill(weight)
 
     async def _make_cell(self) -> Cell:
         berth = self._berths.take()
@@ -481,7 +551,7 @@ class World(ZygoteListener):
         self._cells_being_made += 1
         try:
             async with asyncio.timeout(_CELL_SECONDS):
-                pid, pidfd = await self._warden.make_cell()
+                pid, made = await self._warden.make_cell(self._kept_disk_bytes)
         except TimeoutError as error:
             self._berths.give_back(berth)
             self._warden.kill()
@@ -495,9 +565,10 @@ class World(ZygoteListener):
         finally:
             self._cells_being_made -= 1
         try:
-            cell = Cell(berth, self._warden, pid, pidfd, self._cell_gone)
+            cell = Cell(berth, self._warden, pid, made, self._cell_gone)
         except (OSError, StopIteration) as error:  # it has died meanwhile
-            os.close(pidfd)
+            for descriptor in made:
+                os.close(descriptor)
             self._berths.give_back(berth)
             raise ZygoteDied("a cell ended while it was made") from error
         self._cells[cell.number] = cell
@@ -511,7 +582,11 @@ class World(ZygoteListener):
             if not zygote.is_lost:
                 zygote.forget_cell(cell.number)
         if not cell.is_leased:  # else its run still reads the cgroup
-            self._berths.give_back(cell.berth)
+            self._forget(cell)
+
+    def _forget(self, cell: Cell) -> None:
+        cell.close()
+        self._berths.give_back(cell.berth)
 
     # ---- what the zygotes and the warden say
 

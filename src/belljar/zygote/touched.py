@@ -1,0 +1,37 @@
+"""Which pages of the warm process a small program writes to: they are the same in every guest.
+
+A guest copies each of them when it first writes to it, one fault after the other, a third of them after its program has
+come. If they are known it has all of them copied in one call, while nobody waits for it. To know them, the warm process
+forks once for a program of our own and looks at that one's page table.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from typing import IO
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_ENTRY_BYTES = 8
+_PRESENT, _OF_A_FILE, _EXCLUSIVE = 1 << 63, 1 << 61, 1 << 56
+_PAGES_MAX = 512  # more than that is not small, and would be copied for nothing
+
+
+def find(pid: int) -> bytes:
+    """The pages that only this process has, of those it can write to, as the kernel takes many ranges at once."""
+    with open(f"/proc/{pid}/maps") as file, open(f"/proc/{pid}/pagemap", "rb", 0) as table:
+        pages = [page for line in file for page in _own(table, *line.split())][:_PAGES_MAX]
+    starts = [page for page in pages if page - 1 not in pages]
+    ends = [page + 1 for page in pages if page + 1 not in pages]
+    return b"".join(struct.pack("=QQ", a * _PAGE, (b - a) * _PAGE) for a, b in zip(starts, ends))
+
+
+def _own(table: IO[bytes], addresses: str, rights: str, *others: str) -> Iterator[int]:
+    if rights != "rw-p":
+        return
+    first, last = (int(each, 16) // _PAGE for each in addresses.split("-"))
+    entries = os.pread(table.fileno(), (last - first) * _ENTRY_BYTES, first * _ENTRY_BYTES)
+    for index, (entry,) in enumerate(struct.iter_unpack("=Q", entries)):
+        if entry & _PRESENT and entry & _EXCLUSIVE and not entry & _OF_A_FILE:
+            yield first + index

@@ -1,0 +1,259 @@
+"""One program after another in the same cell: whatever the first leaves, the next finds a cell as it was made.
+
+What becomes of the cell is told, too: that it is kept is what makes a run cheap, and a test in which every cell was
+thrown away would show nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import os
+from typing import Any
+
+import pytest
+
+import belljar
+from belljar.backends.local import LocalSandbox
+from belljar.contract.execution import Execution
+from belljar.environments import Environments
+from belljar.settings import Settings
+
+KEPT, RENEWED, REPLACED = "kept", "renewed", "replaced"
+PLACES = ("/work", "/tmp", "/dev/shm")
+
+LOOK = """
+import ctypes, json, os
+libc = ctypes.CDLL(None, use_errno=True)
+
+def ask(call, *arguments):
+    facts = (ctypes.c_int * 64)()
+    assert call(*arguments, facts) >= 0, os.strerror(ctypes.get_errno())
+    return facts
+
+def files_ever(place):
+    nameless = os.open(place, os.O_TMPFILE | os.O_RDWR)
+    count = os.fstat(nameless).st_ino
+    os.close(nameless)
+    return count
+
+def describe(place):
+    facts, room = os.stat(place), os.statvfs(place)
+    return {
+        "names": sorted(os.listdir(place)),
+        "mode": oct(facts.st_mode), "links": facts.st_nlink, "owner": [facts.st_uid, facts.st_gid],
+        "labels": os.listxattr(place), "taken": [room.f_blocks - room.f_bfree, room.f_files - room.f_ffree],
+    }
+
+print(json.dumps({
+    "cell": os.readlink("/proc/self/ns/pid"),
+    "files_ever": [files_ever(place) for place in ("/work", "/tmp", "/dev/shm")],
+    "found": {
+        **{place: describe(place) for place in ("/work", "/tmp", "/dev/shm")},
+        "segments": ask(libc.shmctl, 0, 14)[0],
+        "semaphores": ask(libc.semctl, 0, 0, 19)[7],
+        "queues": ask(libc.msgctl, 0, 12)[0],
+        "posix_queues": [name for name in (b"/left", b"/a") if libc.mq_open(name, os.O_RDONLY) >= 0],
+    },
+}))
+"""
+
+LEAVE = [
+    pytest.param("", KEPT, id="nothing"),
+    pytest.param("for place in places: open(f'{place}/left', 'w').write('x')", KEPT, id="a_file_in_each"),
+    pytest.param("for place in places: open(f'{place}/.left', 'w').write('x')", KEPT, id="a_hidden_file_in_each"),
+    pytest.param("os.close(os.open(b'/tmp/\\xff\\n ..', os.O_CREAT))", KEPT, id="a_name_that_is_no_text"),
+    pytest.param("os.symlink('/', '/work/root'); os.symlink('..', '/tmp/up')", KEPT, id="links_that_lead_out"),
+    pytest.param("os.link('/work/main.py', '/work/again.py')", KEPT, id="a_second_name_of_the_program"),
+    pytest.param("os.mkfifo('/tmp/fifo'); socket.socket(socket.AF_UNIX).bind('/tmp/socket')", KEPT, id="special_files"),
+    pytest.param("os.close(os.open('/dev/shm/left', os.O_CREAT, 0))", KEPT, id="a_file_nobody_may_open"),
+    pytest.param("for n in range(99): open(f'/tmp/{n}', 'w').close()", RENEWED, id="many_files"),
+    pytest.param("for place in places: os.mkdir(f'{place}/left')", RENEWED, id="a_directory_in_each"),
+    pytest.param("os.makedirs('/tmp/a/b'); os.chmod('/tmp/a', 0)", RENEWED, id="a_directory_nobody_may_enter"),
+    pytest.param("for n in range(200): os.mkdir('d'); os.chdir('d')", RENEWED, id="a_deep_tree"),
+    pytest.param("open('/work/left', 'wb').write(bytes(16 << 20))", RENEWED, id="a_large_file"),
+    pytest.param(
+        "os.mkdir('/tmp/a'); os.rename('/work/main.py', '/work/other.py')", RENEWED, id="two_kinds_of_trouble"
+    ),
+    pytest.param("os.unlink('main.py')", KEPT, id="no_program"),
+    pytest.param("os.rename('main.py', 'other.py')", KEPT, id="the_program_by_another_name"),
+    pytest.param("os.unlink('main.py'); os.mkdir('main.py')", RENEWED, id="a_directory_for_the_program"),
+    pytest.param("os.unlink('main.py'); os.symlink('/etc/passwd', 'main.py')", KEPT, id="a_link_for_the_program"),
+    pytest.param("os.unlink('main.py'); os.mkfifo('main.py')", KEPT, id="a_pipe_for_the_program"),
+    pytest.param("file = open('/tmp/x', 'w'); os.unlink('/tmp/x'); file.write('x' * 9999)", KEPT, id="a_deleted_file"),
+    pytest.param("file = os.open('/tmp', os.O_TMPFILE | os.O_RDWR); os.write(file, b'x')", KEPT, id="a_nameless_file"),
+    pytest.param(
+        "file = os.open('/tmp', os.O_TMPFILE | os.O_RDWR); a, b = socket.socketpair()\n"
+        "socket.send_fds(a, [b'x'], [file, a.fileno(), b.fileno()])\n"
+        "socket.send_fds(b, [b'x'], [file, a.fileno(), b.fileno()])",
+        REPLACED,
+        id="a_file_that_only_its_own_messages_hold",
+    ),
+    pytest.param("assert libc.shmget(0, 4096, 0o1600) >= 0", REPLACED, id="system_v_memory"),
+    pytest.param("assert libc.semget(0, 1, 0o1600) >= 0", REPLACED, id="system_v_semaphores"),
+    pytest.param("assert libc.msgget(0, 0o1600) >= 0", REPLACED, id="a_system_v_queue"),
+    pytest.param("assert libc.shmctl(libc.shmget(0, 4096, 0o1600), 0, None) == 0", KEPT, id="removed_memory"),
+    pytest.param("os.posix_spawn('/bin/sleep', ['sleep', '99'], {})", REPLACED, id="a_process"),
+]
+
+SPOIL = [
+    pytest.param("os.chmod(place, 0o777)", id="mode"),
+    pytest.param("os.chown(place, os.getuid(), -1)", id="owner"),
+    pytest.param("os.chown(place, -1, os.getgid())", id="group"),
+    pytest.param("os.setxattr(place, 'user.left', b'x')", id="label"),
+    pytest.param("os.setxattr(place, 'system.posix_acl_access', bytes.fromhex('02000000'))", id="access_list"),
+    pytest.param("os.utime(place, (1, 1))", id="times"),
+    pytest.param("fcntl.ioctl(os.open(place, os.O_RDONLY), 0x40086602, struct.pack('l', 0x10))", id="flags"),
+    pytest.param("os.rename(place, place + '2')", id="name"),
+    pytest.param("os.rmdir(place)", id="being_there"),
+]
+
+
+def look(box: belljar.Sandbox) -> dict[str, Any]:
+    outcome = box.run(LOOK)
+    assert outcome.ok, outcome.stderr
+    seen: dict[str, Any] = json.loads(outcome.stdout)
+    return seen
+
+
+def fate(before: dict[str, Any], after: dict[str, Any]) -> str:
+    """What became of a cell; a directory that was mounted anew counts its files from the beginning."""
+    if before["cell"] != after["cell"]:
+        return REPLACED
+    goes_on = [one < other for one, other in zip(before["files_ever"], after["files_ever"], strict=True)]
+    return KEPT if all(goes_on) else RENEWED
+
+
+def leave(box: belljar.Sandbox, code: str) -> str:
+    """Run a program that leaves something; the next one must find nothing. What became of their cell."""
+    header = "import ctypes, os, socket\nlibc = ctypes.CDLL(None)\nplaces = ('/work', '/tmp', '/dev/shm')\n"
+    before = look(box)
+    left = box.run(header + code)
+    assert left.ok, left.stderr
+    after = look(box)
+    assert after["found"] == before["found"]
+    return fate(before, after)
+
+
+@pytest.mark.parametrize(("code", "expected"), LEAVE)
+def test_nothing_is_left_to_the_next_program(narrow_box: belljar.Sandbox, code: str, expected: str) -> None:
+    assert leave(narrow_box, code) == expected
+
+
+def test_no_posix_queue_is_left_to_the_next_program(settings: Settings) -> None:
+    """Landlock refuses them; who has given that up has this wall still."""
+    pool = dataclasses.replace(settings.pool, max_running=1, ready_guests=0)
+    own = dataclasses.replace(settings, pool=pool)
+    with belljar.Sandbox(settings=own, without_walls=["landlock"]) as box:
+        assert leave(box, "assert libc.mq_open(b'/left', os.O_CREAT, 0o600, None) >= 0") == REPLACED
+        assert leave(box, "libc.mq_open(b'/a', os.O_CREAT, 0o600, None); assert not libc.mq_unlink(b'/a')") == KEPT
+
+
+def test_a_new_cell_is_empty(narrow_box: belljar.Sandbox) -> None:
+    """What the others compare with."""
+    found = look(narrow_box)["found"]
+    assert [found[place]["names"] for place in PLACES] == [["main.py"], [], []]
+    assert [found[place]["taken"] for place in PLACES] == [[1, 2], [0, 1], [0, 1]]
+    assert {(found[place]["mode"], found[place]["links"]) for place in PLACES} == {("0o41777", 2)}
+    assert {tuple(found[place]["owner"]) for place in PLACES} == {(0, 0)}
+    assert not any(found[place]["labels"] for place in PLACES)
+    assert [found[name] for name in ("segments", "semaphores", "queues", "posix_queues")] == [0, 0, 0, []]
+
+
+@pytest.mark.parametrize("change", SPOIL)
+def test_no_program_can_change_the_directories_themselves(narrow_box: belljar.Sandbox, change: str) -> None:
+    outcome = narrow_box.run(
+        "import fcntl, os, struct\nfor place in ('/work', '/tmp', '/dev/shm'):\n"
+        f"    try:\n        {change}\n        print('done')\n    except OSError as error:\n        pass"
+    )
+    assert (outcome.status, outcome.stdout, outcome.stderr) == ("ok", "", "")
+
+
+def test_programs_of_every_kind_in_turn_find_nothing(settings: Settings) -> None:
+    """Many at once, so that cells go from one to the next in every order."""
+    look_and_leave = LOOK + "import random; exec(random.choice({}))"
+    kinds = [
+        "pass",
+        "open('/tmp/left', 'w').close()",
+        "os.makedirs('/dev/shm/a/b')",
+        "os.unlink('main.py'); os.mkdir('main.py')",
+        "libc.mq_open(b'/left', os.O_CREAT, 0o600, None)",
+        "libc.shmget(0, 4096, 0o1600)",
+    ]
+    with belljar.Sandbox(settings=settings) as box:
+        outcomes = list(box.run_many(look_and_leave.replace("{}", repr(kinds)) for _ in range(400)))
+    seen = [json.loads(each.stdout) for each in outcomes]
+    assert all(each["found"] == seen[0]["found"] for each in seen)
+    assert [seen[0]["found"][place]["names"] for place in PLACES] == [["main.py"], [], []]
+    assert len({each["cell"] for each in seen}) < 300, "hardly any cell was used again"
+
+
+def test_other_allowances_and_sessions_leave_nothing_in_a_cell(narrow_box: belljar.Sandbox) -> None:
+    before = look(narrow_box)
+    outcome = narrow_box.run(
+        "import os; open('/tmp/x', 'w').close(); print(os.statvfs('/work').f_blocks)", limits={"disk_mb": 3}
+    )
+    assert outcome.stdout == "768\n"
+    after = look(narrow_box)
+    assert (after["found"], fate(before, after)) == (before["found"], KEPT)
+    with narrow_box.session() as session:
+        assert session.run("open('/tmp/y', 'w').close()").ok
+    assert look(narrow_box)["found"] == before["found"]
+
+
+def test_compiled_and_other_languages_leave_their_files_nowhere(narrow_box: belljar.Sandbox) -> None:
+    before = look(narrow_box)["found"]
+    for _ in range(3):
+        outcome = narrow_box.run("ls -A /work /tmp /dev/shm; mkdir -p /tmp/a/b", language="sh")
+        assert outcome.stdout.split() == ["/dev/shm:", "/tmp:", "/work:", "main.sh"], outcome
+    assert look(narrow_box)["found"] == before
+
+
+def test_artifacts_are_read_before_they_are_taken_away(narrow_box: belljar.Sandbox) -> None:
+    for number in range(5):
+        outcome = narrow_box.run(
+            f"import os\nassert os.listdir() == ['main.py']\nos.mkdir('d')\nopen('d/a', 'w').write('{number}')",
+            artifacts=["**"],
+        )
+        assert [(each.path, each.content) for each in outcome.artifacts if each.path != "main.py"] == [
+            ("d/a", str(number).encode())
+        ]
+
+
+@pytest.mark.parametrize("end", ["closed", "lost", "killed"])
+def test_whatever_happens_while_directories_are_renewed_nothing_is_lost(settings: Settings, end: str) -> None:
+    """Each berth is given back once, and each descriptor closed, though the answer comes late or never."""
+    trouble: list[object] = []
+
+    async def scene() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: trouble.append(context))
+        sandbox = LocalSandbox(settings, Environments(settings.state_dir, settings.environments), print)
+        await sandbox.open()
+        try:
+            world = await sandbox._world("default")
+            execution = Execution(code="import os; os.mkdir('d')", limits=settings.default_limits)
+            for _ in range(3):
+                assert (await sandbox.run(execution)).exit_code == 0
+            *_, cell = world._renewals  # the loop cannot have heard the answer yet
+            if end == "lost":
+                world._warden.kill()
+            elif end == "killed":
+                cell.kill()
+            if end != "closed":
+                async with asyncio.timeout(10):
+                    while cell in world._renewals or not cell.is_gone:
+                        await asyncio.sleep(0.001)
+                assert cell not in world._idle_cells
+                assert (await sandbox.run(execution)).exit_code == 0
+                free = [berth.number for berth in world._berths._free]
+                assert len(free) == len(set(free))
+                assert cell.number in free or cell.number in world._cells or end == "lost"
+        finally:
+            await sandbox.close()
+
+    asyncio.run(scene())
+    before = os.listdir("/proc/self/fd")
+    asyncio.run(scene())
+    assert not trouble
+    assert len(os.listdir("/proc/self/fd")) == len(before)

@@ -1,0 +1,54 @@
+"""Guests wait before there is a program: as many as the settings say, and whoever was used is replaced."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+import belljar
+from belljar.settings import load
+
+_READY = 6
+_DEADLINE_SECONDS = 20.0
+
+
+@pytest.fixture(scope="module")
+def box() -> Iterator[belljar.Sandbox]:
+    with belljar.Sandbox(settings=load(flags={"pool.ready_guests": _READY})) as opened:
+        yield opened
+
+
+def _ready(box: belljar.Sandbox) -> int:
+    return int(box.facts()["sandbox"]["ready_guests"])
+
+
+def _wait_until_full(box: belljar.Sandbox) -> None:
+    deadline = time.monotonic() + _DEADLINE_SECONDS
+    while _ready(box) != _READY:
+        assert time.monotonic() < deadline, box.facts()
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("programs", [1, 2, 3, 4, 5, 6, 7, 40])
+def test_whoever_was_used_is_replaced(box: belljar.Sandbox, programs: int) -> None:
+    """Be they few, which are forked when it is quiet, or many, which are forked in a row."""
+    _wait_until_full(box)
+    assert [box.run(f"print({number})").stdout for number in range(programs)] == [f"{n}\n" for n in range(programs)]
+    _wait_until_full(box)
+    time.sleep(0.2)
+    assert _ready(box) == _READY  # and not one more
+
+
+def test_many_at_once_leave_as_many_ready(box: belljar.Sandbox) -> None:
+    outcomes = list(box.run_many(f"print({number})" for number in range(60)))
+    assert [each.stdout for each in outcomes] == [f"{number}\n" for number in range(60)]
+    _wait_until_full(box)
+
+
+def test_pages_copied_ahead_are_counted_as_the_interpreters(box: belljar.Sandbox) -> None:
+    """What a guest copies before its program has come is in its cell's cgroup, and no program pays for it."""
+    outcome = box.run("x = bytearray(15 << 20); print(len(x))", limits={"memory_mb": 16})
+    assert outcome.stdout == f"{15 << 20}\n", outcome
+    assert box.run("x = bytearray(24 << 20)", limits={"memory_mb": 16}).status == "out_of_memory"
