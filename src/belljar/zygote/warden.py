@@ -281,9 +281,7 @@ class Warden:
             finally:
                 os._exit(0)
         report.close()
-        text, records = _hear_to_the_end(
-            answer
-        )  # it ends when the sleeper has exec'd: then its namespaces can be joined
+        text, records = _hear_to_the_end(answer)
         os.waitpid(helper, 0)
         if not text.isdigit():
             for descriptor in records:
@@ -335,6 +333,7 @@ def _furnish(disk_bytes: int) -> list[int]:
 
 
 def _hear_to_the_end(peer: socket.socket) -> tuple[str, list[int]]:
+    """What is said of a cell in the making. It ends when the sleeper has exec'd: then its namespaces can be joined."""
     text, descriptors = b"", []
     with peer:
         while True:

@@ -484,7 +484,7 @@ class World(ZygoteListener):
     def refill(self, weight: str) -> None:
         """Have guests forked ahead of demand. Called after an answer, never before.
 
-        Several in a row cost a fifth less each than one after every answer, and most programs run without a fork beside
+        Several in a row cost less each than one after every answer, and most programs then run without a fork beside
         them. So a few may be missing, until nobody has asked for a moment.
         """
         missing = self._pool.ready_guests - len(self._ready[weight])
