@@ -235,7 +235,10 @@ def test_whatever_happens_while_directories_are_renewed_nothing_is_lost(settings
             execution = Execution(code="import os; os.mkdir('d')", limits=settings.default_limits)
             for _ in range(3):
                 assert (await sandbox.run(execution)).exit_code == 0
-            *_, cell = world._renewals  # the loop cannot have heard the answer yet
+            async with asyncio.timeout(10):
+                while not world._renewals:  # its cell is looked at after the answer
+                    await asyncio.sleep(0)
+            *_, cell = world._renewals
             if end == "lost":
                 world._warden.kill()
             elif end == "killed":

@@ -34,7 +34,10 @@ def children(pid: int) -> list[int]:
 
 
 def arguments(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_text()
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""  # such as the one that makes a cell
 
 
 def warden_and_zygote() -> tuple[int, int]:

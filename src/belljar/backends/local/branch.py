@@ -25,6 +25,7 @@ from belljar.contract.execution import Limits
 from belljar.jail.cgroups import CellCgroup
 from belljar.zygote.handle import StartFailed
 
+_LOOKS, _LOOK_AGAIN_SECONDS = 200, 0.001
 _SECONDS = 20.0  # for all of it: the copy of the files may take its time
 _SO_PASSPIDFD, _SCM_PIDFD = 76, 4  # since Linux 6.5
 _SCM_CREDENTIALS = 2
@@ -182,6 +183,7 @@ async def _settle(
         ours.setsockopt(socket.SOL_SOCKET, _SO_PASSPIDFD, 0)
         place = await asyncio.shield(making)
         await _move_in(ours, family, berth, place)
+        await _alone(berth)
         directories = [os.dup(each) for each in place.directories]
         return Grown(BranchBody(family, berth, ours, stdout, stderr, owned[2]), directories, owned[2])
     except BaseException:
@@ -192,6 +194,14 @@ async def _settle(
         theirs.close()
         for descriptor in lent:
             os.close(descriptor)
+
+
+async def _alone(berth: Berth) -> None:
+    """Wait until who has forked the copy is buried: else it could not be branched at once, not being alone."""
+    for _ in range(_LOOKS):
+        if berth.cgroup is None or berth.cgroup.tasks() <= 1:
+            return
+        await asyncio.sleep(_LOOK_AGAIN_SECONDS)
 
 
 async def _move_in(peer: socket.socket, family: Family, berth: Berth, place: _Place) -> None:

@@ -86,6 +86,7 @@ class World(ZygoteListener):
         self._renewals: dict[Cell, asyncio.Future[list[int]]] = {}  # cells that get fresh directories, then are idle
         self._trimming: asyncio.TimerHandle | None = None
         self._filling: dict[str, asyncio.TimerHandle] = {}  # weights of which a few guests are missing
+        self._wanting: set[str] = set()  # weights that wait for cells to fork their guests into
         self._burst = max(1, pool.ready_guests // 2)  # so many missing guests are forked in a row
         self._ready: dict[str, deque[Guest]] = {BARE: deque(), HEAVY: deque(), SHELL: deque()}
         self._guests: dict[int, Guest] = {}
@@ -432,11 +433,11 @@ class World(ZygoteListener):
         elif cell.is_as_new():
             self._idle_cells.append(cell)
         else:
-            self._renew(cell, guest.weight)
+            self._renew(cell)
         if self._trimming is None:
             self._trim_later()
 
-    def _renew(self, cell: Cell, weight: str) -> None:
+    def _renew(self, cell: Cell) -> None:
         """Its guest has left something: if no more than files, have their directories mounted anew."""
         used = cell.used_dirs() if cell.is_deserted() else []
         if not used or self._is_closing or self.is_lost:
@@ -445,9 +446,9 @@ class World(ZygoteListener):
         cell.let_go_of(used)
         renewal = self._warden.renew(cell.sleeper, used, self._kept_disk_bytes)
         self._renewals[cell] = renewal
-        renewal.add_done_callback(partial(self._renewed, cell, used, weight))
+        renewal.add_done_callback(partial(self._renewed, cell, used))
 
-    def _renewed(self, cell: Cell, used: Sequence[str], weight: str, renewal: asyncio.Future[list[int]]) -> None:
+    def _renewed(self, cell: Cell, used: Sequence[str], renewal: asyncio.Future[list[int]]) -> None:
         """Not a task: nobody can cancel this, so what came is either the cell's or closed."""
         del self._renewals[cell]
         fresh = [] if renewal.exception() else renewal.result()
@@ -462,10 +463,9 @@ class World(ZygoteListener):
         if not cell.is_as_new():
             cell.kill()
             return
-        self._idle_cells.append(cell)
         if self._trimming is None:
             self._trim_later()
-        self.refill(weight)
+        self._have(cell)
 
     def _trim_later(self) -> None:
         if not self._is_closing:
@@ -498,6 +498,7 @@ class World(ZygoteListener):
         waiting = self._filling.pop(weight, None)
         if waiting is not None:
             waiting.cancel()
+        self._wanting.discard(weight)
         ready = self._ready[weight]
         missing = self._pool.ready_guests - len(ready)
         if missing <= 0 or self._start_failures >= _START_FAILURES_MAX or self._is_closing or self.is_lost:
@@ -518,8 +519,10 @@ class World(ZygoteListener):
             guest.ended = self._unused_guest_ended(guest)
             ready.append(guest)
             missing -= 1
-        for _ in range(missing - self._cells_being_made - len(self._renewals) if missing else 0):
-            self._in_background(self._add_idle_cell(weight))
+        if missing:
+            self._wanting.add(weight)
+            for _ in range(missing - self._cells_being_made - len(self._renewals)):
+                self._in_background(self._add_idle_cell())
 
     def _unused_guest_ended(self, guest: Guest) -> Callable[[int | None, float], None]:
         def ended(status: int | None, cpu_seconds: float) -> None:
@@ -539,9 +542,14 @@ class World(ZygoteListener):
 
     # ---- cells
 
-    async def _add_idle_cell(self, weight: str) -> None:
+    async def _add_idle_cell(self) -> None:
         with contextlib.suppress(JailSetupFailed, Overloaded):
-            self._idle_cells.append(await self._make_cell())
+            self._have(await self._make_cell())
+
+    def _have(self, cell: Cell) -> None:
+        """A cell is there for whoever wants one."""
+        self._idle_cells.append(cell)
+        for weight in tuple(self._wanting):
             self._fill(weight)
 
     async def _make_cell(self) -> Cell:
