@@ -15,6 +15,7 @@ import pytest
 import belljar
 from belljar import Outcome, Sandbox, Status
 from belljar.backends.local import LocalSandbox
+from belljar.contract.execution import Execution
 from belljar.environments import Environments
 from belljar.settings import Settings, load
 
@@ -130,6 +131,36 @@ def test_a_guest_released_before_it_had_a_program_is_given_back_once(settings: S
 
     asyncio.run(lease_and_release())
     assert not trouble
+
+
+def test_a_cell_whose_maker_is_cancelled_when_it_has_just_come_is_gone(settings: Settings) -> None:
+    """At that moment nobody but its maker knows of it, and its berth is about to be another's."""
+
+    async def cancel_in_time() -> None:
+        sandbox = LocalSandbox(settings, Environments(settings.state_dir, settings.environments), print)
+        await sandbox.open()
+        try:
+            world = await sandbox._world("default")
+            await asyncio.sleep(0.5)  # for the ready guests
+            known = await world._make_cell()  # its berth is kept
+            known.kill()
+            await known.gone
+            before = len(os.listdir("/proc/self/fd")), len(children(warden_and_zygote()[0]))
+            making = asyncio.create_task(world._make_cell())
+            hear = world._warden._hear
+            with pytest.MonkeyPatch.context() as patch:
+                # Before the task has had its turn to take the answer.
+                patch.setattr(world._warden, "_hear", lambda *heard: (hear(*heard), making.cancel()))
+                with pytest.raises(asyncio.CancelledError):
+                    await making
+            async with asyncio.timeout(10):
+                while (len(os.listdir("/proc/self/fd")), len(children(warden_and_zygote()[0]))) != before:
+                    await asyncio.sleep(0.01)
+            assert (await sandbox.run(Execution(code="print(1)", limits=settings.default_limits))).stdout == b"1\n"
+        finally:
+            await sandbox.close()
+
+    asyncio.run(cancel_in_time())
 
 
 def test_a_program_that_its_guest_has_not_read_is_read_by_no_other(caplog: pytest.LogCaptureFixture) -> None:

@@ -121,7 +121,7 @@ class WardenHandle:
     async def start_zygote(self, python: str, environ: Mapping[str, str], control: int) -> tuple[int, int]:
         """A new zygote with `control` as its socket: its pid, and a pidfd of it that the caller owns."""
         message = {"python": python, "environ": dict(environ)}
-        pid, pidfd = await self._ask(message, [control, self.log.write])
+        pid, pidfd = await self._hear_of(self._ask(message, [control, self.log.write]))
         return pid, pidfd
 
     async def find_missing(self, pids: Sequence[int]) -> list[int]:
@@ -133,7 +133,7 @@ class WardenHandle:
 
         First a pidfd of that process, then what `Warden.make_cell` says of `disk_bytes`.
         """
-        pid, *descriptors = await self._ask({"disk_bytes": disk_bytes}, [])
+        pid, *descriptors = await self._hear_of(self._ask({"disk_bytes": disk_bytes}, []))
         return pid, descriptors
 
     def renew(self, sleeper: int, paths: Sequence[str], disk_bytes: int) -> asyncio.Future[list[int]]:
@@ -145,12 +145,12 @@ class WardenHandle:
 
         Its port, and it, which the caller owns.
         """
-        port, listener = await self._ask({"listen": port}, [place])
+        port, listener = await self._hear_of(self._ask({"listen": port}, [place]), is_process=False)
         return port, listener
 
     async def graft(self, order: Mapping[str, Any], descriptors: Sequence[int]) -> tuple[int, int]:
         """Have the namespaces of a branch made, as `zygote/grafts.py` says: pid and pidfd of who makes them."""
-        pid, pidfd = await self._ask({"graft": dict(order)}, descriptors)
+        pid, pidfd = await self._hear_of(self._ask({"graft": dict(order)}, descriptors))
         return pid, pidfd
 
     def watch(self, pid: int, ended: Reaped) -> None:
@@ -180,6 +180,16 @@ class WardenHandle:
             answer.set_exception(StartFailed(f"the warden does not listen: {error}"))
         return answer
 
+    @staticmethod
+    async def _hear_of(asked: asyncio.Future[Any], is_process: bool = True) -> Any:
+        """The answer. Who is cancelled when it has just come gives back what came with it."""
+        try:
+            return await asked
+        except asyncio.CancelledError:
+            if not asked.cancelled() and asked.exception() is None:
+                _throw_away(asked.result()[1:], is_process)
+            raise
+
     def _on_readable(self) -> None:
         while True:
             try:
@@ -204,11 +214,7 @@ class WardenHandle:
         elif "ask" in message:
             answer = self._asked.pop(message["ask"])
             if answer.cancelled():
-                if "pid" in message:
-                    with contextlib.suppress(ProcessLookupError):  # it may have ended by itself
-                        signal.pidfd_send_signal(descriptors[0], signal.SIGKILL)
-                for descriptor in descriptors:
-                    os.close(descriptor)
+                _throw_away(descriptors, "pid" in message)
             elif "failed" in message:
                 answer.set_exception(StartFailed(message["failed"]))
             elif "missing" in message:
@@ -258,6 +264,15 @@ class WardenHandle:
         self.log.close()
         if not self._ready.done():
             self._ready.cancel()
+
+
+def _throw_away(descriptors: Sequence[int], is_process: bool) -> None:
+    """Nobody wants what was made: end it, if the first of these is a pidfd, and close them."""
+    if is_process:
+        with contextlib.suppress(ProcessLookupError):  # it may have ended by itself
+            signal.pidfd_send_signal(descriptors[0], signal.SIGKILL)
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 async def gone(process: subprocess.Popen[bytes]) -> None:
