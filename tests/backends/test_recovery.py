@@ -141,7 +141,9 @@ def test_a_cell_whose_maker_is_cancelled_when_it_has_just_come_is_gone(settings:
         await sandbox.open()
         try:
             world = await sandbox._world("default")
-            await asyncio.sleep(0.5)  # for the ready guests
+            async with asyncio.timeout(20):
+                while world.facts()["ready_guests"] < settings.pool.ready_guests or world._cells_being_made:
+                    await asyncio.sleep(0.01)
             known = await world._make_cell()  # its berth is kept
             known.kill()
             await known.gone
