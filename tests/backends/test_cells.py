@@ -233,11 +233,10 @@ def test_whatever_happens_while_directories_are_renewed_nothing_is_lost(settings
         try:
             world = await sandbox._world("default")
             execution = Execution(code="import os; os.mkdir('d')", limits=settings.default_limits)
-            for _ in range(3):
-                assert (await sandbox.run(execution)).exit_code == 0
-            async with asyncio.timeout(10):
-                while not world._renewals:  # its cell is looked at after the answer
-                    await asyncio.sleep(0)
+            async with asyncio.timeout(20):
+                while not world._renewals:
+                    assert (await sandbox.run(execution)).exit_code == 0
+                    await asyncio.sleep(0)  # its cell is looked at after the answer, and soon done with
             *_, cell = world._renewals
             if end == "lost":
                 world._warden.kill()
@@ -249,6 +248,9 @@ def test_whatever_happens_while_directories_are_renewed_nothing_is_lost(settings
                         await asyncio.sleep(0.001)
                 assert cell not in world._idle_cells
                 assert (await sandbox.run(execution)).exit_code == 0
+                async with asyncio.timeout(10):
+                    while world._cells_being_made:  # in a berth that is neither free nor a cell's yet
+                        await asyncio.sleep(0.001)
                 free = [berth.number for berth in world._berths._free]
                 assert len(free) == len(set(free))
                 assert cell.number in free or cell.number in world._cells or end == "lost"
