@@ -12,12 +12,11 @@ import json
 import os
 from typing import Any
 
+import local_world
 import pytest
 
 import belljar
-from belljar.backends.local import LocalSandbox
 from belljar.contract.execution import Execution
-from belljar.environments import Environments
 from belljar.settings import Settings
 
 KEPT, RENEWED, REPLACED = "kept", "renewed", "replaced"
@@ -227,11 +226,7 @@ def test_whatever_happens_while_directories_are_renewed_nothing_is_lost(settings
     trouble: list[object] = []
 
     async def scene() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: trouble.append(context))
-        sandbox = LocalSandbox(settings, Environments(settings.state_dir, settings.environments), print)
-        await sandbox.open()
-        try:
-            world = await sandbox._world("default")
+        async with local_world.opened(settings, trouble) as (sandbox, world):
             execution = Execution(code="import os; os.mkdir('d')", limits=settings.default_limits)
             async with asyncio.timeout(20):
                 while not world._renewals:
@@ -254,8 +249,6 @@ def test_whatever_happens_while_directories_are_renewed_nothing_is_lost(settings
                 free = [berth.number for berth in world._berths._free]
                 assert len(free) == len(set(free))
                 assert cell.number in free or cell.number in world._cells or end == "lost"
-        finally:
-            await sandbox.close()
 
     asyncio.run(scene())
     before = os.listdir("/proc/self/fd")

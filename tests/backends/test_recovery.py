@@ -10,13 +10,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import local_world
 import pytest
 
 import belljar
 from belljar import Outcome, Sandbox, Status
-from belljar.backends.local import LocalSandbox
 from belljar.contract.execution import Execution
-from belljar.environments import Environments
 from belljar.settings import Settings, load
 
 
@@ -114,11 +113,7 @@ def test_a_guest_released_before_it_had_a_program_is_given_back_once(settings: S
     trouble: list[object] = []
 
     async def lease_and_release() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: trouble.append(context))
-        sandbox = LocalSandbox(settings, Environments(settings.state_dir, settings.environments), print)
-        await sandbox.open()
-        try:
-            world = await sandbox._world("default")
+        async with local_world.opened(settings, trouble) as (_, world):
             while not world.facts()["ready_guests"]:
                 await asyncio.sleep(0.01)
             guest = await world.lease("bare", settings.default_limits)
@@ -126,8 +121,6 @@ def test_a_guest_released_before_it_had_a_program_is_given_back_once(settings: S
             await guest.cell.gone
             while not guest.has_ended:
                 await asyncio.sleep(0.01)
-        finally:
-            await sandbox.close()
 
     asyncio.run(lease_and_release())
     assert not trouble
@@ -137,10 +130,7 @@ def test_a_cell_whose_maker_is_cancelled_when_it_has_just_come_is_gone(settings:
     """At that moment nobody but its maker knows of it, and its berth is about to be another's."""
 
     async def cancel_in_time() -> None:
-        sandbox = LocalSandbox(settings, Environments(settings.state_dir, settings.environments), print)
-        await sandbox.open()
-        try:
-            world = await sandbox._world("default")
+        async with local_world.opened(settings) as (sandbox, world):
             async with asyncio.timeout(20):
                 while world.facts()["ready_guests"] < settings.pool.ready_guests or world._cells_being_made:
                     await asyncio.sleep(0.01)
@@ -159,8 +149,6 @@ def test_a_cell_whose_maker_is_cancelled_when_it_has_just_come_is_gone(settings:
                 while (len(os.listdir("/proc/self/fd")), len(children(warden_and_zygote()[0]))) != before:
                     await asyncio.sleep(0.01)
             assert (await sandbox.run(Execution(code="print(1)", limits=settings.default_limits))).stdout == b"1\n"
-        finally:
-            await sandbox.close()
 
     asyncio.run(cancel_in_time())
 
@@ -177,7 +165,6 @@ def test_a_program_that_its_guest_has_not_read_is_read_by_no_other(caplog: pytes
                     break
                 time.sleep(0.01)
             (waiting,) = guests
-            time.sleep(0.1)  # it is behind its walls by now
             os.kill(waiting, signal.SIGSTOP)
             threads, outcomes = run_at_once(box, f"print('unread {number}')", 1)
             wait_until_running(box, 1)

@@ -22,8 +22,9 @@ def find(pid: int) -> bytes:
     """The pages that only this process has, of those it can write to, as the kernel takes many ranges at once."""
     with open(f"/proc/{pid}/maps") as file, open(f"/proc/{pid}/pagemap", "rb", 0) as table:
         pages = [page for line in file for page in _own(table, *line.split())][:_PAGES_MAX]
-    starts = [page for page in pages if page - 1 not in pages]
-    ends = [page + 1 for page in pages if page + 1 not in pages]
+    known = set(pages)
+    starts = [page for page in pages if page - 1 not in known]
+    ends = [page + 1 for page in pages if page + 1 not in known]
     return b"".join(struct.pack("=QQ", a * _PAGE, (b - a) * _PAGE) for a, b in zip(starts, ends))
 
 

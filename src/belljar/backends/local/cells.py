@@ -1,10 +1,11 @@
 """Cells: the parts of a jail that are dear to make, made ahead and empty.
 
 A cell is a pid namespace, a network namespace with a loopback of its own, an ipc namespace and a mount namespace with
-the three directories that a program may write to, all held by a process that sleeps; a cgroup; and a uid that no other
-cell has. A guest joins it; afterwards it is used again only if it is as it was: nobody left in it, nothing ever sent
-over its loopback, no queue, semaphore or shared memory, no file. A few plain files are taken away, for more the
-directories are mounted anew; for any other difference, and in doubt, the cell is thrown away.
+the three directories that a program may write to, all held by a process that sleeps; a cgroup; a socket over which its
+guests get their programs; and a uid that no other cell has. A guest joins it; afterwards it is used again only if it is
+as it was: nobody left in it, nothing unread in its socket, nothing ever sent over its loopback, no queue, semaphore or
+shared memory, no file. A few plain files are taken away, for more the directories are mounted anew; for any other
+difference, and in doubt, the cell is thrown away.
 
 A guest can make its cell's directories neither another's nor its own, nor change their mode, labels or flags: they
 belong to the root of its world. What it has left is therefore all in them, and they count what is in them.
