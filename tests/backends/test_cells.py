@@ -53,6 +53,7 @@ print(json.dumps({
         "segments": ask(libc.shmctl, 0, 14)[0],
         "semaphores": ask(libc.semctl, 0, 0, 19)[7],
         "queues": ask(libc.msgctl, 0, 12)[0],
+        "mounts": [line.split()[3:6] for line in open("/proc/self/mountinfo")],
         "posix_queues": [name for name in (b"/left", b"/a") if libc.mq_open(name, os.O_RDONLY) >= 0],
     },
 }))
@@ -229,26 +230,26 @@ def test_whatever_happens_while_directories_are_renewed_nothing_is_lost(settings
         async with local_world.opened(settings, trouble) as (sandbox, world):
             execution = Execution(code="import os; os.mkdir('d')", limits=settings.default_limits)
             async with asyncio.timeout(20):
-                while not world._renewals:
+                while not world._stock._renewals:
                     assert (await sandbox.run(execution)).exit_code == 0
                     await asyncio.sleep(0)  # its cell is looked at after the answer, and soon done with
-            *_, cell = world._renewals
+            *_, cell = world._stock._renewals
             if end == "lost":
                 world._warden.kill()
             elif end == "killed":
                 cell.kill()
             if end != "closed":
                 async with asyncio.timeout(10):
-                    while cell in world._renewals or not cell.is_gone:
+                    while cell in world._stock._renewals or not cell.is_gone:
                         await asyncio.sleep(0.001)
-                assert cell not in world._idle_cells
+                assert cell not in world._stock.idle
                 assert (await sandbox.run(execution)).exit_code == 0
                 async with asyncio.timeout(10):
-                    while world._cells_being_made:  # in a berth that is neither free nor a cell's yet
+                    while world._stock._being_made:  # in a berth that is neither free nor a cell's yet
                         await asyncio.sleep(0.001)
                 free = [berth.number for berth in world._berths._free]
                 assert len(free) == len(set(free))
-                assert cell.number in free or cell.number in world._cells or end == "lost"
+                assert cell.number in free or cell.number in world._stock._cells or end == "lost"
 
     asyncio.run(scene())
     before = os.listdir("/proc/self/fd")

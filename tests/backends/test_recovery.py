@@ -132,13 +132,13 @@ def test_a_cell_whose_maker_is_cancelled_when_it_has_just_come_is_gone(settings:
     async def cancel_in_time() -> None:
         async with local_world.opened(settings) as (sandbox, world):
             async with asyncio.timeout(20):
-                while world.facts()["ready_guests"] < settings.pool.ready_guests or world._cells_being_made:
+                while world.facts()["ready_guests"] < settings.pool.ready_guests or world._stock._being_made:
                     await asyncio.sleep(0.01)
-            known = await world._make_cell()  # its berth is kept
+            known = await world._stock.make()  # its berth is kept
             known.kill()
             await known.gone
             before = len(os.listdir("/proc/self/fd")), len(children(warden_and_zygote()[0]))
-            making = asyncio.create_task(world._make_cell())
+            making = asyncio.create_task(world._stock.make())
             hear = world._warden._hear
             with pytest.MonkeyPatch.context() as patch:
                 # Before the task has had its turn to take the answer.

@@ -140,14 +140,14 @@ def mount_fresh_dirs(options: bytes) -> None:
         syscalls.mount(b"tmpfs", path, b"tmpfs", MS_NOSUID | MS_NODEV, options)
 
 
-def renew_dir(path: str, options: bytes) -> int:
-    """Throw away a writable directory with all that is in it, and mount a fresh one; the caller owns its descriptor.
+def drop_dirs() -> None:
+    """Throw away the writable directories with all that is in them.
 
-    To drop the mount is the one way to empty a directory that does not have to understand what a program left in it.
+    It is the one way to empty a directory that does not have to understand what a program left in it. All of them:
+    mounts are listed by age, and the next program could see which of them the last one has used.
     """
-    syscalls.unmount(path)
-    syscalls.mount(b"tmpfs", path.encode(), b"tmpfs", MS_NOSUID | MS_NODEV, options)
-    return os.open(path, _LOOK)
+    for path in reversed(policy.WRITABLE_DIRS):
+        syscalls.unmount(path)
 
 
 def open_ipc_records() -> list[int]:

@@ -136,9 +136,9 @@ class WardenHandle:
         pid, *descriptors = await self._hear_of(self._ask({"disk_bytes": disk_bytes}, []))
         return pid, descriptors
 
-    def renew(self, sleeper: int, paths: Sequence[str], disk_bytes: int) -> asyncio.Future[list[int]]:
-        """Have directories of an empty cell mounted anew: descriptors of them that belong to who hears of them."""
-        return self._ask({"renew": list(paths), "disk_bytes": disk_bytes}, [sleeper])
+    def renew(self, sleeper: int, disk_bytes: int) -> asyncio.Future[list[int]]:
+        """Have the directories of an empty cell mounted anew: descriptors of them that belong to who hears of them."""
+        return self._ask({"renew": True, "disk_bytes": disk_bytes}, [sleeper])
 
     async def listen(self, place: int, port: int) -> tuple[int, int]:
         """A listener on the loopback of a network namespace, or of a process's; port 0: any.

@@ -35,6 +35,7 @@ _OWN_WORLD = (
 )
 _CELL = syscalls.CLONE_NEWPID | syscalls.CLONE_NEWNET | syscalls.CLONE_NEWNS
 _PACKET_BYTES, _DESCRIPTOR_SPACE = 4096, socket.CMSG_SPACE(channel.DESCRIPTORS_MAX * 4)
+_NOTHING_YET = b" "  # to say, with descriptors: an empty packet would be the end
 _BACKLOG = 64
 _SLEEP = ("/usr/bin/sleep", "/bin/sleep")
 _LENT = 4  # what a sleeper has open: the directory it was loaded from, where that was lent
@@ -224,8 +225,8 @@ class Warden:
         try:
             syscalls.setns(sleeper, syscalls.CLONE_NEWNS)
             try:
-                for path in message["renew"]:
-                    fresh.append(mounts.renew_dir(path, options))
+                mounts.drop_dirs()
+                fresh = mounts.open_fresh_dirs(options)
             finally:
                 try:
                     syscalls.setns(self.own_mounts, syscalls.CLONE_NEWNS)
@@ -271,11 +272,16 @@ class Warden:
                 syscalls.unshare(_CELL)
                 namespaces.raise_loopback()
                 command, needed = _find_sleep()
-                records = _furnish(disk_bytes) if disk_bytes else []
+                records = _open_ipc_records() if disk_bytes else []
+                channel.send_packet(report, _NOTHING_YET, records)
                 sleeper = os.fork()
                 if sleeper == 0:
+                    mounts.mount_proc()
+                    if records:  # after /proc, as `renew` has to: in whichever order, programs see it
+                        options = mounts.fresh_dir_options(disk_bytes)
+                        channel.send_packet(report, _NOTHING_YET, mounts.open_fresh_dirs(options))
                     _sleep_for_ever(command, needed, report.fileno(), self.seccomp_filter)
-                channel.send_packet(report, str(sleeper).encode(), records)
+                channel.send_packet(report, str(sleeper).encode())
             except OSError as error:
                 channel.send_packet(report, str(error).encode() or b"for no reason")
             finally:
@@ -322,14 +328,13 @@ def _is_child(pid: int) -> bool:
     return True
 
 
-def _furnish(disk_bytes: int) -> list[int]:
-    """Give a cell in the making an ipc namespace and directories of its own, and return what `make_cell` says."""
+def _open_ipc_records() -> list[int]:
+    """Give a cell in the making an ipc namespace of its own; what shows it, if the kernel has all of that."""
     syscalls.unshare(syscalls.CLONE_NEWIPC)
     try:
-        records = mounts.open_ipc_records()
+        return mounts.open_ipc_records()
     except OSError:
         return []
-    return [*records, *mounts.open_fresh_dirs(mounts.fresh_dir_options(disk_bytes))]
 
 
 def _hear_to_the_end(peer: socket.socket) -> tuple[str, list[int]]:
@@ -340,7 +345,7 @@ def _hear_to_the_end(peer: socket.socket) -> tuple[str, list[int]]:
             packet, ancillary, _, _ = peer.recvmsg(_PACKET_BYTES, _DESCRIPTOR_SPACE, socket.MSG_CMSG_CLOEXEC)
             descriptors += channel.descriptors_in(ancillary)
             if not packet:
-                return text.decode("utf-8", "replace"), descriptors
+                return text.decode("utf-8", "replace").strip(), descriptors
             text += packet
 
 
@@ -353,7 +358,6 @@ def _find_sleep() -> tuple[list[str], int]:
 
 def _sleep_for_ever(command: list[str], needed: int, until_exec: int, seccomp_filter: syscalls.FilterProgram) -> None:
     """Be pid 1 of a cell: children that lose their parent vanish, signals from inside do nothing."""
-    mounts.mount_proc()
     namespaces.drop_bounding_set()
     namespaces.drop_capabilities()
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)

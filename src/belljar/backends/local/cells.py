@@ -178,24 +178,19 @@ class Cell:
             and (fstat(shared)[:_FACTS] == before[2] or _sweep(shared, before[2]))
         )
 
-    def used_dirs(self) -> list[str]:
-        """Which of its own directories are not as they were made."""
-        pairs = zip(_DIRS if self._dirs else (), self._dirs, self._dirs_before, strict=True)
-        return [path for path, directory, before in pairs if fstat(directory)[:_FACTS] != before]
+    def has_used_dirs(self) -> bool:
+        """Whether it has directories, and they are not as they were made."""
+        return [fstat(directory)[:_FACTS] for directory in self._dirs] != self._dirs_before
 
-    def let_go_of(self, paths: Sequence[str]) -> None:
-        """Before these are mounted anew: what is in a directory is not freed while we hold it."""
-        for path in paths:
-            index = _DIRS.index(path)
-            os.close(self._dirs[index])
-            self._dirs[index] = -1
+    def let_go_of_dirs(self) -> None:
+        """Before they are mounted anew: what is in a directory is not freed while we hold it."""
+        self._close_dirs()
 
-    def take(self, paths: Sequence[str], fresh: Sequence[int]) -> None:
-        """These have been mounted anew, and their descriptors are ours now; one that is not empty counts as used."""
-        for path, directory in zip(paths, fresh, strict=True):
-            index = _DIRS.index(path)
+    def take_dirs(self, fresh: Sequence[int]) -> None:
+        """They have been mounted anew, and their descriptors are ours now; one that is not empty counts as used."""
+        self._dirs = [*fresh]
+        for index, directory in enumerate(fresh):
             facts, before = fstat(directory)[:_FACTS], self._dirs_before[index]
-            self._dirs[index] = directory
             if (facts[0], *facts[3:]) == (before[0], *before[3:]):  # inode and device are others
                 self._dirs_before[index] = facts
 
@@ -206,8 +201,7 @@ class Cell:
 
     def _close_dirs(self) -> None:
         for directory in self._dirs:
-            if directory >= 0:
-                os.close(directory)
+            os.close(directory)
         self._dirs.clear()
 
     def kill(self) -> None:

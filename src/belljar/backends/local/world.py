@@ -8,7 +8,6 @@ one only has to send the program.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import os
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from belljar import channel
+from belljar.backends.local.cell_stock import CELL_SECONDS, CellStock
 from belljar.backends.local.cells import CELLS_MAX, Berth, Berths, Cell
 from belljar.backends.local.guests import Guest
 from belljar.backends.local.patience import Patience
@@ -34,7 +34,6 @@ from belljar.zygote.handle import StartFailed, WardenHandle, ZygoteHandle, Zygot
 _log = logging.getLogger("belljar.local")
 BARE, HEAVY, SHELL = "bare", "heavy", "shell"
 _WARM_SECONDS = 120.0  # for imports, however slow the disk
-_CELL_SECONDS = 30.0
 _QUIET_SECONDS = 0.05  # after which the last few missing guests are forked
 _SYSTEM_PYTHON = "/usr/bin/python3"  # what is warm in a world that shows another system
 #: A guest pays for every page of the interpreter it touches, because touching copies it. That is not the program's.
@@ -74,16 +73,13 @@ class World(ZygoteListener):
         self._default_allowance = self.allowance(default_limits)
         # What guests may not own, and we may tidy up, their cells can keep for the next one.
         keeps_dirs = walls["changes_uid"] and syscalls.permitted_capabilities() & _CAP_FOWNER
-        self._kept_disk_bytes = default_limits.disk_bytes if keeps_dirs else 0
+        disk_bytes = default_limits.disk_bytes if keeps_dirs else 0
         self.loop = asyncio.get_running_loop()
         self._warden = make_warden(self._warden_lost)
+        self._stock = CellStock(berths, self._warden, disk_bytes, self._cell_added, self._cell_gone)
         self._zygotes: dict[str, ZygoteHandle] = {}
         self._retired: set[ZygoteHandle] = set()  # asked to leave, not gone yet
         self._starting: dict[str, asyncio.Task[ZygoteHandle]] = {}
-        self._cells: dict[int, Cell] = {}
-        self._idle_cells: list[Cell] = []
-        self._cells_being_made = 0
-        self._renewals: dict[Cell, asyncio.Future[list[int]]] = {}  # cells that get fresh directories, then are idle
         self._trimming: asyncio.TimerHandle | None = None
         self._filling: dict[str, asyncio.TimerHandle] = {}  # weights of which a few guests are missing
         self._wanting: set[str] = set()  # weights that wait for cells to fork their guests into
@@ -162,6 +158,7 @@ class World(ZygoteListener):
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._stock.close()
         for zygote in (*self._zygotes.values(), *self._retired):
             zygote.close()
         await self._warden.close()
@@ -347,16 +344,15 @@ class World(ZygoteListener):
             return guest
         allowance = self.allowance(limits)
         while True:
-            if self._renewals and not self._idle_cells:  # sooner than one can be made
-                await asyncio.wait(self._renewals.values(), timeout=_CELL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            if await self._stock.wait_for_renewal():
                 guest = self.lease_ready(weight, limits)
                 if guest is not None:
                     return guest
-            cell = self._idle_cells.pop() if self._idle_cells else await self._make_cell()
+            cell = self._stock.idle.pop() if self._stock.idle else await self._stock.make()
             try:
                 zygote = await self.zygote(weight)  # asked last: it may have died while a cell was made
             except BaseException:
-                self._idle_cells.append(cell)
+                self._stock.put_back(cell)
                 raise
             if not cell.is_gone:
                 return self._fork(zygote, cell, allowance)
@@ -366,12 +362,12 @@ class World(ZygoteListener):
         try:
             guest = Guest(self._next_guest, cell, zygote, zygote.weight == SHELL)
         except OSError as error:
-            self._idle_cells.append(cell)
+            self._stock.put_back(cell)
             raise Overloaded(f"no more descriptors for a program ({error.strerror}); try again later") from error
         cell.is_leased, cell.is_left = True, False
         self._guests[guest.number] = guest
         berth = cell.berth
-        if allowance[0] == self._kept_disk_bytes and cell.has_dirs and zygote.weight != SHELL:
+        if allowance[0] == self._stock.disk_bytes and cell.has_dirs and zygote.weight != SHELL:
             allowance = 0, *allowance[1:]  # not a session's: those of its branches would replace them
         order = protocol.FORK.pack(guest.number, berth.number, berth.uid, *allowance)
         try:
@@ -407,7 +403,7 @@ class World(ZygoteListener):
             JailSetupFailed: it cannot be had.
         """
         try:
-            async with asyncio.timeout(_CELL_SECONDS):
+            async with asyncio.timeout(CELL_SECONDS):
                 return await self._warden.listen(place, port)
         except TimeoutError as error:
             self._warden.kill()
@@ -424,48 +420,9 @@ class World(ZygoteListener):
         if self._staying:
             self._staying.discard(guest.number)
         guest.close()
-        cell = guest.cell
-        cell.is_leased = False
-        if cell.is_gone:
-            self._forget(cell)
-        elif not guest.has_ended:
-            cell.kill()
-        elif cell.is_as_new():
-            self._idle_cells.append(cell)
-        else:
-            self._renew(cell)
+        self._stock.release(guest.cell, guest.has_ended)
         if self._trimming is None:
             self._trim_later()
-
-    def _renew(self, cell: Cell) -> None:
-        """Its guest has left something: if no more than files, have their directories mounted anew."""
-        used = cell.used_dirs() if cell.is_deserted() else []
-        if not used or self._is_closing or self.is_lost:
-            cell.kill()
-            return
-        cell.let_go_of(used)
-        renewal = self._warden.renew(cell.sleeper, used, self._kept_disk_bytes)
-        self._renewals[cell] = renewal
-        renewal.add_done_callback(partial(self._renewed, cell, used))
-
-    def _renewed(self, cell: Cell, used: Sequence[str], renewal: asyncio.Future[list[int]]) -> None:
-        """Not a task: nobody can cancel this, so what came is either the cell's or closed."""
-        del self._renewals[cell]
-        fresh = [] if renewal.exception() else renewal.result()
-        if cell.is_gone or cell.is_condemned or not fresh:
-            for directory in fresh:
-                os.close(directory)
-            if not cell.is_gone and not cell.is_condemned:
-                _log.warning("the directories of a cell were not mounted anew: %s", renewal.exception())
-            cell.kill()
-            return
-        cell.take(used, fresh)
-        if not cell.is_as_new():
-            cell.kill()
-            return
-        if self._trimming is None:
-            self._trim_later()
-        self._have(cell)
 
     def _trim_later(self) -> None:
         if not self._is_closing:
@@ -477,9 +434,7 @@ class World(ZygoteListener):
         if self.busy_guests > 0:
             self._trim_later()
             return
-        for cell in list(self._idle_cells):
-            cell.kill()
-        self._idle_cells.clear()
+        self._stock.give_up_idle()
 
     def refill(self, weight: str) -> None:
         """Have guests forked ahead of demand. Called after an answer, never before.
@@ -506,8 +461,9 @@ class World(ZygoteListener):
         zygote = self._zygotes.get(weight)
         if zygote is None or zygote.is_lost:
             return
-        while missing and self._idle_cells:
-            cell = self._idle_cells.pop()
+        idle = self._stock.idle
+        while missing and idle:
+            cell = idle.pop()
             if cell.is_gone:
                 continue
             try:
@@ -521,8 +477,7 @@ class World(ZygoteListener):
             missing -= 1
         if missing:
             self._wanting.add(weight)
-            for _ in range(missing - self._cells_being_made - len(self._renewals)):
-                self._in_background(self._add_idle_cell())
+            self._stock.want(missing)
 
     def _unused_guest_ended(self, guest: Guest) -> Callable[[int | None, float], None]:
         def ended(status: int | None, cpu_seconds: float) -> None:
@@ -540,63 +495,18 @@ class World(ZygoteListener):
         """A program has started: guests can be made."""
         self._start_failures = 0
 
-    # ---- cells
+    # ---- what the cells, the zygotes and the warden say
 
-    async def _add_idle_cell(self) -> None:
-        with contextlib.suppress(JailSetupFailed, Overloaded):
-            self._have(await self._make_cell())
-
-    def _have(self, cell: Cell) -> None:
-        """A cell is there for whoever wants one."""
-        self._idle_cells.append(cell)
+    def _cell_added(self) -> None:
+        if self._trimming is None:
+            self._trim_later()
         for weight in tuple(self._wanting):
             self._fill(weight)
 
-    async def _make_cell(self) -> Cell:
-        berth = self._berths.take()
-        if berth is None:
-            raise Overloaded(f"all {CELLS_MAX} cells are in use; try again later")
-        self._cells_being_made += 1
-        try:
-            async with asyncio.timeout(_CELL_SECONDS):
-                pid, made = await self._warden.make_cell(self._kept_disk_bytes)
-        except TimeoutError as error:
-            self._berths.give_back(berth)
-            self._warden.kill()
-            raise JailSetupFailed("cell", "the warden does not answer") from error
-        except StartFailed as error:
-            self._berths.give_back(berth)
-            raise JailSetupFailed("cell", str(error)) from error
-        except BaseException:
-            self._berths.give_back(berth)
-            raise
-        finally:
-            self._cells_being_made -= 1
-        try:
-            cell = Cell(berth, self._warden, pid, made, self._cell_gone)
-        except (OSError, StopIteration) as error:  # it has died meanwhile
-            for descriptor in made:
-                os.close(descriptor)
-            self._berths.give_back(berth)
-            raise ZygoteDied("a cell ended while it was made") from error
-        self._cells[cell.number] = cell
-        return cell
-
     def _cell_gone(self, cell: Cell) -> None:
-        self._cells.pop(cell.number, None)
-        if cell in self._idle_cells:
-            self._idle_cells.remove(cell)
         for zygote in self._zygotes.values():
             if not zygote.is_lost:
                 zygote.forget_cell(cell.number)
-        if not cell.is_leased:  # else its run still reads the cgroup
-            self._forget(cell)
-
-    def _forget(self, cell: Cell) -> None:
-        cell.close()
-        self._berths.give_back(cell.berth)
-
-    # ---- what the zygotes and the warden say
 
     def guest_unborn(self, number: int, reason: str) -> None:
         """The fork failed: the cell is of no use."""
@@ -629,8 +539,7 @@ class World(ZygoteListener):
 
     def _lose_everything(self) -> None:
         self.is_lost = True
-        for cell in list(self._cells.values()):
-            cell.lose()
+        self._stock.lose()
         for guest in list(self._guests.values()):
             self._end(guest, None, 0.0)
         for zygote in self._zygotes.values():
@@ -649,7 +558,7 @@ class World(ZygoteListener):
         return {
             "ready_guests": sum(map(len, self._ready.values())),
             "guests": len(self._guests),
-            "cells": len(self._cells),
+            "cells": len(self._stock),
             "zygotes": len(self._zygotes),
             "zygotes_replaced": self.zygotes_replaced,
         }
