@@ -3,6 +3,8 @@
 And with one write per answer instead of two: uvloop sends what it is given at once, so the head would travel alone, and
 wake the client and us once more for nothing.
 
+A route can ask to be told when its client leaves, which costs it no task.
+
 Who is slow on purpose is let go: in sending a request (its headers within a time, its body at some rate), and in
 reading the answer. Nothing is timed per request: each connection notes when it began to wait, and one sweep looks at
 all of them.
@@ -11,6 +13,7 @@ all of them.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -20,6 +23,9 @@ from belljar.frontends.api.replies import Refusal, encode_json
 _HEAD_BYTES_MAX = 64 * 1024
 _JOINED_BYTES_MAX = 64 * 1024  # copying more costs more than a second write
 _BODY_BYTES_PER_SECOND = 16 * 1024  # slower than this is not a slow line any more
+
+
+CONNECTION = "belljar.connection"  # in a request's scope
 
 
 class Bounds:
@@ -73,6 +79,7 @@ class Connection(HttpToolsProtocol):
     _body_bytes = 0
     _unsent_bytes = 0
     _stuck_since: float | None = None
+    _left: Callable[[], object] | None = None  # wants to hear that the client has left
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has connected."""
@@ -98,6 +105,7 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """The first line of a request."""
         super().on_message_begin()
+        self.scope[CONNECTION] = self  # type: ignore[literal-required]
         self._head_is_open = True
         self._body_bytes = 0
         self._waits_since = self.loop.time()
@@ -120,8 +128,23 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """An answer was given; one without a body ends with its head."""
+        self._left = None
         self._outlet.flush()
         super().on_response_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client has left, or was let go."""
+        super().connection_lost(exc)
+        tell, self._left = self._left, None
+        if tell is not None:
+            tell()
+
+    def on_hang_up(self, tell: Callable[[], object]) -> None:
+        """Call `tell` if the client leaves before the answer to the request at hand is complete."""
+        self._left = tell
+        if self.transport.is_closing():
+            self._left = None
+            self.loop.call_soon(tell)  # not before what it ends has begun
 
     def sweep(self, now: float) -> None:
         """Let go of a client that keeps us waiting."""

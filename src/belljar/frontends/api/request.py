@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from belljar.contract.errors import Overloaded
 from belljar.frontends.api.callers import Caller
+from belljar.frontends.api.connection import CONNECTION
 from belljar.frontends.api.replies import Receive, Refusal, Send
 
 if TYPE_CHECKING:
@@ -102,6 +103,10 @@ class Request:
 
     def on_hang_up(self, tell: Callable[[], object]) -> None:
         """Call `tell` if the client leaves before its answer is complete. Only after the body was read."""
+        connection = self.scope.get(CONNECTION)
+        if connection is not None:
+            connection.on_hang_up(tell)
+            return
 
         def heard(task: asyncio.Task[Any]) -> None:
             if not task.cancelled() and task.exception() is None:
