@@ -229,6 +229,15 @@ def test_saving_follows_no_link_in_the_output_directory(belljar: Belljar, tmp_pa
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
+def test_what_cannot_be_saved_leaves_nothing_behind(belljar: Belljar, tmp_path: Path) -> None:
+    (tmp_path / "saved/result").mkdir(parents=True)
+    words = ["--force", "--artifact", "result", "--output-dir", "saved", "-c", "open('result', 'w').close()"]
+    done = belljar("run", *words)
+    assert done.returncode == 2
+    assert b"cannot save" in done.stderr
+    assert [path.name for path in (tmp_path / "saved").iterdir()] == ["result"]
+
+
 def test_what_the_program_was_given_does_not_come_back_as_an_artifact(belljar: Belljar, tmp_path: Path) -> None:
     for name in ("main.py", "same", "changed"):
         (tmp_path / name).write_text("open('changed', 'a').write('!')")

@@ -47,23 +47,32 @@ def save_artifacts(outcome: Outcome, directory: str | os.PathLike[str], *, repla
 
 
 def _save(root: int, base: Path, path: str, content: bytes, replace: bool) -> None:
+    try:
+        write_below(root, path, content, replace)
+    except FileExistsError as error:
+        raise _taken(base / path) from error
+    except OSError as error:
+        if error.errno not in _IN_THE_WAY:
+            raise
+        raise UnsafePath(
+            f"{base / path} cannot be saved: a link or something else is in its way; choose an empty directory",
+            path=path,
+        ) from error
+
+
+def write_below(root: int, path: str, content: bytes, replace: bool) -> None:
+    """Write a file below an open directory, by a name that was checked, following no link on the way.
+
+    Raises:
+        OSError: something is in the way, or the disk refuses; nothing of the file is left then.
+    """
     *parents, name = path.split("/")
     with contextlib.ExitStack() as opened:
         directory = root
-        try:
-            for each in parents:
-                directory = _descend(directory, each)
-                opened.callback(os.close, directory)
-            _write(directory, name, content, replace)
-        except FileExistsError as error:
-            raise _taken(base / path) from error
-        except OSError as error:
-            if error.errno not in _IN_THE_WAY:
-                raise
-            raise UnsafePath(
-                f"{base / path} cannot be saved: a link or something else is in its way; choose an empty directory",
-                path=path,
-            ) from error
+        for each in parents:
+            directory = _descend(directory, each)
+            opened.callback(os.close, directory)
+        _write(directory, name, content, replace)
 
 
 def _descend(directory: int, name: str) -> int:

@@ -1,14 +1,12 @@
 """Files a program made, saved on the host.
 
-Their names and contents are the program's choice. A name was checked to stay inside the directory; here no link on the
-way is followed either, so that one lying about in the output directory does not lead a file elsewhere.
+Their names and contents are the program's choice: names are checked to stay inside the directory, and no link on the
+way is followed (`client/artifacts.py`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import secrets
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -56,6 +54,8 @@ def save(directory: Path, files: Sequence[File], replace: bool) -> None:
     Raises:
         CallerError: something is in the way, or the directory cannot be written to.
     """
+    from belljar.client.artifacts import write_below  # most programs leave nothing to save
+
     if not replace:
         for file in files:
             if os.path.lexists(directory / file.path):
@@ -68,7 +68,7 @@ def save(directory: Path, files: Sequence[File], replace: bool) -> None:
     try:
         for file in files:
             try:
-                _save_one(root, check_relative_path(file.path), file.content, replace)
+                write_below(root, check_relative_path(file.path), file.content, replace)
             except OSError as error:
                 raise CallerError(f"cannot save {directory / file.path}: {error.strerror}") from error
     finally:
@@ -77,36 +77,3 @@ def save(directory: Path, files: Sequence[File], replace: bool) -> None:
 
 def _taken(path: Path) -> CallerError:
     return CallerError(f"{path} exists; overwrite it with --force, or choose another directory")
-
-
-def _save_one(root: int, path: str, content: bytes, replace: bool) -> None:
-    *parents, name = path.split("/")
-    with contextlib.ExitStack() as opened:
-        directory = root
-        for each in parents:
-            directory = _descend(directory, each)
-            opened.callback(os.close, directory)
-        if not replace:
-            _write_new(directory, name, content)
-            return
-        # Under another name first: a disk that runs full must not cost the file that was there.
-        temporary = f".belljar-{secrets.token_hex(8)}"
-        _write_new(directory, temporary, content)
-        os.replace(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
-
-
-def _descend(directory: int, name: str) -> int:
-    """The directory `name` in another one, made if need be; the caller owns both."""
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(name, dir_fd=directory)
-    return os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
-
-
-def _write_new(directory: int, name: str, content: bytes) -> None:
-    descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=directory)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-    except BaseException:
-        os.unlink(name, dir_fd=directory)  # half a file is worse than none
-        raise
