@@ -16,6 +16,8 @@ from belljar.contract.errors import EnvironmentBroken
 from belljar.environments import Environments
 from belljar.settings import EnvironmentSettings, Settings
 
+pytestmark = pytest.mark.timeout(600)  # the first one waits until an environment for each Python is built
+
 PROGRAMS = Path(__file__).parent / "programs"
 VERSIONS = ("3.9", "3.10", "3.11", "3.12", "3.13")
 OUR_OWN = f"3.{sys.version_info.minor}"  # must be there: the tests run on it

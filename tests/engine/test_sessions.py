@@ -41,7 +41,7 @@ def full_settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
         uid_base=3_100_000_000 + os.getpid() % 64 * 8 * 65536,
         cgroup_parent=f"belljar-test-sessions-{os.getpid()}",
     )
-    pool = dataclasses.replace(given.pool, ready_guests=1)
+    pool = dataclasses.replace(given.pool, ready_guests=1, cell_seconds=0.2)  # what is not used does not stay long
     return dataclasses.replace(given, jail=jail, pool=pool, runtime_dir=tmp_path_factory.mktemp("run"))
 
 
@@ -259,16 +259,18 @@ def test_nothing_is_left_of_sessions_however_they_end(full_settings: Settings) -
                 with contextlib.suppress(SessionEnded):
                     await sessions.close("", own.id)
 
-            def left() -> tuple[int, int]:
-                return len(os.listdir("/proc/self/fd")), engine.sandbox.facts()["guests"]
+            def is_quiet() -> bool:
+                """Whether all there is beside the one that stays is a guest of each kind that waits."""
+                facts = engine.sandbox.facts()
+                return (facts["ready_guests"], facts["guests"], facts["cells"]) == (2, 3, 3)
 
             for code in ends:
                 await one(code)
-            await until(lambda: engine.sandbox.facts()["ready_guests"] == engine.sandbox.facts()["guests"] - 1)
-            before = left()
+            await until(is_quiet)
+            before = len(os.listdir("/proc/self/fd"))
             for _ in range(2):
                 await asyncio.gather(*(one(code) for code in ends))
-            await until(lambda: left()[1] <= before[1] and left()[0] <= before[0] + 8)
+            await until(lambda: is_quiet() and len(os.listdir("/proc/self/fd")) <= before + 8)
             assert [each.id for each in sessions.list("")] == ["stays"]
 
     asyncio.run(scene())
