@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator
 
 RESIDUE_BYTES_MAX = 4 << 20  # slabs and page tables of past guests, which the kernel gives back when it likes
+_OLD_PEAK_BYTES_MAX = 16 << 20  # of an earlier guest: the next may be told that, where the peak cannot begin anew
 _HOST_LEAF = "belljar-host"
 CONTROLLERS = ("memory", "pids", "cpuacct")  # version 2 calls the last one cpu
 
@@ -182,6 +183,7 @@ class CellCgroup:
         self.oom_event: int | None = None  # readable when version 1 has killed one process of several
         self._socket_max: int | None = None
         self._limits: tuple[int, int] = (0, 0)
+        self._peak_begins_anew = True
         for hierarchy, path in directories:
             os.makedirs(path, exist_ok=True)
             self.join_files.append(_open(f"{path}/cgroup.procs", os.O_WRONLY))
@@ -241,10 +243,11 @@ class CellCgroup:
 
     def begin(self) -> None:
         """Start counting for a new guest."""
-        try:
-            os.pwrite(self._memory_peak, b"0", 0)
-        except OSError:
-            pass  # version 2 before Linux 6.12 cannot start the peak anew
+        if self._peak_begins_anew:
+            try:
+                os.pwrite(self._memory_peak, b"0", 0)
+            except OSError:
+                self._peak_begins_anew = False  # version 2 before Linux 6.12
         self._before = self._counted()
 
     def _counted(self) -> tuple[bytes, bytes]:
@@ -325,9 +328,16 @@ class CellCgroup:
                 os.close(descriptor)
 
     def is_as_new(self, is_known_empty: bool = False) -> bool:
-        """Whether nobody is in it and an earlier guest's memory has been freed, for which the kernel takes its time."""
+        """Whether nobody is in it and an earlier guest's memory has been freed, for which the kernel takes its time.
+
+        Nor is it as new if the next guest would be told that it has used what an earlier one has.
+        """
         try:
-            return (is_known_empty or self.is_empty()) and int(os.pread(self._memory_now, 32, 0)) < RESIDUE_BYTES_MAX
+            return (
+                (is_known_empty or self.is_empty())
+                and int(os.pread(self._memory_now, 32, 0)) < RESIDUE_BYTES_MAX
+                and (self._peak_begins_anew or self.memory_peak_bytes() < _OLD_PEAK_BYTES_MAX)
+            )
         except OSError:
             return False  # it is gone
 
