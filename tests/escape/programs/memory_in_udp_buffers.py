@@ -1,5 +1,6 @@
 # Property 47: datagrams that nobody reads.
 # expect: status=ok exit=0 stdout=held
+# on version 2: status=out_of_memory
 # limits: memory_mb=64
 # needs: root
 
