@@ -436,7 +436,8 @@ def test_nothing_is_left_when_a_family_is_gone(settings: Settings, host: Host) -
             live_as_a_family(box)
         host.wait_until(is_quiet, "quiet")
         host.wait_until(lambda: all(now <= then for now, then in zip(ours(), quiet, strict=True)), "nothing left")
-    assert ours() == before
+    # Not that all is equal: sandboxes of other tests end things of their own meanwhile.
+    assert all(now <= then for now, then in zip(ours(), before, strict=True)), (ours(), before)
 
 
 def test_many_threads_branch_one_session_at_the_same_time(session: Any) -> None:
