@@ -169,9 +169,9 @@ class CellStock:
 
     def give_up_idle(self) -> None:
         """End every cell that nobody is in."""
-        for cell in self.idle:
+        idle, self.idle = self.idle, []
+        for cell in idle:
             cell.kill()
-        self.idle.clear()
 
     def _cell_gone(self, cell: Cell) -> None:
         self._cells.pop(cell.number, None)

@@ -182,10 +182,6 @@ class Cell:
         """Whether it has directories, and they are not as they were made."""
         return [fstat(directory)[:_FACTS] for directory in self._dirs] != self._dirs_before
 
-    def let_go_of_dirs(self) -> None:
-        """Before they are mounted anew: what is in a directory is not freed while we hold it."""
-        self._close_dirs()
-
     def take_dirs(self, fresh: Sequence[int]) -> None:
         """They have been mounted anew, and their descriptors are ours now; one that is not empty counts as used."""
         self._dirs = [*fresh]
@@ -199,7 +195,8 @@ class Cell:
         self.channel.close()
         self._their_channel.close()
 
-    def _close_dirs(self) -> None:
+    def let_go_of_dirs(self) -> None:
+        """Before they are mounted anew, or are gone: what is in a directory is not freed while we hold it."""
         for directory in self._dirs:
             os.close(directory)
         self._dirs.clear()
@@ -207,7 +204,7 @@ class Cell:
     def kill(self) -> None:
         """End everyone inside at once; `gone` tells when it is done."""
         self.is_condemned = True
-        self._close_dirs()  # else it would be for us to free what is in them, when we have better things to do
+        self.let_go_of_dirs()  # else it would be for us to free what is in them, when we have better things to do
         if not self.is_gone:
             cgroup = self.berth.cgroup
             if cgroup is not None and cgroup.kill_file is not None:
@@ -232,7 +229,7 @@ class Cell:
             os.close(file)
         if self._queues >= 0:
             os.close(self._queues)
-        self._close_dirs()
+        self.let_go_of_dirs()
         if not self.gone.done():
             self.gone.set_result(None)
         self._on_gone(self)

@@ -19,13 +19,11 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from belljar.frontends.api.replies import Refusal, encode_json
+from belljar.frontends.api.request import CONNECTION
 
 _HEAD_BYTES_MAX = 64 * 1024
 _JOINED_BYTES_MAX = 64 * 1024  # copying more costs more than a second write
 _BODY_BYTES_PER_SECOND = 16 * 1024  # slower than this is not a slow line any more
-
-
-CONNECTION = "belljar.connection"  # in a request's scope
 
 
 class Bounds:
@@ -79,7 +77,7 @@ class Connection(HttpToolsProtocol):
     _body_bytes = 0
     _unsent_bytes = 0
     _stuck_since: float | None = None
-    _left: Callable[[], object] | None = None  # wants to hear that the client has left
+    _tell_left: Callable[[], object] | None = None  # who wants to hear that the client has left
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has connected."""
@@ -128,23 +126,23 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """An answer was given; one without a body ends with its head."""
-        self._left = None
+        self._tell_left = None
         self._outlet.flush()
         super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client has left, or was let go."""
         super().connection_lost(exc)
-        tell, self._left = self._left, None
+        tell, self._tell_left = self._tell_left, None
         if tell is not None:
             tell()
 
     def on_hang_up(self, tell: Callable[[], object]) -> None:
         """Call `tell` if the client leaves before the answer to the request at hand is complete."""
-        self._left = tell
         if self.transport.is_closing():
-            self._left = None
             self.loop.call_soon(tell)  # not before what it ends has begun
+        else:
+            self._tell_left = tell
 
     def sweep(self, now: float) -> None:
         """Let go of a client that keeps us waiting."""

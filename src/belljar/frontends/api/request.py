@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from belljar.contract.errors import Overloaded
 from belljar.frontends.api.callers import Caller
-from belljar.frontends.api.connection import CONNECTION
 from belljar.frontends.api.replies import Receive, Refusal, Send
 
 if TYPE_CHECKING:
     from belljar.frontends.api.routing import Dialect
 
+CONNECTION = "belljar.connection"  # in a request's scope: the `Connection` that it came by
 _SMALL_BYTES = 64 * 1024  # bodies up to here are not worth counting
 _LINGER_SECONDS = 2.0
 _LINGER_BYTES = 256 * 1024 * 1024
@@ -103,16 +103,7 @@ class Request:
 
     def on_hang_up(self, tell: Callable[[], object]) -> None:
         """Call `tell` if the client leaves before its answer is complete. Only after the body was read."""
-        connection = self.scope.get(CONNECTION)
-        if connection is not None:
-            connection.on_hang_up(tell)
-            return
-
-        def heard(task: asyncio.Task[Any]) -> None:
-            if not task.cancelled() and task.exception() is None:
-                tell()
-
-        asyncio.ensure_future(self.receive()).add_done_callback(heard)
+        self.scope[CONNECTION].on_hang_up(tell)
 
     async def while_connected(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Do `work` as long as the client is there to hear of it. Only after the body was read.
