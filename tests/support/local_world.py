@@ -20,6 +20,6 @@ async def opened(settings: Settings, trouble: list[object] | None = None) -> Asy
     sandbox = LocalSandbox(settings, Environments(settings.state_dir, settings.environments), print)
     await sandbox.open()
     try:
-        yield sandbox, await sandbox._world("default")
+        yield sandbox, await sandbox._worlds.enter("default")
     finally:
         await sandbox.close()

@@ -67,11 +67,10 @@ class ContainerSandbox(LocalSandbox):
         self._images.setdefault("default", settings.container.image)
         self._daemon = Daemon(settings.container)
         self._doors = settings.runtime_dir / "containers"
-        self._started = self._replaced = 0
+        self._started = 0
         self._image_ids: dict[str, str] = {}
         self._all: list[VesselWorld] = []
         self._used_at: dict[str, float] = {}
-        self._session_worlds: list[World] = []
 
     async def open(self) -> None:
         """Reach the engine, clear up after dead owners, and warm the default image.
@@ -126,7 +125,7 @@ class ContainerSandbox(LocalSandbox):
             finally:
                 await asyncio.shield(world.close())
         self._used_at[execution.environment] = asyncio.get_running_loop().time()
-        return await self._run_in(await self._world(execution.environment), execution, watcher, command)
+        return await self._run_in(await self._worlds.enter(execution.environment), execution, watcher, command)
 
     async def _run_in(
         self, world: World, execution: Execution, watcher: Watcher | None, command: Command | None
@@ -187,38 +186,23 @@ class ContainerSandbox(LocalSandbox):
         except BaseException:
             await asyncio.shield(world.close())
             raise
-        self._session_worlds.append(world)
+        self._worlds.leave(world)  # it goes soon after the last session in it
         return session
 
     def _maintain(self) -> None:
-        """A container that was started for one session, and its branches, goes soon after the last of them."""
-        super()._maintain()
         self._let_go_of_unused_images()
-        for world in [world for world in self._session_worlds if world.is_idle or world.is_lost]:
-            self._session_worlds.remove(world)
-            self._close_in_background(world)
+        super()._maintain()
 
     def _let_go_of_unused_images(self) -> None:
         """Images that requests have named are not kept warm for ever."""
         now = asyncio.get_running_loop().time()
-        for name, world in list(self._worlds.items()):
+        for name, world in list(self._worlds.current.items()):
             is_old = now - self._used_at.get(name, now) > self._settings.pool.idle_seconds
             if name not in self._images and world.is_idle and is_old:
-                del self._worlds[name]
-                self._close_in_background(world)
+                self._worlds.leave(world)
 
-    async def _open_world(self, name: str) -> World:
-        try:
-            before = self._worlds.pop(name, None)
-            if before is not None:
-                self._replaced += 1
-                await before.close()
-            world = await self._launch(name)
-            self._worlds[name] = world
-            world.refill("bare")
-            return world
-        finally:
-            self._opening.pop(name, None)
+    async def _make_world(self, name: str) -> World:
+        return await self._launch(name)
 
     async def _launch(self, name: str, *, fresh: bool = False) -> World:
         """A new container of the image that `name` stands for, with a world in it."""
@@ -302,29 +286,25 @@ class ContainerSandbox(LocalSandbox):
 
     async def _make_room(self) -> None:
         """Not more warm containers than there may be: the least used idle one goes."""
-        open_worlds = [world for world in self._worlds.values() if not world.is_lost]
+        open_worlds = [world for world in self._worlds.current.values() if not world.is_lost]
         if len(open_worlds) < self._container.max_containers:
             return
-        for name, world in list(self._worlds.items()):
+        for name, world in self._worlds.current.items():
             if name not in self._images and world.is_idle:
-                del self._worlds[name]
-                await world.close()
+                await self._worlds.end(world)
                 return
         raise Overloaded(f"all {self._container.max_containers} containers are in use; try again later")
 
     async def close(self) -> None:
         """End every container and let go of the engine."""
-        await asyncio.gather(*(world.close() for world in self._session_worlds), *self._closing)
-        self._session_worlds.clear()
         await super().close()
         self._daemon.close()
 
     def facts(self) -> Mapping[str, Any]:
         """Numbers for monitoring."""
-        containers = sum(not world.is_lost for world in (*self._worlds.values(), *self._session_worlds))
         return {
             **super().facts(),
-            "containers": containers,
+            "containers": self._worlds.alive,
             "containers_started": self._started,
-            "containers_replaced": self._replaced,
+            "containers_replaced": self._worlds.replaced,
         }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import logging
 import os
@@ -21,6 +20,7 @@ from belljar.backends.local.run import Run
 from belljar.backends.local.session import LocalSession
 from belljar.backends.local.standby import StandbyPool
 from belljar.backends.local.world import BARE, HEAVY, SHELL, World
+from belljar.backends.local.worlds import Worlds
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import JailSetupFailed, NotOffered, SandboxFault, WallMissing, ZygoteDied
 from belljar.contract.execution import MIB, Evidence, Execution, Limits
@@ -62,10 +62,7 @@ class LocalSandbox:
         self._tools = tools
         self._environments = environments
         self._progress = progress
-        self._worlds: dict[str, World] = {}
-        self._outdated: list[World] = []  # closed when nothing runs in them any more
-        self._opening: dict[str, asyncio.Task[World]] = {}
-        self._closing: set[asyncio.Task[None]] = set()
+        self._worlds = Worlds(self._make_world)
         self._instance: instance.Instance | None = None
         self._cgroups: Cgroups | None = None
         self._maintenance: asyncio.TimerHandle | None = None
@@ -91,7 +88,7 @@ class LocalSandbox:
                 raise WallMissing("; ".join(missing) + ". Nothing was run.", walls=missing)
             kept = max(1, self._settings.pool.ready_guests)
             self._berths = Berths(self._cgroups, changes_uid=os.geteuid() == 0, kept=kept)
-            await self._world(self._first_world())
+            await self._worlds.enter(self._first_world())
         except OSError as error:
             await self.close()
             raise SandboxFault(f"cannot use {self._settings.runtime_dir}: {error}") from error
@@ -170,30 +167,23 @@ class LocalSandbox:
     def _run(
         self, execution: Execution, watcher: Watcher | None, command: Command | None
     ) -> Coroutine[Any, Any, Evidence]:
-        world = None if command is not None else self._worlds.get(execution.environment)
+        world = None if command is not None else self._worlds.current.get(execution.environment)
         if world is None or world.is_lost:
             return self._run_somewhere(execution, watcher, command)
         return self._run_in(world, execution, watcher, None)  # as nearly always
 
     async def _run_somewhere(self, execution: Execution, watcher: Watcher | None, command: Command | None) -> Evidence:
         name = execution.environment if command is None else f"{execution.environment}{_WITH_TOOLCHAINS}{command.root}"
-        world = self._worlds.get(name)
-        if world is None or world.is_lost:
-            world = await self._world(name)
+        world = await self._worlds.enter(name)
         if command is not None and not world.shows(command.places):  # its toolchain was installed after the world
-            self._outdate(name, world)
-            world = await self._world(name)
+            if self._worlds.current.get(name) is world:  # else somebody else has found out, too
+                self._worlds.leave(world)
+                self._standbys.leave(world)
+            world = await self._worlds.enter(name)
         if command is None or command.standby is None or execution.network:  # what waits has no way out
             return await self._run_in(world, execution, watcher, command)
         seen = await self._standbys.run(world, command.standby, execution, watcher)
         return seen or await self._run_in(world, execution, watcher, command)
-
-    def _outdate(self, name: str, world: World) -> None:
-        """Let what runs in it end there; whoever comes from now on gets a new one."""
-        if self._worlds.get(name) is world:
-            del self._worlds[name]
-            self._outdated.append(world)
-            self._standbys.leave(world)
 
     async def _run_in(
         self, world: World, execution: Execution, watcher: Watcher | None, command: Command | None
@@ -282,7 +272,7 @@ class LocalSandbox:
         raise AssertionError("unreachable")
 
     async def _open_session(self, order: SessionOrder) -> LiveSession:
-        return await self._open_session_in(await self._world(order.environment), order)
+        return await self._open_session_in(await self._worlds.enter(order.environment), order)
 
     async def _open_session_in(self, world: World, order: SessionOrder) -> LiveSession:
         foreign = None
@@ -346,77 +336,43 @@ class LocalSandbox:
 
         return machine_of(self._settings)
 
-    async def _world(self, name: str) -> World:
-        """The warm world of an environment, opened once however many ask."""
-        world = self._worlds.get(name)
-        if world is not None and not world.is_lost:
-            return world
-        task = self._opening.get(name)
-        if task is None:
-            task = self._opening[name] = asyncio.get_running_loop().create_task(self._open_world(name))
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return await asyncio.shield(task)
-
-    async def _open_world(self, name: str) -> World:
+    async def _make_world(self, name: str) -> World:
+        """Open the one of an environment, with the toolchains of a root where `name` says so."""
+        base, has_toolchains, root = name.partition(_WITH_TOOLCHAINS)
+        environment = await asyncio.to_thread(self._environments.ensure, base, self._progress)
+        assert self._instance is not None
+        walls: Mapping[str, Any] = {
+            "as_root": os.geteuid() == 0,
+            "changes_uid": os.geteuid() == 0,
+            "uid_base": self._instance.uid_base,
+            "landlock_version": self._landlock_version,
+            "cgroup": self._cgroups is not None,
+        }
+        settings = self._settings
+        shown = await asyncio.to_thread(lambda: self._machine().bound_places(root)) if has_toolchains else {}
+        world = World(environment, self._berths, settings.pool, settings.default_limits, walls, shown, system=root)
         try:
-            before = self._worlds.pop(name, None)
-            if before is not None:
-                await before.close()
-            base, has_toolchains, root = name.partition(_WITH_TOOLCHAINS)
-            environment = await asyncio.to_thread(self._environments.ensure, base, self._progress)
-            assert self._instance is not None
-            walls: Mapping[str, Any] = {
-                "as_root": os.geteuid() == 0,
-                "changes_uid": os.geteuid() == 0,
-                "uid_base": self._instance.uid_base,
-                "landlock_version": self._landlock_version,
-                "cgroup": self._cgroups is not None,
-            }
-            settings = self._settings
-            shown = await asyncio.to_thread(lambda: self._machine().bound_places(root)) if has_toolchains else {}
-            world = World(environment, self._berths, settings.pool, settings.default_limits, walls, shown, system=root)
-            try:
-                await world.open()
-            except BaseException:
-                await world.close()
-                raise
-            self._worlds[name] = world
-            world.refill("bare")
-            return world
-        finally:
-            self._opening.pop(name, None)
+            await world.open()
+        except BaseException:
+            await world.close()
+            raise
+        return world
 
     def _maintain(self) -> None:
-        for world in self._worlds.values():
-            world.let_go_of_unused()
+        self._worlds.let_go_of_unused()
         self._standbys.let_go_of_unused()
-        for world in [each for each in self._outdated if each.is_idle or each.is_lost]:
-            self._outdated.remove(world)
-            self._close_in_background(world)
         self._maintenance = asyncio.get_running_loop().call_later(_MAINTENANCE_SECONDS, self._maintain)
-
-    def _close_in_background(self, world: World) -> None:
-        task = asyncio.get_running_loop().create_task(world.close())
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
         """End every process, remove every cgroup, give the instance's slot back."""
         if self._maintenance is not None:
             self._maintenance.cancel()
-        for task in list(self._opening.values()):
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError, SandboxFault):
-                await task
+        await self._worlds.stop_opening()
         await self._standbys.close()
-        await asyncio.gather(*self._closing, return_exceptions=True)
-        for world in (*self._worlds.values(), *self._outdated):
-            await world.close()
-        self._worlds.clear()
+        await self._worlds.close()
         if self._ways_out is not None:
             await self._ways_out.close()
             self._ways_out = None
-        self._outdated.clear()
         if hasattr(self, "_berths"):
             self._berths.close()
         if self._cgroups is not None:
@@ -431,7 +387,7 @@ class LocalSandbox:
         totals: dict[str, Any] = {"backend": self.name, "sandbox_faults": self._faults, **self._standbys.facts()}
         if self._ways_out is not None:
             totals |= self._ways_out.facts()
-        for world in self._worlds.values():
+        for world in self._worlds.current.values():
             for key, value in world.facts().items():
                 totals[key] = totals.get(key, 0) + value
         return totals if self._commands is None else {**totals, **self._commands.facts()}
