@@ -125,6 +125,23 @@ def test_nothing_runs_when_something_is_wrong(server: Server, asked: Any, field:
     assert answer.body["error"]["details"]["field"] == field
 
 
+def test_one_that_cannot_be_run_spoils_no_other(server: Server) -> None:
+    large = {"path": "large", "content": "x" * 1_500_000}
+    refused = {"code": "print('never')", "files": [large], "limits": {"disk_mb": 1}}
+    body = post(server, executions=[{"code": "print('fine')"}, refused])
+    fine, other = body["results"]
+    assert (fine["stdout"], body["passed"], body["failed"]) == ("fine\n", 1, 1)
+    assert (other["verdict"], other["error"]["code"], "status" in other) == ("not_run", "invalid_execution", False)
+
+
+def test_cases_that_leave_too_many_files_have_their_verdicts(server: Server) -> None:
+    code = "for at in range(int(input())): open(f'f{at}', 'w').close()"
+    body = post(server, code=code, artifacts=["f*"], cases=[{"stdin": "1001"}, {"stdin": "1"}])
+    assert [result["verdict"] for result in body["results"]] == ["passed", "passed"]
+    assert [len(result["artifacts"]) for result in body["results"]] == [1000, 1]
+    assert "1001 files match" in body["results"][0]["stderr"]
+
+
 def test_cases_of_one_program_are_compiled_once(server: Server) -> None:
     program = (
         '#include <stdio.h>\nint main(void) { int a, b; scanf("%d %d", &a, &b); printf("%d\\n", a + b); return 0; }'

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import belljar
-from belljar.contract.errors import TooLarge
+from belljar.contract.execution import Finished, Output
 from belljar.jail.workdir import DEPTH_MAX, TooMuch, collect
 
 EVERYTHING = 1 << 30
@@ -321,6 +321,21 @@ def test_a_hostile_tree_gives_its_regular_files_only(box: belljar.Sandbox) -> No
     assert set(contents) <= {"linked.txt", "passwd", "third"}
 
 
+def test_those_that_fit_come_back_and_a_listener_is_told(box: belljar.Sandbox) -> None:
+    code = "open('a', 'w').write('a')\nopen('b', 'wb').truncate(3 << 30)\nopen('c', 'w').write('c')\n1 / 0"
+    outcome = box.run(code, artifacts=["?"])
+    assert {file.path: file.content for file in outcome.artifacts} == {"a": b"a", "c": b"c"}
+    assert outcome.error is not None
+    assert outcome.error.type == "ZeroDivisionError"
+    note = outcome.stderr.splitlines()[-1]
+    assert note.startswith("[artifacts: b has 3221225472 bytes")
+    *_, last, finished = box.stream(code, artifacts=["?"])
+    assert isinstance(last, Output)
+    assert (last.stream, last.text) == ("stderr", f"{note}\n")
+    assert isinstance(finished, Finished)
+    assert len(finished.outcome.artifacts) == 2
+
+
 @pytest.mark.parametrize(
     "code",
     [
@@ -333,6 +348,8 @@ def test_a_hostile_tree_gives_its_regular_files_only(box: belljar.Sandbox) -> No
     ],
 )
 def test_more_than_can_be_taken_out_is_said_and_harms_nobody(box: belljar.Sandbox, code: str) -> None:
-    with pytest.raises(TooLarge, match="artifacts"):
-        box.run(code, artifacts=["**"], limits={"wall_seconds": 20, "cpu_seconds": 20})
+    outcome = box.run(code, artifacts=["**"], limits={"wall_seconds": 20, "cpu_seconds": 20})
+    assert outcome.status == "ok"
+    assert outcome.stderr.startswith("[artifacts: ")
+    assert len(outcome.artifacts) <= 1000
     assert box.run("print('hello')").stdout == "hello\n"

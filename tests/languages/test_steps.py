@@ -234,6 +234,20 @@ def test_a_damaged_entry_is_compiled_anew(own_settings: OwnSettings) -> None:
     assert not outcome.compilation.was_cached
 
 
+@pytest.mark.parametrize("cache_bytes", [100_000_000, 0], ids=["kept", "not_kept"])
+def test_a_compiler_may_say_much_that_is_long_to_write_down(own_settings: OwnSettings, cache_bytes: int) -> None:
+    code = "".join(f"#error {chr(1) * 150_000}\n" for _ in range(3))
+    with belljar.Sandbox(settings=own_settings(compile_cache_bytes=cache_bytes)) as own_box:
+        outcomes = [own_box.run(code, language="c") for _ in range(2)]
+    assert [outcome.status for outcome in outcomes] == [Status.COMPILE_FAILED] * 2
+    first, second = (outcome.compilation for outcome in outcomes)
+    assert first is not None
+    assert second is not None
+    assert len(first.stderr) > 800_000
+    assert first.stderr == second.stderr
+    assert second.was_cached is (cache_bytes > 0)
+
+
 def test_the_cache_is_bounded(own_settings: OwnSettings) -> None:
     own = own_settings(compile_cache_bytes=50_000)
     with belljar.Sandbox(settings=own) as own_box:

@@ -227,6 +227,7 @@ class Evidence:
     stderr_cut: bool = False
     displays: tuple[Display, ...] = ()
     artifacts: tuple[File, ...] = ()
+    note: str = ""  # what we have to say beside it, at the end of its standard error
     tool_calls: tuple[ToolCall, ...] = ()
     coverage: CoverageReport | None = None
     network: NetworkUse | None = None  # None: it had none

@@ -284,7 +284,7 @@ def judge(execution_id: str, execution: Execution, seen: Evidence, queue_seconds
         exit_code=None if seen.signal is not None else seen.exit_code,
         signal=None if seen.signal is None else _name_signal(seen.signal),
         stdout=_decode(seen.stdout, seen.stdout_cut),
-        stderr=stderr,
+        stderr=stderr + seen.note,
         stdout_cut=seen.stdout_cut,
         stderr_cut=seen.stderr_cut,
         error=seen.error or (read_error(stderr) if may_show_error and execution.language == "python" else None),

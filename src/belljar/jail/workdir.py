@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from belljar.jail import syscalls
 
@@ -20,23 +20,33 @@ ENTRIES_MAX = 50_000
 class TooMuch(Exception):
     """The files asked for are more than may be taken out; the message says which bound."""
 
+    found: Sequence[tuple[str, bytes]] = ()  # those that fit
+
 
 def collect(root: int, wanted: Callable[[str], bool], count_max: int, bytes_max: int) -> list[tuple[str, bytes]]:
     """The regular files under `root` that `wanted` accepts, as (relative path, content), sorted by path.
 
     Raises:
-        TooMuch: they are more in number or bytes than allowed.
+        TooMuch: they are more in number or bytes than allowed; those that fit come with it.
     """
     paths = sorted(path for path in walk(root) if wanted(path))
+    trouble = None
     if len(paths) > count_max:
-        raise TooMuch(f"{len(paths)} files match, at most {count_max} can be returned")
+        trouble = TooMuch(f"{len(paths)} files match, at most {count_max} can be returned")
     found: list[tuple[str, bytes]] = []
     left = bytes_max
-    for path in paths:
-        content = read_regular(root, path, left)
+    for path in paths[:count_max]:
+        try:
+            content = read_regular(root, path, left)
+        except TooMuch as error:
+            trouble = trouble or error
+            continue
         if content is not None:
             left -= len(content)
             found.append((path, content))
+    if trouble is not None:
+        trouble.found = found
+        raise trouble
     return found
 
 

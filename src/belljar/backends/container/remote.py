@@ -24,6 +24,8 @@ from belljar.backends.container.lines import Lines
 from belljar.backends.container.remote_session import RemoteBody, RemoteSession
 from belljar.backends.container.vessel import Contents, checked
 from belljar.backends.container.world import describe
+from belljar.backends.local import artifacts
+from belljar.backends.local.artifacts import Collected
 from belljar.backends.local.extras import Extra
 from belljar.backends.local.pictures import PictureReader
 from belljar.backends.local.run import program_packet
@@ -36,7 +38,6 @@ from belljar.contract.errors import (
     InvalidExecution,
     JailSetupFailed,
     SandboxFault,
-    TooLarge,
     ZygoteDied,
 )
 from belljar.contract.execution import Evidence, Execution, Limits
@@ -261,33 +262,39 @@ class RemoteWorld:
                 await asked.watcher.caught_up()
             asked.hear(message, blob)
             if "ended" in message:
-                artifacts = await self._fetch(asked, message["ended"], run)
-                return asked.evidence(message["ended"], artifacts, time.monotonic() - asked.began)
+                wall_seconds = time.monotonic() - asked.began
+                found = await self._fetch(asked, message["ended"], run)
+                return asked.evidence(message["ended"], found, wall_seconds)
 
-    async def _fetch(self, asked: _Asked, ended: dict[str, Any], run: _Heard) -> tuple[File, ...]:
+    async def _fetch(self, asked: _Asked, ended: dict[str, Any], run: _Heard) -> Collected:
         """The files that the caller wants, of those there are; the steward knows no globs."""
         if not asked.execution.artifacts:
-            return ()
+            return Collected()
         matches = compile_globs(asked.execution.artifacts).fullmatch
         paths = sorted(path for path in ended["paths"] if isinstance(path, str) and matches(path))
-        if len(paths) > self._bounds.file_count:
-            raise TooLarge(
-                f"artifacts: {len(paths)} files match, at most {self._bounds.file_count} can be returned",
-                field="artifacts",
-            )
-        self._send({"do": "fetch", "run": asked.number, "paths": paths, "bytes_max": self._bounds.files_bytes})
-        async with asyncio.timeout(_PATIENCE_SECONDS):
-            message, blob = await run.get()
+        count, most = len(paths), self._bounds.file_count
+        order = {"do": "fetch", "run": asked.number, "paths": paths[:most], "bytes_max": self._bounds.files_bytes}
+        self._send(order)
+        try:
+            async with asyncio.timeout(_PATIENCE_SECONDS):
+                message, blob = await run.get()
+        except TimeoutError as error:
+            raise ZygoteDied("the container does not give its files away") from error
         if "files" not in message:
             raise ZygoteDied("the container went away with its files")
-        if message["is_over"]:
-            raise TooLarge("artifacts: more bytes than can be returned; ask for fewer", field="artifacts")
         found, start = [], 0
         for path, size in message["files"]:
             check_relative_path(path)
             found.append(File(path=path, content=blob[start : start + int(size)]))
             start += int(size)
-        return tuple(found)
+        note = ""
+        if count > most:
+            note = artifacts.note_of(f"{count} files match, at most {most} can be returned")
+        elif message["is_over"]:
+            note = artifacts.note_of("more bytes than can be returned")
+        if note and asked.watcher is not None:
+            asked.watcher.wrote("stderr", note.encode())
+        return Collected(tuple(found), note)
 
     async def _kill_and_wait(self, number: int, run: _Heard) -> None:
         self._send({"do": "kill", "run": number})
@@ -393,7 +400,7 @@ class _Asked:
         elif "started" in message and watcher is not None:
             watcher.started()
 
-    def evidence(self, ended: dict[str, Any], artifacts: tuple[File, ...], wall_seconds: float) -> Evidence:
+    def evidence(self, ended: dict[str, Any], found: Collected, wall_seconds: float) -> Evidence:
         """What was seen, in the words of the contract."""
         if ended["status"] is None:
             raise ZygoteDied("the program's world ended without a word")
@@ -411,7 +418,8 @@ class _Asked:
             stdout_cut=self._seen["stdout"] > len(self._kept["stdout"]),
             stderr_cut=self._seen["stderr"] > len(self._kept["stderr"]),
             displays=tuple(self._pictures.complete),
-            artifacts=artifacts,
+            artifacts=found.files,
+            note=found.note,
             wall_seconds=wall_seconds,
             cpu_seconds=cpu_seconds,
             memory_peak_bytes=int(ended["peak_bytes"]),

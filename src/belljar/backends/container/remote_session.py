@@ -178,18 +178,23 @@ class RemoteSession(LocalSession):
     async def _collect(self, is_wanted: Callable[[str], bool], count: int, bytes_max: int) -> list[tuple[str, bytes]]:
         answer, _ = await self._ask({"work": "list"})
         paths = [entry.path for entry in _entries(answer) if is_wanted(entry.path)]
+        trouble = None
         if len(paths) > count:
-            raise workdir.TooMuch(f"{len(paths)} files match, at most {count} can be returned")
+            trouble = workdir.TooMuch(f"{len(paths)} files match, at most {count} can be returned")
         found, left = [], bytes_max
-        for path in paths:
+        for path in paths[:count]:
             try:
                 _, content = await self._ask({"work": "read", "path": path, "bytes_max": left})
             except workfiles.NotThere:
                 continue  # gone meanwhile
+            if len(content) > left:
+                trouble = trouble or workdir.TooMuch("more bytes than can be returned")
+                continue
             left -= len(content)
-            if left < 0:
-                raise workdir.TooMuch("more bytes than can be returned")
             found.append((path, content))
+        if trouble is not None:
+            trouble.found = found
+            raise trouble
         return found
 
 

@@ -263,7 +263,9 @@ class Commands:
         try:
             seen = await self._run_step(step, None, command)
         except TooLarge as error:
-            seen = Evidence(exit_code=1, stderr=f"the compiled program is too large: {error.message}\n".encode())
+            seen = _too_large(error.message)
+        if seen.note:
+            seen = _too_large(seen.note.strip())
         compilation = _compilation_of(seen)
         files = seen.artifacts if compilation.status is Status.OK else ()
         if compilation.status is Status.OK and not files:
@@ -324,6 +326,10 @@ def _check_limits(limits: Limits) -> Limits:
 def _within(limits: Limits, ceiling: Limits) -> Limits:
     names = [each.name for each in dataclasses.fields(Limits)]
     return Limits(**{name: min(getattr(limits, name), getattr(ceiling, name)) for name in names})
+
+
+def _too_large(reason: str) -> Evidence:
+    return Evidence(exit_code=1, stderr=f"the compiled program is too large: {reason}\n".encode())
 
 
 def _compilation_of(seen: Evidence) -> Compilation:

@@ -5,8 +5,8 @@ its name is a hash of everything that step was given: source, files, command, an
 the operator shares it, the caller is part of the name too: nobody can learn from the time an answer takes what others
 have compiled.
 
-An entry is one file: a line of JSON, then the compiled files one after the other. A guest gets the open file and
-copies its part within the kernel.
+An entry is one file: the size of its head, the head in JSON, then the compiled files one after the other. A guest
+gets the open file and copies its part within the kernel.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from belljar.contract.execution import Compilation, Status
 from belljar.contract.files import File
 
 _log = logging.getLogger("belljar.local")
-_HEAD_BYTES_MAX = 4 << 20
-_FORMAT = 1
+_SIZE_BYTES = 8  # of the number that tells the head's size
+_FORMAT = 2
 
 
 class Compiled:
@@ -100,7 +100,6 @@ class CompileCache:
         try:
             found = _open_entry(descriptor)
         except (ValueError, KeyError, TypeError):  # written by another version, or by a machine that lost power
-            os.close(descriptor)
             with contextlib.suppress(OSError):
                 path.unlink()
             self.misses += 1
@@ -121,7 +120,11 @@ class CompileCache:
                     _log.warning("compiled programs cannot be kept in %s: %s", self._directory, error)
                 self._has_complained = True
         descriptor = os.memfd_create("belljar-compiled", os.MFD_CLOEXEC)
-        _write_all(descriptor, content)
+        try:
+            _write_all(descriptor, content)
+        except BaseException:
+            os.close(descriptor)
+            raise
         return _open_entry(descriptor)
 
     def facts(self) -> dict[str, int]:
@@ -191,20 +194,28 @@ def _build_entry(compilation: Compilation, files: Sequence[File]) -> bytes:
         "wall_seconds": compilation.wall_seconds,
         "files": [(file.path, len(file.content)) for file in files],
     }
-    return b"".join((json.dumps(head).encode(), b"\n", *(file.content for file in files)))
+    text = json.dumps(head).encode()
+    return b"".join((len(text).to_bytes(_SIZE_BYTES, "big"), text, *(file.content for file in files)))
 
 
 def _open_entry(descriptor: int) -> Compiled:
-    """Takes `descriptor` over, unless it raises.
+    """Takes `descriptor` over: it is closed if this raises.
 
     Raises:
         ValueError, KeyError, TypeError: this is no whole entry.
     """
-    text = os.pread(descriptor, 65536, 0)
-    if b"\n" not in text:
-        text = os.pread(descriptor, _HEAD_BYTES_MAX, 0)
-    end = text.index(b"\n") + 1
-    head: dict[str, Any] = json.loads(text[:end])
+    try:
+        return _read_entry(descriptor)
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _read_entry(descriptor: int) -> Compiled:
+    end = _SIZE_BYTES + int.from_bytes(os.pread(descriptor, _SIZE_BYTES, 0), "big")
+    if end > os.fstat(descriptor).st_size:
+        raise ValueError("not a whole entry")
+    head: dict[str, Any] = json.loads(os.pread(descriptor, end - _SIZE_BYTES, _SIZE_BYTES))
     files = [(str(path), int(size)) for path, size in head["files"]]
     if head["format"] != _FORMAT or os.fstat(descriptor).st_size != end + sum(size for _, size in files):
         raise ValueError("not a whole entry")

@@ -11,24 +11,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import functools
 import os
 import signal
 import time
 from collections.abc import Sequence
 
 from belljar import channel
+from belljar.backends.local import artifacts
 from belljar.backends.local.attention import Attended
 from belljar.backends.local.extras import Extra
 from belljar.backends.local.guests import Guest
 from belljar.backends.local.pictures import PictureReader
 from belljar.backends.local.streams import READ_BYTES, Stream
 from belljar.backends.local.world import INTERPRETER_BYTES, World
-from belljar.contract.artifacts import compile_globs
 from belljar.contract.backend import Watcher
-from belljar.contract.errors import InvalidExecution, JailSetupFailed, TooLarge, ZygoteDied
+from belljar.contract.errors import InvalidExecution, JailSetupFailed, ZygoteDied
 from belljar.contract.execution import Evidence, Execution
-from belljar.contract.files import File
-from belljar.jail import policy, workdir
+from belljar.jail import policy
 from belljar.settings import RequestSettings
 
 _SETTLE_SECONDS, _SETTLE_SECONDS_MAX = 0.02, 0.1
@@ -267,7 +268,8 @@ class Run(Attended):
                 await self._end_leftovers()
             else:
                 cell.is_left = True
-            return self._evidence(status, cpu_seconds, wall_seconds)
+            evidence = self._evidence(status, cpu_seconds, wall_seconds)
+            return await self._with_artifacts(evidence) if self._work_dir >= 0 else evidence
         finally:
             self._stop_watching()
             self._guest.ended = self._guest.cell.on_memory_event = None
@@ -337,7 +339,6 @@ class Run(Attended):
             stdout_cut=stdout.was_cut,
             stderr_cut=stderr.was_cut,
             displays=() if self._pictures is None else tuple(self._pictures.complete),
-            artifacts=self._collect_artifacts() if self._work_dir >= 0 else (),
             wall_seconds=wall_seconds,
             cpu_seconds=cpu_seconds,
             memory_peak_bytes=memory_peak_bytes,
@@ -373,16 +374,12 @@ class Run(Attended):
                 if count < READ_BYTES:
                     break
 
-    def _collect_artifacts(self) -> tuple[File, ...]:
-        matches = compile_globs(self._execution.artifacts).fullmatch
-        bounds = self._bounds
-        try:
-            found = workdir.collect(
-                self._work_dir, lambda path: matches(path) is not None, bounds.file_count, bounds.files_bytes
-            )
-        except workdir.TooMuch as error:
-            raise TooLarge(f"artifacts: {error}; ask for fewer", field="artifacts") from None
-        return tuple(File(path=path, content=content) for path, content in found)
+    async def _with_artifacts(self, evidence: Evidence) -> Evidence:
+        on_work_dir = functools.partial(artifacts.on_thread, self._work_dir)
+        found = await artifacts.collect(self._execution, self._bounds, on_work_dir)
+        if found.note and self._watcher is not None:
+            self._watcher.wrote("stderr", found.note.encode())
+        return dataclasses.replace(evidence, artifacts=found.files, note=found.note)
 
 
 def program_packet(

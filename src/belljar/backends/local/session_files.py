@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from belljar.contract.artifacts import compile_globs
+from belljar.backends.local import artifacts
 from belljar.contract.errors import FileNotInSession, TooLarge, UnsafePath
 from belljar.contract.execution import Execution
-from belljar.contract.files import File, check_relative_path
+from belljar.contract.files import check_relative_path
 from belljar.contract.sessions import WorkFile
 from belljar.jail import workdir, workfiles
 from belljar.settings import RequestSettings
@@ -67,26 +65,9 @@ class SessionFiles(ABC):
             raise TooLarge(str(error)) from None
         return [WorkFile(path=path, size_bytes=size, modified_at=at) for path, size, at in found]
 
-    async def collect(self, cell: Execution) -> tuple[File, ...]:
+    async def collect(self, cell: Execution) -> artifacts.Collected:
         """The files that the globs of a cell match now."""
-        matches = compile_globs(cell.artifacts).fullmatch
-        bounds = self._bounds
-        try:
-            found = await self._on_work_dir(
-                workdir.collect, lambda path: matches(path) is not None, bounds.file_count, bounds.files_bytes
-            )
-        except workdir.TooMuch as error:
-            raise TooLarge(f"artifacts: {error}; ask for fewer", field="artifacts") from None
-        return tuple(File(path=path, content=content) for path, content in found)
+        return await artifacts.collect(cell, self._bounds, self._on_work_dir)
 
     async def _on_work_dir(self, work: Callable[..., Any], *args: Any) -> Any:
-        """In a thread: the program may have made a tree that takes its time. With a descriptor that nobody closes."""
-        root = os.dup(self._work_dir())
-
-        def on_thread() -> Any:
-            try:
-                return work(root, *args)
-            finally:
-                os.close(root)
-
-        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, on_thread))
+        return await artifacts.on_thread(self._work_dir(), work, *args)

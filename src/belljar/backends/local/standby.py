@@ -176,8 +176,8 @@ class StandbyRun(Run):
         if message:
             self._failure = ("files", str(message.get("failed")))
 
-    def _collect_artifacts(self) -> tuple[File, ...]:
-        return super()._collect_artifacts() if self._execution.artifacts else ()
+    async def _with_artifacts(self, evidence: Evidence) -> Evidence:
+        return await super()._with_artifacts(evidence) if self._execution.artifacts else evidence
 
     async def play(self) -> Evidence:
         """As any run; what a compiler wrote is its output file."""

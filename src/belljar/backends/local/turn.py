@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 from belljar import channel
+from belljar.backends.local.artifacts import Collected
 from belljar.backends.local.attention import Attended
 from belljar.backends.local.claims import DisplayReader, read_error
 from belljar.backends.local.extras import Extra
@@ -30,7 +31,6 @@ from belljar.backends.local.streams import Stream
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import ZygoteDied
 from belljar.contract.execution import Evidence, Execution, ProgramError
-from belljar.contract.files import File
 from belljar.jail.cgroups import CellCgroup
 from belljar.settings import RequestSettings
 
@@ -73,7 +73,7 @@ class Place(Protocol):
     def adopt(self, stream: Stream) -> None:
         """Read on from a pipe whose cell has ended."""
 
-    async def collect(self, cell: Execution) -> tuple[File, ...]:
+    async def collect(self, cell: Execution) -> Collected:
         """The files the cell's caller asked for."""
 
 
@@ -249,11 +249,14 @@ class Turn(Attended):
         cpu_seconds = cgroup.cpu_seconds() if cgroup is not None else 0.0
         peak = cgroup.memory_peak_bytes() if cgroup is not None else 0
         error = read_error(answer.get("error"))
-        artifacts = await self._place.collect(self._cell) if self._cell.artifacts else ()
+        found = await self._place.collect(self._cell) if self._cell.artifacts else Collected()
+        if found.note and self._watcher is not None:
+            self._watcher.wrote("stderr", found.note.encode())
         return self._seen(
             exit_code=0 if error is None else 1,
             error=error,
-            artifacts=artifacts,
+            artifacts=found.files,
+            note=found.note,
             wall_seconds=wall_seconds,
             cpu_seconds=cpu_seconds,
             memory_peak_bytes=peak,

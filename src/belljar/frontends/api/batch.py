@@ -7,6 +7,7 @@ as many at a time as can run at once: the rest waits here, where it costs nothin
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 from collections.abc import Awaitable, Callable
@@ -58,10 +59,18 @@ class Batch:
         if verdict == PASSED:
             self.passed += 1
         elif outcome.status is not Status.CANCELLED:
-            self.failed += 1
-            if self.stop_on_failure:
-                self.stopped.set()
+            self._count_failure()
         return body
+
+    def refuse(self, error: CallerError) -> dict[str, Any]:
+        """The answer for one that cannot be had as it was asked for, which only running it could tell; counted."""
+        self._count_failure()
+        return {**refusal_of(error).as_json(), "verdict": NOT_RUN}
+
+    def _count_failure(self) -> None:
+        self.failed += 1
+        if self.stop_on_failure:
+            self.stopped.set()
 
     def skip(self, index: int) -> dict[str, Any]:
         """The answer for one that was never started."""
@@ -159,7 +168,7 @@ async def _run_all(service: Service, request: Request, batch: Batch, finish: Fin
 
 
 async def _run_one(service: Service, batch: Batch, index: int) -> dict[str, Any]:
-    """The answer for one. A fault of ours concerns that one alone; a full queue is waited out."""
+    """The answer for one. What goes wrong with it concerns that one alone; a full queue is waited out."""
     execution = batch.executions[index]
     waited_seconds = 0.0
     while True:
@@ -168,14 +177,18 @@ async def _run_one(service: Service, batch: Batch, index: int) -> dict[str, Any]
         try:
             outcome = await service.engine.run(execution, id=execution_id)
         except QueueFull as error:
-            if waited_seconds >= _RETRY_SECONDS_MAX or batch.stopped.is_set():
+            if waited_seconds >= _RETRY_SECONDS_MAX:
                 raise
-            await asyncio.sleep(error.retry_after_seconds)
+            with contextlib.suppress(TimeoutError):  # its time has passed: try again
+                await asyncio.wait_for(batch.stopped.wait(), error.retry_after_seconds)
+                return batch.skip(index)
             waited_seconds += error.retry_after_seconds
         except SandboxFault as error:
             _log.error("execution %s of a batch could not be run: %s", execution_id, error, exc_info=error)
             service.health.doubt()
             return {**refusal_of(error).as_json(), "verdict": NOT_RUN}
+        except CallerError as error:
+            return batch.refuse(error)
         else:
             service.executed(execution, outcome)
             return batch.judge(index, outcome)

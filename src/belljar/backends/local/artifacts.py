@@ -1,0 +1,57 @@
+"""Files that a program leaves behind, brought out of its work directory.
+
+All of it in a thread: the program may have made a tree that takes its time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NamedTuple
+
+from belljar.contract.artifacts import compile_globs
+from belljar.contract.execution import Execution
+from belljar.contract.files import File
+from belljar.jail import workdir
+from belljar.settings import RequestSettings
+
+
+class Collected(NamedTuple):
+    """What comes back, and what its caller is told if that is not all he has asked for."""
+
+    files: tuple[File, ...] = ()
+    note: str = ""
+
+
+async def collect(
+    execution: Execution, bounds: RequestSettings, on_work_dir: Callable[..., Awaitable[Sequence[tuple[str, bytes]]]]
+) -> Collected:
+    """The files that the globs of a program match, as many as may be returned; `on_work_dir` does such work."""
+    matches = compile_globs(execution.artifacts).fullmatch
+    note = ""
+    try:
+        found = await on_work_dir(
+            workdir.collect, lambda path: matches(path) is not None, bounds.file_count, bounds.files_bytes
+        )
+    except workdir.TooMuch as error:
+        found, note = error.found, note_of(str(error))
+    return Collected(tuple(File(path=path, content=content) for path, content in found), note)
+
+
+def note_of(complaint: str) -> str:
+    """As it stands at the end of standard error."""
+    return f"[artifacts: {complaint}; what does not fit is left out]\n"
+
+
+async def on_thread(root: int, work: Callable[..., Any], *args: Any) -> Any:
+    """Do `work` with a copy of the descriptor `root`, which nobody else closes."""
+    own = os.dup(root)
+
+    def do() -> Any:
+        try:
+            return work(own, *args)
+        finally:
+            os.close(own)
+
+    return await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, do))
