@@ -53,6 +53,7 @@ def test_cases_have_verdicts(server: Server) -> None:
         ("exact", "1 2\n3", "wrong_answer"),
         ("trimmed", "\n1 2  \n3", "passed"),
         ("trimmed", "1  2\n3", "wrong_answer"),
+        ("trimmed", "1 2\x0b3", "wrong_answer"),
         ("tokens", "1\n2 3", "passed"),
         ("tokens", "1 23", "wrong_answer"),
         (None, "1 2\n3", "wrong_answer"),
@@ -140,6 +141,12 @@ def test_cases_that_leave_too_many_files_have_their_verdicts(server: Server) -> 
     assert [result["verdict"] for result in body["results"]] == ["passed", "passed"]
     assert [len(result["artifacts"]) for result in body["results"]] == [1000, 1]
     assert "1001 files match" in body["results"][0]["stderr"]
+
+
+def test_an_answer_that_was_cut_is_not_called_wrong(server: Server) -> None:
+    cases = [{"stdin": "x", "expected_stdout": "x" * 5000 + "\n"}, {"stdin": "y", "expected_stdout": "x" * 5000 + "\n"}]
+    body = post(server, code="print(input() * 5000)", limits={"output_kb": 1}, cases=cases)
+    assert [result["verdict"] for result in body["results"]] == ["output_limit", "wrong_answer"]
 
 
 def test_cases_of_one_program_are_compiled_once(server: Server) -> None:

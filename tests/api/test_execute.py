@@ -125,6 +125,17 @@ def test_ndjson_tells_every_kind_of_event_in_order(server: Server) -> None:
     assert by_kind["finished"]["id"] == by_kind["started"]["id"]
 
 
+@pytest.mark.parametrize("kind", ["application/x-ndjson", "text/event-stream"])
+def test_a_line_of_a_stream_is_one_line_to_whoever_reads_lines(server: Server, kind: str) -> None:
+    with server.streaming(r"print('a\x85b\u2028c\u2029d')", accept=kind) as response:
+        text = response.read().decode()
+    lines = [line.removeprefix("data: ") for line in text.splitlines() if "{" in line]
+    assert len(lines) == text.count("\n" if kind == "application/x-ndjson" else "data: ")
+    assert [event["text"] for event in map(json.loads, lines) if event["event"] == "stdout"] == [
+        "a\x85b\u2028c\u2029d\n"
+    ]
+
+
 def test_server_sent_events_carry_the_same(server: Server) -> None:
     with server.streaming("print('a\\nb')", accept="text/event-stream") as response:
         assert response.headers["content-type"].startswith("text/event-stream")

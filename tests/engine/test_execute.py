@@ -73,6 +73,7 @@ def test_an_outcome_has_an_unguessable_id_and_what_the_program_said(open_engine:
         pytest.param("import sys; sys.exit(3)", Status.FAILED, 3, None, None, id="exit_3"),
         pytest.param("import os; os.kill(os.getpid(), 9)", Status.CRASHED, None, "SIGKILL", None, id="killed"),
         pytest.param("import os; os.kill(os.getpid(), 40)", Status.CRASHED, None, "SIGRTMIN+6", None, id="real_time"),
+        pytest.param("import os; os.kill(os.getpid(), 32)", Status.CRASHED, None, "SIG32", None, id="nameless"),
         pytest.param("import os; os.abort()", Status.CRASHED, None, "SIGABRT", None, id="abort"),
     ],
 )
@@ -91,6 +92,21 @@ def test_how_a_program_ends_is_told(
     outcome = asyncio.run(scene())
     assert (outcome.status, outcome.exit_code, outcome.signal) == (status, exit_code, signal)
     assert (outcome.error and outcome.error.type) == error_type
+
+
+def test_an_exception_is_read_from_what_was_cut_off(open_engine: OpenEngine) -> None:
+    code = "import sys\nfor at in range({}): print('progress', at, file=sys.stderr)\n{{}}['gone']"
+
+    async def scene() -> list[Outcome]:
+        async with open_engine() as engine:
+            limits = Limits(output_bytes=4096)
+            return [await engine.run(Execution(code=code.format(lines), limits=limits)) for lines in (400, 20_000)]
+
+    for outcome in asyncio.run(scene()):
+        assert outcome.stderr_cut
+        assert outcome.stderr.startswith("progress 0\n")
+        assert outcome.error is not None
+        assert (outcome.error.type, outcome.error.message) == ("KeyError", "'gone'")
 
 
 def test_bytes_that_are_no_text_are_replaced_and_our_own_cut_leaves_no_half_character(open_engine: OpenEngine) -> None:
@@ -120,7 +136,7 @@ print("x" * 2000, file=sys.stderr)
             assert whole.error is not None
             assert whole.error.type == "ZeroDivisionError"
             cut = await engine.run(Execution(code=code, limits=Limits(output_bytes=1000)))
-            assert (cut.status, cut.error, cut.stderr_cut) == (Status.FAILED, None, True)
+            assert (cut.status, cut.error, cut.stderr_cut) == (Status.FAILED, whole.error, True)
 
     asyncio.run(scene())
 

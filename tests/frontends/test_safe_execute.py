@@ -92,6 +92,14 @@ def test_imports_and_lengths_can_be_given(run: Run) -> None:
     assert done.stdout.startswith("[1][1\n[cut: ")
 
 
+def test_as_much_is_printed_as_was_asked_for_and_a_cut_is_said(run: Run) -> None:
+    allowed = run("--code", "print('x' * 3_000_000)", "--max-print-length", "5000000", "--max-memory-mb", "200")
+    assert allowed.stdout == "x" * 3_000_000 + "\n"
+    code = "for _ in range(20): print('é' * 1_000_000)"
+    cut = run("--code", code, "--max-print-length", "50000000", "--max-memory-mb", "200")
+    assert cut.stdout.endswith("\n[cut: output after the first 16384 KB was dropped]\n")
+
+
 def test_negative_limits_mean_all_there_is(run: Run) -> None:
     code = "x = bytearray(100_000_000); print(len(x))"
     assert run("--code", code, "--max-memory-mb", "-1", "--max-cpu-time-sec", "-1").stdout == "100000000\n"

@@ -225,6 +225,7 @@ class Evidence:
     stderr: bytes = b""
     stdout_cut: bool = False
     stderr_cut: bool = False
+    stderr_tail: bytes = b""  # the end of what was cut off
     displays: tuple[Display, ...] = ()
     artifacts: tuple[File, ...] = ()
     note: str = ""  # what we have to say beside it, at the end of its standard error
@@ -234,6 +235,11 @@ class Evidence:
     wall_seconds: float = 0.0
     cpu_seconds: float = 0.0
     memory_peak_bytes: int = 0
+
+
+def cut_note(limits: Limits) -> str:
+    """What stands at the end of a text that was cut, where there is no field to say so."""
+    return f"[cut: output after the first {limits.output_bytes / 1024:g} KB was dropped]"
 
 
 def classify(seen: Evidence) -> Status:

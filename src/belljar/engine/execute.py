@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import contextlib
 import dataclasses
 import os
 import signal
@@ -31,6 +32,7 @@ from belljar.contract.execution import (
     Finished,
     Outcome,
     Output,
+    ProgramError,
     Started,
     Status,
     ToolAnswered,
@@ -100,13 +102,18 @@ class Engine:
                 for each in list(self._tasks):
                     self.cancel(each)
                 await self._wait_until_empty()
-                if self._is_open:
-                    self._is_open = False
-                    await self.sessions.end_all()
-                    await asyncio.gather(*self._background, return_exceptions=True)
-                    await self.sandbox.close()
-                if self.tools is not None:
-                    await self.tools.close()
+                await self._close_all()
+
+    async def _close_all(self) -> None:
+        """Each of them, whatever becomes of the others."""
+        async with contextlib.AsyncExitStack() as stack:
+            if self.tools is not None:
+                stack.push_async_callback(self.tools.close)
+            if self._is_open:
+                self._is_open = False
+                stack.push_async_callback(self.sandbox.close)
+                await self.sessions.end_all()
+                await asyncio.gather(*self._background, return_exceptions=True)
 
     async def _open_tools(self) -> None:
         if self.tools is not None:
@@ -276,7 +283,7 @@ def judge(execution_id: str, execution: Execution, seen: Evidence, queue_seconds
     """Turn what was observed into what is answered."""
     status = classify(seen)
     stderr = _decode(seen.stderr, seen.stderr_cut)
-    may_show_error = status in (Status.FAILED, Status.DENIED) and seen.exit_code == 1 and not seen.stderr_cut
+    may_show_error = status in (Status.FAILED, Status.DENIED) and seen.exit_code == 1
     return Outcome(
         id=execution_id,
         language=execution.language,
@@ -287,7 +294,7 @@ def judge(execution_id: str, execution: Execution, seen: Evidence, queue_seconds
         stderr=stderr + seen.note,
         stdout_cut=seen.stdout_cut,
         stderr_cut=seen.stderr_cut,
-        error=seen.error or (read_error(stderr) if may_show_error and execution.language == "python" else None),
+        error=seen.error or (_read_error(stderr, seen) if may_show_error and execution.language == "python" else None),
         displays=seen.displays,
         artifacts=seen.artifacts,
         compilation=seen.compilation,
@@ -303,6 +310,13 @@ def judge(execution_id: str, execution: Execution, seen: Evidence, queue_seconds
     )
 
 
+def _read_error(stderr: str, seen: Evidence) -> ProgramError | None:
+    """The exception that its standard error ends with, be it in the part that was cut off."""
+    if not seen.stderr_cut:
+        return read_error(stderr)
+    return read_error(stderr + _decode(seen.stderr_tail, False)) if seen.stderr_tail else None
+
+
 def _to_microseconds(seconds: float) -> float:
     """Rounded. `round` thinks in decimals, which takes longer than reading the clock did."""
     return int(seconds * 1e6 + 0.5) / 1e6
@@ -314,6 +328,8 @@ def _decode(written: bytes, was_cut: bool) -> str:
 
 
 def _name_signal(number: int) -> str:
+    if number < signal.SIGRTMIN:  # between those with names and the first of these the C library keeps some for itself
+        return _SIGNAL_NAMES.get(number) or f"SIG{number}"
     return _SIGNAL_NAMES.get(number) or f"SIGRTMIN+{number - signal.SIGRTMIN}"
 
 

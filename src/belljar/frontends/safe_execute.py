@@ -12,12 +12,13 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from belljar.contract.execution import MIB, Display, Execution, Limits, Outcome, Status
+from belljar.contract.execution import MIB, Display, Execution, Limits, Outcome, Status, cut_note
 from belljar.engine.admission import admit
 from belljar.settings import Settings
 
 MEMORY_MB = 20
 CPU_SECONDS = 15
+_CHARACTER_BYTES = 4  # at most
 _WALL_FACTOR = 2.0  # a program may also sleep
 TITLE = "⚠️ RESOURCE LIMIT EXCEEDED ⚠️"
 _EXPLANATION = (
@@ -44,12 +45,15 @@ def admit_restricted(
     most = settings.ceiling_limits
     memory = memory_mb if memory_mb >= 0 else most.memory_bytes / MIB
     cpu = cpu_seconds if cpu_seconds >= 0 else most.cpu_seconds
+    printed = _CHARACTER_BYTES * (print_characters or 0)
+    output = min(most.output_bytes, max(settings.default_limits.output_bytes, printed))
     return admit(
         settings,
         code,
         limits={
             "memory_mb": memory,
             "cpu_seconds": cpu,
+            "output_kb": output / 1024,
             "wall_seconds": min(most.wall_seconds, max(cpu * _WALL_FACTOR, settings.default_limits.wall_seconds)),
         },
         restrict={"imports": imports, "max_print_length": print_characters},
@@ -61,10 +65,11 @@ def answer(execution: Execution, outcome: Outcome) -> str:
     """The one text."""
     if not outcome.ok:
         return refuse(*_error(outcome, execution.limits), printed=outcome.stdout)
+    text = f"{outcome.stdout}\n{cut_note(execution.limits)}\n" if outcome.stdout_cut else outcome.stdout
     if outcome.displays:
         content = [_as_content(number, display) for number, display in enumerate(outcome.displays, 1)]
-        return json.dumps({"text": outcome.stdout, "content": content}, ensure_ascii=False)
-    return outcome.stdout
+        return json.dumps({"text": text, "content": content}, ensure_ascii=False)
+    return text
 
 
 def refuse(kind: str, message: str, printed: str = "") -> str:

@@ -124,8 +124,9 @@ class ContainerSandbox(LocalSandbox):
                 return await self._run_in(world, execution, watcher, command)
             finally:
                 await asyncio.shield(world.close())
+        world = await self._worlds.enter(execution.environment)
         self._used_at[execution.environment] = asyncio.get_running_loop().time()
-        return await self._run_in(await self._worlds.enter(execution.environment), execution, watcher, command)
+        return await self._run_in(world, execution, watcher, command)
 
     async def _run_in(
         self, world: World, execution: Execution, watcher: Watcher | None, command: Command | None
@@ -199,6 +200,7 @@ class ContainerSandbox(LocalSandbox):
         for name, world in list(self._worlds.current.items()):
             is_old = now - self._used_at.get(name, now) > self._settings.pool.idle_seconds
             if name not in self._images and world.is_idle and is_old:
+                self._used_at.pop(name, None)
                 self._worlds.leave(world)
 
     async def _make_world(self, name: str) -> World:

@@ -338,6 +338,7 @@ class Run(Attended):
             stderr=bytes(stderr.kept),
             stdout_cut=stdout.was_cut,
             stderr_cut=stderr.was_cut,
+            stderr_tail=stderr.tail,
             displays=() if self._pictures is None else tuple(self._pictures.complete),
             wall_seconds=wall_seconds,
             cpu_seconds=cpu_seconds,

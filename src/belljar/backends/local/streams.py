@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 
 READ_BYTES = 65536
+TAIL_BYTES = 65536  # what is kept of the end of what was dropped: there a program says what ended it
 
 
 class Stream:
     """One output pipe: what is within the limit is kept, the rest is drained and dropped."""
 
-    __slots__ = ("_bytes_max", "descriptor", "is_open", "kept", "name", "seen_bytes")
+    __slots__ = ("_bytes_max", "descriptor", "is_open", "kept", "name", "seen_bytes", "tail")
 
     def __init__(self, name: str, descriptor: int, bytes_max: int) -> None:
         self.name = name
         self.descriptor = descriptor
         self.kept: bytes | bytearray = b""
+        self.tail = b""
         self.seen_bytes = 0
         self.is_open = True
         self._bytes_max = bytes_max
@@ -45,4 +47,6 @@ class Stream:
         fitting = chunk[: max(0, self._bytes_max - len(self.kept))]
         self.kept = self.kept if isinstance(self.kept, bytearray) else bytearray(self.kept)
         self.kept += fitting
+        if len(fitting) < len(chunk):
+            self.tail = (self.tail + chunk[len(fitting) :])[-TAIL_BYTES:]
         return fitting

@@ -67,6 +67,6 @@ class Health:
             if self._ran_at < asked_at:
                 self._trouble = "stuck"
                 _log.error("no program could be run for %.0f s", _PROBE_SECONDS_MAX)
-        except BelljarError as error:
-            self._trouble = error.code
-            _log.error("a program that does nothing could not be run: %s", error)
+        except Exception as error:  # noqa: BLE001  whatever it is, programs meet it too, and somebody has to go on looking
+            self._trouble = error.code if isinstance(error, BelljarError) else "internal_error"
+            _log.error("a program that does nothing could not be run: %s", error, exc_info=error)

@@ -22,6 +22,7 @@ _log = logging.getLogger("belljar.api")
 
 NDJSON = b"application/x-ndjson"
 SSE = b"text/event-stream"
+_LINE_BREAKS = tuple((chr(each).encode(), b"\\u%04x" % each) for each in (0x85, 0x2028, 0x2029))
 
 
 def wanted_stream(request: Request) -> bytes | None:
@@ -50,7 +51,7 @@ class Stream:
         """Send one event; waits while the client reads more slowly than the program writes."""
         if not self.has_begun:
             await self._begin()
-        line = encode_json(event)
+        line = _on_one_line(encode_json(event))
         if self._kind == SSE:
             body = b"event: %b\ndata: %b\n\n" % (event["event"].encode(), line)
         else:
@@ -70,6 +71,14 @@ class Stream:
             NO_SNIFFING,
         ]
         await self._request.send({"type": "http.response.start", "status": 200, "headers": head})
+
+
+def _on_one_line(text: bytes) -> bytes:
+    """JSON with the characters escaped that some readers of lines take for the end of one, though they are not."""
+    for character, escape in _LINE_BREAKS:
+        if character in text:
+            text = text.replace(character, escape)
+    return text
 
 
 async def stream_execution(service: Service, request: Request, execution: Execution, kind: bytes) -> None:

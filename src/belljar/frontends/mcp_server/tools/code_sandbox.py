@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from belljar.contract.errors import BelljarError, CallerError, Overloaded
-from belljar.contract.execution import Outcome, Status
+from belljar.contract.execution import Outcome, Status, cut_note
 from belljar.frontends.mcp_server.answers import explain, say
 from belljar.frontends.mcp_server.call import Call
 from belljar.frontends.mcp_server.registry import Tool
@@ -40,12 +40,14 @@ async def _run(call: Call, code: str, language: str, advice: str) -> Json:
     seconds = min(WALL_SECONDS, call.caller.settings.ceiling_limits.wall_seconds)
     try:
         language = call.offer.language or language
-        outcome = await call.run(prepare(call, code, language, limits={"wall_seconds": seconds}))
+        execution = prepare(call, code, language, limits={"wall_seconds": seconds})
+        outcome = await call.run(execution)
     except BelljarError as error:
         if not isinstance(error, (CallerError, Overloaded)):
             call.host.broke(error)
         return say(_failure(f"Error: {error.message}"))
-    return say(_result(outcome, advice))
+    cut = f"\n{cut_note(execution.limits)}" if outcome.stdout_cut and outcome.ok else ""
+    return say(_result(outcome, advice) + cut)
 
 
 def _result(outcome: Outcome, advice: str) -> str:
