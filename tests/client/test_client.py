@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import dataclasses
 import json
 import subprocess
 import sys
@@ -19,18 +20,28 @@ from belljar.client import (
     AsyncClient,
     Case,
     Client,
+    Compilation,
+    CoverageReport,
     Display,
+    Event,
     File,
+    FileCoverage,
     Finished,
     Limits,
+    NetworkUse,
     Outcome,
     Output,
+    ProgramError,
     Retries,
     Started,
     Status,
+    ToolAnswered,
+    ToolCall,
+    ToolCalled,
+    Usage,
 )
 from belljar.contract.errors import CallerError, InvalidExecution, QueueFull, SandboxFault, UnknownLanguage, ZygoteDied
-from belljar.contract.execution import MIB, ProgramError, Usage
+from belljar.contract.execution import MIB, describe
 
 ONCE = Retries(attempts=1)
 
@@ -145,29 +156,80 @@ def test_a_misspelt_name_is_an_error(client: Client) -> None:
 # ---- what comes back
 
 
-def test_an_outcome_has_the_shapes_of_the_contract(world: Any, client: Client, body: Any) -> None:
-    expected = Outcome(
-        id="x_9",
-        language="python",
-        status=Status.FAILED,
-        exit_code=1,
-        signal=None,
-        stdout="a\u2028b\r\n",
-        stderr="…",
-        stdout_cut=True,
-        stderr_cut=False,
-        error=ProgramError(type="NameError", message="no", traceback=("one", "two")),
-        displays=(
-            Display(mime="image/png", content=b"\x89PNG"),
-            Display(mime="text/plain", content="ü".encode()),
-            Display(mime="image/svg+xml", content=b"<svg/>"),
-            Display(mime="application/json", content=b"{}"),
+#: Every field has a value that it does not have by itself.
+WHOLE = Outcome(
+    id="x_9",
+    language="python",
+    status=Status.FAILED,
+    exit_code=1,
+    signal="SIGKILL",
+    stdout="a\u2028b\r\n",
+    stderr="…",
+    stdout_cut=True,
+    stderr_cut=True,
+    error=ProgramError(type="NameError", message="no", traceback=("one", "two")),
+    displays=(
+        Display(mime="image/png", content=b"\x89PNG"),
+        Display(mime="text/plain", content="ü".encode(), bundle=2, is_result=True),
+        Display(mime="image/svg+xml", content=b"<svg/>", bundle=3),
+        Display(mime="application/json", content=b"{}"),
+    ),
+    artifacts=(File(path="out/a", content=b"\x00"),),
+    compilation=Compilation(
+        status=Status.FAILED, exit_code=1, stdout="note", stderr="main.c:1: no", wall_seconds=0.5, was_cached=True
+    ),
+    tool_calls=(ToolCall(tool="add", ok=True, seconds=0.25), ToolCall(tool="fail", ok=False, seconds=0.125)),
+    coverage=CoverageReport(
+        percent=50.0,
+        files=(
+            FileCoverage(path="main.py", percent=62.5, executed=(1, 2), missing=(3,), missing_branches=((1, 3),)),
+            FileCoverage(path="other.py", percent=0.0, executed=(), missing=(1,)),
         ),
-        artifacts=(File(path="out/a", content=b"\x00"),),
-        usage=Usage(wall_seconds=1.5, cpu_seconds=0.25, memory_peak_bytes=7, queue_seconds=0.125),
-    )
-    world.script = [world.reply(200, expected.as_json() | {"of_tomorrow": 1})]
-    assert client.execute("1") == expected
+    ),
+    usage=Usage(
+        wall_seconds=1.5,
+        cpu_seconds=0.25,
+        memory_peak_bytes=7,
+        queue_seconds=0.125,
+        network=NetworkUse(connections=1, refused=2, sent_bytes=3, received_bytes=4),
+    ),
+    cell=3,
+)
+
+
+def test_the_whole_outcome_is_whole() -> None:
+    for part in (WHOLE, WHOLE.usage, WHOLE.compilation, WHOLE.coverage, WHOLE.error):
+        assert dataclasses.is_dataclass(part)
+        for each in dataclasses.fields(part):
+            assert getattr(part, each.name) not in (None, (), "", 0, False), each.name
+
+
+def test_an_outcome_has_the_shapes_of_the_contract(world: Any, client: Client) -> None:
+    world.script = [world.reply(200, WHOLE.as_json() | {"of_tomorrow": 1})]
+    assert client.execute("1") == WHOLE
+
+
+def test_a_result_of_a_batch_has_the_whole_outcome(world: Any, client: Client) -> None:
+    result = {"event": "result", "index": 0, **WHOLE.as_json()}
+    world.script = [world.tell([result, {"event": "finished", "passed": 0, "failed": 1}])]
+    (answer,) = client.batch(["1"]).results
+    assert answer.outcome == WHOLE
+
+
+def test_a_stream_has_every_event_and_the_whole_outcome(world: Any, client: Client) -> None:
+    events: list[Event] = [
+        Started(id="x_9"),
+        Output(stream="stdout", text=WHOLE.stdout),
+        ToolCalled(number=1, tool="add", arguments={"a": [1, {"b": None}]}),
+        Output(stream="stderr", text=WHOLE.stderr),
+        ToolAnswered(number=1, call=WHOLE.tool_calls[0], result={"sum": 3}),
+        ToolCalled(number=2, tool="fail", arguments={}),
+        ToolAnswered(number=2, call=WHOLE.tool_calls[1], result="no luck today"),
+        *WHOLE.displays,
+        Finished(outcome=WHOLE),
+    ]
+    world.script = [world.tell([describe(event) for event in events])]
+    assert list(client.stream("1")) == events
 
 
 def test_events_have_the_shapes_of_the_contract(world: Any, client: Client, body: Any) -> None:
@@ -175,7 +237,7 @@ def test_events_have_the_shapes_of_the_contract(world: Any, client: Client, body
     events = [
         {"event": "started", "id": "x_1"},
         {"event": "stdout", "text": "a\u2028"},
-        {"event": "tool_call", "tool": "web_search"},
+        {"event": "of_tomorrow", "text": "passed over"},
         {"event": "display", "mime": "image/png", "data": base64.b64encode(b"png").decode()},
         {"event": "stderr", "text": "e"},
         {"event": "stdout", "text": "b"},
@@ -242,6 +304,8 @@ def test_cancelling_an_execution_hangs_up(world: Any) -> None:
         pytest.param([b"[" * 100_000 + b"\n"], id="a_nesting_bomb"),
         pytest.param([{"event": "finished", "id": "x"}], id="an_end_without_an_outcome"),
         pytest.param([{"event": "stdout", "text": 5}], id="a_number_for_text"),
+        pytest.param([{"event": "tool_call", "number": 1, "tool": "a", "arguments": []}], id="arguments_without_names"),
+        pytest.param([{"event": "tool_result", "number": 1, "tool": "a"}], id="a_call_without_an_answer"),
         pytest.param([{"event": "display", "mime": "image/png", "data": "%"}], id="no_base64"),
     ],
 )

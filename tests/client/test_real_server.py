@@ -4,27 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from server_process import Serve
 
+import belljar
 from belljar.client import (
     AsyncClient,
     Case,
     Client,
+    Event,
     Finished,
     Limits,
     Outcome,
     Output,
     Started,
     Status,
+    ToolAnswered,
+    ToolCalled,
     save_artifacts,
 )
 from belljar.contract.errors import LimitAboveCeiling, UnknownLanguage, UnsafePath
 from belljar.contract.execution import MIB
 
+MCP_TOOLS = Path(__file__).parents[1] / "tools" / "mcp_tools.py"
+ADD = "import tools\nprint(tools.add(1))"
 FOREVER = "import time\nprint('begun', flush=True)\nwhile True: time.sleep(1)"
 
 
@@ -156,6 +165,67 @@ def test_a_program_against_cases(client: Client) -> None:
     answer = client.batch("print(sum(map(int, input().split())))", cases=cases, compare="tokens")
     assert [result.verdict for result in answer.results] == ["passed", "wrong_answer", "failed"]
     assert (answer.passed, answer.failed) == (1, 2)
+
+
+def test_the_compilers_words_come_back(client: Client, box: belljar.Sandbox) -> None:
+    broken = "int main( {"
+    here = box.run(broken, language="c").compilation
+    assert here is not None
+    assert "error" in here.stderr
+    (result,) = client.batch([{"code": broken, "language": "c"}]).results
+    finished = list(client.stream(broken, language="c"))[-1]
+    assert isinstance(finished, Finished)
+    for outcome in (client.execute(broken, language="c"), result.outcome, finished.outcome):
+        assert outcome is not None
+        assert outcome.status is Status.COMPILE_FAILED
+        assert outcome.compilation is not None
+        assert dataclasses.replace(outcome.compilation, wall_seconds=here.wall_seconds) == here
+
+
+def test_what_was_compiled_is_told_of_a_program_that_runs(client: Client) -> None:
+    outcome = client.execute('#include <stdio.h>\nint main(void) { puts("hi"); return 0; }', language="c")
+    assert (outcome.status, outcome.stdout) == (Status.OK, "hi\n")
+    assert outcome.compilation is not None
+    assert outcome.compilation.status is Status.OK
+
+
+# ---- tools
+
+
+@pytest.fixture(scope="module")
+def caller_of_tools(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """A client of a server that has tools."""
+    config = tmp_path_factory.mktemp("settings") / "tools.toml"
+    config.write_text(f'[tools.servers.tests]\ncommand = ["{sys.executable}", "{MCP_TOOLS}", "stdio"]\n')
+    with serve("serve", "--config", str(config)) as server, Client(server.url) as opened:
+        yield opened
+
+
+def test_calls_of_tools_are_told(caller_of_tools: Client) -> None:
+    outcome = caller_of_tools.execute(ADD, tools=["add"], timeout=30)
+    assert (outcome.status, outcome.stdout) == (Status.OK, "3\n")
+    assert [(call.tool, call.ok) for call in outcome.tool_calls] == [("add", True)]
+    assert outcome.tool_calls[0].seconds > 0
+
+
+def test_calls_of_tools_are_events(caller_of_tools: Client) -> None:
+    check_calls(list(caller_of_tools.stream(ADD, tools=True, timeout=30)))
+
+
+def test_a_session_tells_of_its_calls(caller_of_tools: Client) -> None:
+    with caller_of_tools.session(tools=["add"], timeout=30) as session:
+        assert [call.tool for call in session.run(ADD).tool_calls] == ["add"]
+        check_calls(list(session.stream(ADD)))
+
+
+def check_calls(events: list[Event]) -> None:
+    called, answered = (each for each in events if isinstance(each, ToolCalled | ToolAnswered))
+    assert called == ToolCalled(number=1, tool="add", arguments={"a": 1, "b": 2})
+    assert isinstance(answered, ToolAnswered)
+    assert (answered.number, answered.call.tool, answered.call.ok, answered.result) == (1, "add", True, 3)
+    finished = events[-1]
+    assert isinstance(finished, Finished)
+    assert (finished.outcome.tool_calls, finished.outcome.stdout) == ((answered.call,), "3\n")
 
 
 def test_the_server_describes_itself(client: Client) -> None:

@@ -21,6 +21,7 @@ from belljar.client.retries import Refused, read_retry_after
 from belljar.contract.errors import BelljarError, EnvironmentBroken, JailSetupFailed, Overloaded, WallMissing
 from belljar.contract.execution import (
     MIB,
+    Compilation,
     CoverageReport,
     Display,
     Event,
@@ -33,6 +34,9 @@ from belljar.contract.execution import (
     ProgramError,
     Started,
     Status,
+    ToolAnswered,
+    ToolCall,
+    ToolCalled,
     Usage,
 )
 from belljar.contract.files import File
@@ -261,6 +265,12 @@ class EventReader(_Reader):
             return self._displays[-1]
         if kind == "started":
             return Started(id=_text(told["id"]))
+        if kind == "tool_call":
+            return ToolCalled(
+                number=int(told["number"]), tool=_text(told["tool"]), arguments=_mapping(told["arguments"])
+            )
+        if kind == "tool_result":
+            return ToolAnswered(number=int(told["number"]), call=_tool_call(told), result=told["result"])
         if kind == "finished":
             self.is_finished = True
             said = {stream: "".join(texts) for stream, texts in self._texts.items()}
@@ -317,6 +327,8 @@ def _outcome(body: Mapping[str, Any], displays: tuple[Display, ...] = ()) -> Out
         error=_program_error(body["error"]),
         displays=displays or tuple(map(_display, body["displays"])),
         artifacts=tuple(map(_file, body["artifacts"])),
+        compilation=_compilation(body.get("compile")),
+        tool_calls=tuple(map(_tool_call, body.get("tool_calls") or ())),
         coverage=_coverage(body.get("coverage")),
         usage=Usage(
             wall_seconds=float(usage["wall_seconds"]),
@@ -358,6 +370,23 @@ def _program_error(body: Mapping[str, Any] | None) -> ProgramError | None:
     return ProgramError(
         type=_text(body["type"]), message=_text(body["message"]), traceback=tuple(map(_text, body["traceback"]))
     )
+
+
+def _compilation(body: Mapping[str, Any] | None) -> Compilation | None:
+    if body is None:
+        return None
+    return Compilation(
+        status=Status(body["status"]),
+        exit_code=None if body["exit_code"] is None else int(body["exit_code"]),
+        stdout=_text(body["stdout"]),
+        stderr=_text(body["stderr"]),
+        wall_seconds=float(body["wall_seconds"]),
+        was_cached=bool(body["cached"]),
+    )
+
+
+def _tool_call(body: Mapping[str, Any]) -> ToolCall:
+    return ToolCall(tool=_text(body["tool"]), ok=bool(body["ok"]), seconds=float(body["seconds"]))
 
 
 def _coverage(body: Mapping[str, Any] | None) -> CoverageReport | None:
@@ -430,6 +459,12 @@ def _limits(body: Mapping[str, float]) -> Limits:
 def _text(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(f"a string was expected, not {type(value).__name__}")
+    return value
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError(f"an object was expected, not {type(value).__name__}")
     return value
 
 
