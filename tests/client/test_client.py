@@ -21,6 +21,7 @@ from belljar.client import (
     Case,
     Client,
     Compilation,
+    Coverage,
     CoverageReport,
     Display,
     Event,
@@ -32,6 +33,7 @@ from belljar.client import (
     Outcome,
     Output,
     ProgramError,
+    Restriction,
     Retries,
     Started,
     Status,
@@ -104,6 +106,15 @@ def test_everything_that_is_named_is_sent(world: Any, client: Client, tmp_path: 
     }
 
 
+def test_what_a_sandbox_takes_is_sent_in_the_words_of_the_api(world: Any, client: Client) -> None:
+    client.execute("1", coverage=Coverage(branch=True), restrict=Restriction(imports=("math",), print_characters=9))
+    assert world.seen[0].body == {
+        "code": "1",
+        "coverage": {"branch": True},
+        "restrict": {"imports": ["math"], "max_print_length": 9},
+    }
+
+
 def test_files_may_be_a_list(world: Any, client: Client, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a")
     client.execute("1", files=[tmp_path / "a.txt", File(path="d/b", content=b"b")])
@@ -136,6 +147,9 @@ def test_whole_limits_are_a_base_for_the_short_names(world: Any, client: Client)
         pytest.param({"limits": 5}, "limits must be", id="limits_is_a_number"),
         pytest.param({"memory_mb": 1, "limits": {"memory_mb": 2}}, "disagree", id="two_limits_disagree"),
         pytest.param({"timeout": float("nan")}, "cannot be written as JSON", id="timeout_is_no_number"),
+        pytest.param({"env": ["K=V"]}, "env must be a mapping", id="env_is_a_list"),
+        pytest.param({"restrict": "math"}, "restrict must be a mapping", id="restrict_is_a_string"),
+        pytest.param({"tools": [print]}, "the name of a tool that the server has", id="a_tool_is_a_function"),
         pytest.param({"env": {"K": "\ud800"}}, "lone surrogate", id="half_a_character"),
         pytest.param({"env": {"K": object()}}, "cannot be written as JSON", id="an_object"),
     ],

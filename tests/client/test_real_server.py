@@ -18,11 +18,13 @@ from belljar.client import (
     AsyncClient,
     Case,
     Client,
+    Coverage,
     Event,
     Finished,
     Limits,
     Outcome,
     Output,
+    Restriction,
     Started,
     Status,
     ToolAnswered,
@@ -187,6 +189,15 @@ def test_what_was_compiled_is_told_of_a_program_that_runs(client: Client) -> Non
     assert (outcome.status, outcome.stdout) == (Status.OK, "hi\n")
     assert outcome.compilation is not None
     assert outcome.compilation.status is Status.OK
+
+
+def test_a_restriction_and_coverage_mean_what_they_mean_in_a_sandbox(client: Client, box: belljar.Sandbox) -> None:
+    code, only_math = "import math\nimport os", Restriction(imports=("math",))
+    assert client.execute(code, restrict=only_math).status is box.run(code, restrict=only_math).status is Status.DENIED
+    code = "if not __name__:\n    print(1)"
+    measured = client.execute(code, coverage=Coverage(branch=True)).coverage
+    assert measured is not None
+    assert measured == box.run(code, coverage=Coverage(branch=True)).coverage
 
 
 # ---- tools

@@ -27,7 +27,7 @@ from belljar.client import (
     Status,
 )
 from belljar.client.errors import Unreachable
-from belljar.contract.errors import FileNotInSession, UnsafePath
+from belljar.contract.errors import FileNotInSession, InvalidExecution, UnsafePath
 from belljar.contract.execution import Limits
 from belljar.contract.sessions import SessionState
 
@@ -91,6 +91,25 @@ def test_leaving_a_stream_interrupts_the_cell(client: Client) -> None:
             assert isinstance(next(events), Started)
             assert next(events) == Output(stream="stdout", text="up\n")
         assert value(session.run("5", timeout=10)) == "5"
+
+
+def test_the_names_of_a_sandbox_are_understood(client: Client, real_url: str) -> None:
+    """A program that opens sessions of a Sandbox needs no other words here."""
+    with client.session() as session:
+        assert session.open() is session
+        with contextlib.closing(session.stream(LOOP, timeout=60)) as events:
+            assert isinstance(next(events), Started)
+            with pytest.raises(SessionBusy):
+                session.run("1", waits=False)
+        session.write_file("a", "b")
+        assert session.read_file("a") == b"b"
+
+    async def in_a_loop() -> str:
+        async with AsyncClient(real_url) as other, await other.session().open() as opened:
+            assert await opened.open() is opened
+            return value(await opened.run("2"))
+
+    assert asyncio.run(in_a_loop()) == "2"
 
 
 def test_interrupt_and_busy(client: Client) -> None:
@@ -249,6 +268,31 @@ def test_only_what_is_named_is_sent(world: OutsideWorld, far: Client) -> None:
             "files": [{"path": "a", "content": "b", "encoding": "utf-8"}],
         },
     ]
+
+
+@pytest.mark.parametrize(
+    ("use", "message"),
+    [
+        pytest.param(lambda far: far.session(timeout=3, limits={"wall_seconds": 4}), "disagree", id="two_times"),
+        pytest.param(lambda far: far.session(env=["K=V"]), "env must be a mapping", id="env_is_a_list"),
+        pytest.param(lambda far: far.session(tools=[print]), "the name of a tool", id="a_tool_is_a_function"),
+        pytest.param(lambda far: far.attach("s").run("1", limits=[1]), "limits must be", id="limits_is_a_list"),
+        pytest.param(lambda far: far.attach("s").upload("a", "\ud800"), "lone surrogate", id="half_a_character"),
+    ],
+)
+def test_what_cannot_be_sent_is_refused_here(
+    world: OutsideWorld, far: Client, use: Callable[[Client], Any], message: str
+) -> None:
+    world.script = [world.reply(200, STATE.as_json())]
+    with pytest.raises(InvalidExecution, match=message):
+        use(far)
+    assert not [each for each in world.seen if each.method != "GET"]
+
+
+def test_whole_limits_are_a_base_for_the_short_names(world: OutsideWorld, far: Client) -> None:
+    world.script = [world.reply(201, STATE.as_json())]
+    far.session(limits=Limits(), timeout=3)
+    assert world.seen[0].body["limits"] == {**Limits().as_json(), "wall_seconds": 3}
 
 
 def test_failure_inside_counts_more_than_failure_to_close(world: OutsideWorld, far: Client) -> None:

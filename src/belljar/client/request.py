@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict, cast
 
 from belljar.contract.errors import InvalidExecution
-from belljar.contract.execution import MIB, Limits
+from belljar.contract.execution import MIB, Coverage, Limits
 from belljar.contract.files import File
+from belljar.contract.restriction import Restriction
 
 Body = dict[str, Any]
 Files = Mapping[str, str | bytes | Path] | Iterable[File | Path]
@@ -39,8 +40,8 @@ class Asked(TypedDict, total=False):
     environment: str
     network: bool
     tools: bool | Sequence[str]
-    coverage: bool | Mapping[str, bool]
-    restrict: Mapping[str, Any] | None
+    coverage: bool | Coverage | Mapping[str, bool] | None
+    restrict: Restriction | Mapping[str, Any] | None
 
 
 Program = str | Mapping[str, Any]  # the code, or a mapping with "code" and the names of Asked
@@ -70,8 +71,8 @@ def build_body(
     environment: str | None = None,
     network: bool | None = None,
     tools: bool | Sequence[str] | None = None,
-    coverage: bool | Mapping[str, bool] | None = None,
-    restrict: Mapping[str, Any] | None = None,
+    coverage: bool | Coverage | Mapping[str, bool] | None = None,
+    restrict: Restriction | Mapping[str, Any] | None = None,
 ) -> Body:
     """The body of POST /v1/execute; reads the files that are named by a Path.
 
@@ -82,15 +83,15 @@ def build_body(
         "language": language,
         "stdin": _as_text(stdin) or None,
         "args": as_list("args", args) or None,
-        "env": dict(env) if env else None,
+        "env": as_mapping("env", env) if env else None,
         "files": write_files(files) if files else None,
         "artifacts": as_list("artifacts", artifacts) or None,
         **write_limits(limits, timeout, memory_mb),
         "environment": environment,
         "network": network,
-        "tools": tools if tools is None or isinstance(tools, bool) else as_list("tools", tools),
-        "coverage": dict(coverage) if isinstance(coverage, Mapping) else coverage,
-        "restrict": dict(restrict) if restrict is not None else None,
+        "tools": write_tools(tools),
+        "coverage": _write_coverage(coverage),
+        "restrict": None if restrict is None else _write_restriction(restrict),
     }
     return {"code": code} | {name: value for name, value in asked.items() if value is not None}
 
@@ -142,14 +143,21 @@ def encode(body: Body) -> bytes:
         InvalidExecution: it holds what JSON cannot.
     """
     try:
-        return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+        written = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidExecution(f"the request cannot be written as JSON: {error}") from error
+    return encode_text(written)
+
+
+def encode_text(text: str) -> bytes:
+    """Text as it is sent. Raises InvalidExecution when it is no valid Unicode."""
+    try:
+        return text.encode()
     except UnicodeEncodeError as error:
         raise InvalidExecution(
             f"the request has a lone surrogate (U+{ord(error.object[error.start]):04X}), which is not a character; "
             "send valid Unicode, and bytes as files"
         ) from None
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidExecution(f"the request cannot be written as JSON: {error}") from error
 
 
 def wall_seconds_of(body: Body) -> float | None:
@@ -199,6 +207,36 @@ def as_list(field: str, given: object) -> list[Any]:
     if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):
         raise wrong_type(field, "a list of strings", given)
     return list(given)
+
+
+def as_mapping(field: str, given: object) -> dict[str, Any]:
+    """Refuse what has no names."""
+    if not isinstance(given, Mapping):
+        raise wrong_type(field, "a mapping", given)
+    return dict(given)
+
+
+def write_tools(tools: object) -> bool | list[Any] | None:
+    """`tools` of the body."""
+    if tools is None or isinstance(tools, bool):
+        return tools
+    names = as_list("tools", tools)
+    for each in names:
+        if not isinstance(each, str):
+            raise wrong_type("each of tools", "the name of a tool that the server has", each)
+    return names
+
+
+def _write_coverage(coverage: object) -> object:
+    if isinstance(coverage, Coverage):
+        return {"branch": coverage.branch}
+    return dict(coverage) if isinstance(coverage, Mapping) else coverage
+
+
+def _write_restriction(restrict: object) -> dict[str, Any]:
+    if isinstance(restrict, Restriction):
+        return {"imports": restrict.imports, "max_print_length": restrict.print_characters}
+    return as_mapping("restrict", restrict)
 
 
 def write_files(files: object) -> list[dict[str, str]]:

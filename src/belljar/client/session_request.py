@@ -14,13 +14,17 @@ from belljar.client.request import (
     Body,
     Files,
     as_list,
+    as_mapping,
     encode,
+    encode_text,
     read_local,
     wall_seconds_of,
     write_files,
     write_limits,
+    write_tools,
     wrong_type,
 )
+from belljar.contract.errors import InvalidExecution
 from belljar.contract.execution import Limits, Outcome
 from belljar.contract.files import check_relative_path
 from belljar.contract.sessions import SessionState, WorkFile
@@ -51,6 +55,7 @@ class CellAsked(TypedDict, total=False):
     limits: Mapping[str, float] | None
     artifacts: Sequence[str]
     wait: bool  # False: SessionBusy at once when another cell runs
+    waits: bool  # by the name it has in a Sandbox
 
 
 def build_session(
@@ -72,18 +77,15 @@ def build_session(
     Raises:
         InvalidExecution: something cannot be sent.
     """
-    named = write_limits(limits, None, memory_mb)["limits"] or {}
-    if timeout is not None:
-        named["wall_seconds"] = timeout
     asked = {
         "id": id,
         "language": language,
         "environment": environment,
-        "limits": named or None,
+        "limits": _write_limits(limits, timeout, memory_mb) or None,
         "idle_seconds": idle_seconds,
-        "env": dict(env) if env else None,
+        "env": as_mapping("env", env) if env else None,
         "network": network,
-        "tools": tools if tools is None or isinstance(tools, bool) else as_list("tools", tools),
+        "tools": write_tools(tools),
         "files": write_files(files) if files else None,
     }
     return _given(asked)
@@ -96,13 +98,18 @@ def build_cell(
     limits: Mapping[str, float] | None = None,
     artifacts: Sequence[str] = (),
     wait: bool | None = None,
+    waits: bool | None = None,
 ) -> Body:
-    """The body of POST /v1/sessions/{id}/execute."""
+    """The body of POST /v1/sessions/{id}/execute.
+
+    Raises:
+        InvalidExecution: something cannot be sent.
+    """
     asked = {
         "timeout": timeout,
-        "limits": dict(limits) if limits else None,
+        "limits": as_mapping("limits", limits) if limits else None,
         "artifacts": as_list("artifacts", artifacts) or None,
-        "wait": wait,
+        "wait": waits if wait is None else wait,
     }
     return {"code": code} | _given(asked)
 
@@ -112,10 +119,22 @@ def read_content(content: object) -> bytes:
     if isinstance(content, Path):
         return read_local(content)
     if isinstance(content, str):
-        return content.encode()
+        return encode_text(content)
     if not isinstance(content, (bytes, bytearray, memoryview)):
         raise wrong_type("content", "a string, bytes or a Path", content)
     return bytes(content)
+
+
+def _write_limits(
+    limits: Limits | Mapping[str, float] | None, timeout: float | None, memory_mb: float | None
+) -> dict[str, Any]:
+    """A session has no short name for its time on the wire."""
+    written = write_limits(limits, timeout, memory_mb)
+    named: dict[str, Any] = written["limits"] or {}
+    wall_seconds = written.get("timeout")
+    if wall_seconds is not None and named.setdefault("wall_seconds", wall_seconds) != wall_seconds:
+        raise InvalidExecution("timeout and limits disagree; give one of them", field="timeout")
+    return named
 
 
 def _given(asked: Mapping[str, Any]) -> Body:

@@ -46,6 +46,10 @@ class Session(_Handle):
         super().__init__(state, client._calls.room_seconds)
         self._client = client
 
+    def open(self) -> Self:
+        """Nothing: it is open. A session of a Sandbox is opened so."""
+        return self
+
     def run(self, code: str, **asked: Unpack[CellAsked]) -> Outcome:
         """Run one cell to its end; an interrupt (Ctrl-C) hangs up, which interrupts the cell.
 
@@ -129,6 +133,10 @@ class AsyncSession(_Handle):
     def __init__(self, client: AsyncClient, state: SessionState) -> None:
         super().__init__(state, client._calls.room_seconds)
         self._client = client
+
+    async def open(self) -> Self:
+        """Nothing: it is open. A session of a Sandbox is opened so."""
+        return self
 
     async def run(self, code: str, **asked: Unpack[CellAsked]) -> Outcome:
         """Run one cell to its end; cancelling this interrupts it.
@@ -219,10 +227,10 @@ class Opening:
         self._session: AsyncSession | None = None
 
     def __await__(self) -> Generator[object, None, AsyncSession]:
-        return self._open().__await__()
+        return self.open().__await__()
 
     async def __aenter__(self) -> AsyncSession:
-        self._session = await self._open()
+        self._session = await self.open()
         return self._session
 
     async def __aexit__(
@@ -231,7 +239,8 @@ class Opening:
         if self._session is not None:
             await self._session.__aexit__(kind, error, traceback)
 
-    async def _open(self) -> AsyncSession:
+    async def open(self) -> AsyncSession:
+        """Open it now, as `await` does."""
         body = await build_aside(build_session, reads=[self._asked], **self._asked)
         return AsyncSession(self._client, await self._client._ask(self._client._calls.open_session(body)))
 
