@@ -338,6 +338,26 @@ def test_a_stream_that_is_cut_is_an_answer_lost(world: Any, client: Client) -> N
     assert len(world.seen) == 1
 
 
+@pytest.mark.parametrize("kind", ["blocking", "asynchronous"])
+def test_what_breaks_after_the_last_line_is_no_loss(world: Any, body: Any, kind: str) -> None:
+    async def in_a_loop() -> tuple[list[Event], int]:
+        async with AsyncClient(world.url, retries=ONCE) as client:
+            return [event async for event in client.stream("1")], (await client.batch(["1"])).passed
+
+    def here() -> tuple[list[Event], int]:
+        with Client(world.url, retries=ONCE) as client:
+            return list(client.stream("1")), client.batch(["1"]).passed
+
+    result = {"event": "result", "index": 0, **body()}
+    world.script = [
+        world.tell([{"event": "finished", **body()}], then=world.hang_up()),
+        world.tell([result, {"event": "finished", "passed": 1, "failed": 0}], then=world.hang_up()),
+    ]
+    events, passed = here() if kind == "blocking" else asyncio.run(in_a_loop())
+    assert [type(event) for event in events] == [Finished]
+    assert passed == 1
+
+
 def test_an_error_in_a_stream_is_raised(world: Any, client: Client) -> None:
     told = {"event": "error", "error": {"code": "zygote_died", "message": "gone", "details": {}}}
     world.script = [world.tell([told])]
@@ -364,6 +384,21 @@ def test_garbage_is_an_answer_lost(world: Any, client: Client, content: bytes) -
     for ask in (client.languages, client.environments, client.info):
         with pytest.raises(AnswerLost, match="is the URL right"):
             ask()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        pytest.param({"exit_code": float("inf")}, id="an_endless_number"),
+        pytest.param({"compile": {"status": "ok"}}, id="half_a_compilation"),
+        pytest.param({"tool_calls": [{"tool": 5, "ok": True, "seconds": 1}]}, id="a_tool_without_a_name"),
+        pytest.param({"usage": {}}, id="nothing_used"),
+    ],
+)
+def test_an_outcome_that_makes_no_sense_is_an_answer_lost(world: Any, client: Client, changed: Any) -> None:
+    world.script = [world.outcome(**changed)]
+    with pytest.raises(AnswerLost, match="is the URL right"):
+        client.execute("1")
 
 
 def test_a_status_word_of_tomorrow_is_told_as_such(world: Any, client: Client) -> None:
@@ -546,6 +581,16 @@ def test_one_program_against_cases(world: Any, client: Client, body: Any) -> Non
             [{"event": "result", "index": 1}, {"event": "finished", "passed": 0, "failed": 1}], id="with_a_gap"
         ),
         pytest.param([{"event": "finished"}], id="without_counts"),
+        pytest.param(
+            [{"event": "result", "index": 0}, {"event": "finished", "passed": 0, "failed": 1}], id="with_too_few"
+        ),
+        pytest.param(
+            [
+                *({"event": "result", "index": at} for at in range(3)),
+                {"event": "finished", "passed": 0, "failed": 3},
+            ],
+            id="with_too_many",
+        ),
     ],
 )
 def test_a_broken_batch_is_an_answer_lost(world: Any, client: Client, lines: list[object]) -> None:

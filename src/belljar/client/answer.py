@@ -75,7 +75,7 @@ def _read_error(
 def _reading(content: object) -> Iterator[None]:
     try:
         yield
-    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError) as error:
         raise AnswerLost(
             "the server answered with something else than Belljar's API; is the URL right, and is its version not "
             f"older than this client's? It said: {_quote(content)}"
@@ -229,12 +229,18 @@ class _Reader:
                 raise error
             yield told
 
-    def end(self) -> None:
-        """The answer is over.
+    @contextlib.contextmanager
+    def to_the_end(self) -> Iterator[None]:
+        """Read the whole answer in this; what breaks after its last line is no loss.
 
         Raises:
             AnswerLost: it ended too early.
         """
+        try:
+            yield
+        except AnswerLost:
+            if not self.is_finished:
+                raise
         if not self.is_finished:
             raise AnswerLost("the stream ended before its program did; whether that went on is unknown")
 
@@ -272,17 +278,19 @@ class EventReader(_Reader):
         if kind == "tool_result":
             return ToolAnswered(number=int(told["number"]), call=_tool_call(told), result=told["result"])
         if kind == "finished":
-            self.is_finished = True
             said = {stream: "".join(texts) for stream, texts in self._texts.items()}
-            return Finished(outcome=_outcome({**told, **said, "displays": []}, displays=tuple(self._displays)))
+            outcome = _outcome({**told, **said, "displays": []}, displays=tuple(self._displays))
+            self.is_finished = True
+            return Finished(outcome=outcome)
         return None
 
 
 class BatchReader(_Reader):
     """Puts the results of a batch, which come as they finish, back into the order of the request."""
 
-    def __init__(self) -> None:
+    def __init__(self, count: int) -> None:
         super().__init__()
+        self._count = count
         self._results: dict[int, Result] = {}
         self._counts = (0, 0)
 
@@ -302,11 +310,10 @@ class BatchReader(_Reader):
         Raises:
             AnswerLost: it is not whole.
         """
-        self.end()
-        if sorted(self._results) != list(range(len(self._results))):
+        if sorted(self._results) != list(range(self._count)):
             raise AnswerLost("some results of the batch are missing; whether their programs ran is unknown")
         passed, failed = self._counts
-        return Batch(results=tuple(self._results[at] for at in range(len(self._results))), passed=passed, failed=failed)
+        return Batch(results=tuple(self._results[at] for at in range(self._count)), passed=passed, failed=failed)
 
 
 # ---- the parts

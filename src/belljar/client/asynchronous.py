@@ -21,6 +21,7 @@ from belljar.client.request import (
     build_batch,
     build_body,
     build_program,
+    count_programs,
 )
 from belljar.client.results import Batch, Environment, Health, Language, Server
 from belljar.client.retries import Refused
@@ -116,10 +117,11 @@ class AsyncClient(Connected):
         given = programs if isinstance(programs, str) else list(programs)
         reads = [asked] if isinstance(given, str) else given
         body = await build_aside(build_batch, given, cases, compare, stop_on_failure, asked, reads=reads)
-        reader = BatchReader()
-        async with contextlib.aclosing(self._chunks(self._calls.batch(body))) as chunks:
-            async for chunk in chunks:
-                reader.feed(chunk)
+        reader = BatchReader(count_programs(body))
+        with reader.to_the_end():
+            async with contextlib.aclosing(self._chunks(self._calls.batch(body))) as chunks:
+                async for chunk in chunks:
+                    reader.feed(chunk)
         return reader.batch()
 
     @overload
@@ -253,11 +255,11 @@ class AsyncClient(Connected):
     async def _events(self, call: Call[bytes]) -> AsyncGenerator[Event, None]:
         """What a stream tells; closing this early hangs up."""
         reader = EventReader()
-        async with contextlib.aclosing(self._chunks(call)) as chunks:
-            async for chunk in chunks:
-                for event in reader.feed(chunk):
-                    yield event
-        reader.end()
+        with reader.to_the_end():
+            async with contextlib.aclosing(self._chunks(call)) as chunks:
+                async for chunk in chunks:
+                    for event in reader.feed(chunk):
+                        yield event
 
     async def _open(self, call: Call[Any], opened: contextlib.AsyncExitStack) -> httpx.Response:
         """The head of a good answer; `opened` hangs up."""

@@ -16,7 +16,7 @@ from belljar.client.answer import BatchReader, EventReader
 from belljar.client.asynchronous import AHEAD, NO_MORE, AsyncClient, check_width
 from belljar.client.calls import Call
 from belljar.client.progress import progress_of
-from belljar.client.request import Asked, Case, Compare, Program, build_batch, build_body
+from belljar.client.request import Asked, Case, Compare, Program, build_batch, build_body, count_programs
 from belljar.client.results import Batch, Environment, Health, Language, Server
 from belljar.client.retries import Refused
 from belljar.client.session_request import SessionAsked, SessionCalls, build_session
@@ -102,8 +102,8 @@ class Client(Connected):
             BelljarError: as `execute`.
         """
         body = build_batch(programs, cases, compare, stop_on_failure, asked)
-        reader = BatchReader()
-        with contextlib.closing(self._chunks(self._calls.batch(body))) as chunks:
+        reader = BatchReader(count_programs(body))
+        with reader.to_the_end(), contextlib.closing(self._chunks(self._calls.batch(body))) as chunks:
             for chunk in chunks:
                 reader.feed(chunk)
         return reader.batch()
@@ -234,10 +234,9 @@ class Client(Connected):
     def _events(self, call: Call[bytes]) -> Generator[Event, None, None]:
         """What a stream tells; closing this early hangs up."""
         reader = EventReader()
-        with contextlib.closing(self._chunks(call)) as chunks:
+        with reader.to_the_end(), contextlib.closing(self._chunks(call)) as chunks:
             for chunk in chunks:
                 yield from reader.feed(chunk)
-        reader.end()
 
     def _open(self, call: Call[Any], opened: contextlib.ExitStack) -> httpx.Response:
         """The head of a good answer; `opened` hangs up."""

@@ -136,6 +136,11 @@ def build_batch(
     return {"executions": [build_program(each) for each in programs]}
 
 
+def count_programs(body: Body) -> int:
+    """How many results the answer to a batch must have."""
+    return len(body["cases"] if "cases" in body else body["executions"])
+
+
 def encode(body: Body) -> bytes:
     """The body as it is sent.
 
