@@ -150,6 +150,7 @@ class _Exchange(BaseHTTPRequestHandler):
             answer = self.world.script.pop(0) if len(self.world.script) > 1 else self.world.script[0]
             self.world.running += 1
             self.world.most_running = max(self.world.most_running, self.world.running)
+            self.world.lock.notify_all()
         try:
             answer(self)
         except ConnectionError:

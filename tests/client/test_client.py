@@ -7,6 +7,7 @@ import base64
 import contextlib
 import dataclasses
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -637,6 +638,12 @@ def test_a_key_that_no_header_can_carry_is_refused_and_not_shown(key: str) -> No
     assert key not in str(caught.value)
 
 
+@pytest.mark.parametrize("value", ["ü", 5])
+def test_a_header_that_cannot_be_sent_is_refused(value: Any) -> None:
+    with pytest.raises(CallerError, match="header"):
+        Client(headers={"X-Team": value})
+
+
 def test_a_key_is_never_shown(client: Client) -> None:
     assert "secret" not in repr(client) + repr(vars(client))
     assert "secret" not in repr(Client("http://user:secret@host"))
@@ -661,6 +668,80 @@ def test_a_closed_client_says_so(client: Client) -> None:
     for use in (lambda: client.execute("1"), lambda: list(client.stream("1")), lambda: list(client.run_many(["1"]))):
         with pytest.raises(CallerError, match="closed"):
             use()
+
+
+def test_a_client_in_a_loop_says_so_too(world: Any) -> None:
+    async def use() -> None:
+        client = AsyncClient(world.url)
+        await client.close()
+        with pytest.raises(CallerError, match="closed"):
+            await client.execute("1")
+
+    asyncio.run(use())
+
+
+def test_a_client_of_another_event_loop_says_so(world: Any) -> None:
+    client = AsyncClient(world.url)
+
+    async def once() -> None:
+        await client.execute("1")
+        await client.close()
+
+    async def again() -> None:
+        with pytest.raises(CallerError, match="another event loop"):
+            await client.execute("1")
+
+    with asyncio.Runner() as first, asyncio.Runner() as second:
+        first.run(client.execute("1"))
+        second.run(again())
+        first.run(once())
+    assert len(world.seen) == 2
+
+
+def test_a_forked_child_has_connections_of_its_own(world: Any, sources: Path) -> None:
+    """On one connection, parent and child would read each other's answers."""
+    peers: dict[str, int] = {}
+
+    def answer(exchange: Any) -> None:
+        peers[world.seen[-1].body["code"]] = exchange.client_address[1]
+        world.outcome()(exchange)
+
+    world.script = [answer]
+    code = """
+import os, sys
+from belljar.client import Client
+client = Client(sys.argv[1])
+client.execute("before")
+if os.fork() == 0:
+    client.execute("child")
+    os._exit(0)
+assert os.wait()[1] == 0
+client.execute("after")
+"""
+    subprocess.run([sys.executable, "-c", code, world.url], env={"PYTHONPATH": str(sources)}, timeout=60, check=True)
+    assert peers.keys() == {"before", "child", "after"}
+    assert peers["child"] != peers["before"]
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        pytest.param("client.execute('1', timeout=60)", id="execute"),
+        pytest.param("list(client.stream('1', timeout=60))", id="stream"),
+        pytest.param("list(client.run_many([{'code': '1', 'timeout': 60}] * 9))", id="many"),
+    ],
+)
+def test_an_interrupt_hangs_up(world: Any, sources: Path, use: str) -> None:
+    world.script = [world.wait_for_hang_up()]
+    code = f"import sys; from belljar.client import Client\nclient = Client(sys.argv[1]); {use}"
+    command = [sys.executable, "-c", code, world.url]
+    with subprocess.Popen(command, env={"PYTHONPATH": str(sources)}, stderr=subprocess.PIPE) as process:
+        with world.lock:
+            assert world.lock.wait_for(lambda: world.running, 60)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert said.rstrip().endswith(b"KeyboardInterrupt")
+    assert world.is_left_alone()
 
 
 def test_without_httpx_it_says_what_to_install(sources: Path) -> None:

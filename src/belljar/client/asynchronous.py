@@ -48,6 +48,7 @@ class AsyncClient(Connected):
 
     def _prepare(self) -> None:
         self._http = load_httpx().AsyncClient(**self._connection.options())
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def close(self) -> None:
         """Hang up; what still runs for this client is cancelled by that."""
@@ -230,7 +231,7 @@ class AsyncClient(Connected):
         tries = self._tries(call)
         while True:
             try:
-                self._check_open()
+                self._check_usable()
                 with attempting(call):
                     response = await self._http.request(**request_of(call))
                 return call.judge(response.status_code, response.headers, response.content)
@@ -263,7 +264,7 @@ class AsyncClient(Connected):
 
     async def _open(self, call: Call[Any], opened: contextlib.AsyncExitStack) -> httpx.Response:
         """The head of a good answer; `opened` hangs up."""
-        self._check_open()
+        self._check_usable()
         with attempting(call):
             response = await opened.enter_async_context(self._http.stream(**request_of(call)))
             if not call.is_good(response.status_code):
@@ -277,9 +278,12 @@ class AsyncClient(Connected):
             chunk: bytes = await anext(chunks, b"")
             return chunk
 
-    def _check_open(self) -> None:
-        if self._http.is_closed:
-            raise CallerError("this client is closed; make a new one")
+    def _check_usable(self) -> None:
+        super()._check_usable()
+        loop = asyncio.get_running_loop()
+        self._loop = self._loop or loop
+        if loop is not self._loop:
+            raise CallerError("this client is open on another event loop; make one for each loop")
 
 
 def check_width(max_in_flight: int) -> int:

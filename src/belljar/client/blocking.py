@@ -22,7 +22,7 @@ from belljar.client.retries import Refused
 from belljar.client.session_request import SessionAsked, SessionCalls, build_session
 from belljar.client.sessions import Session
 from belljar.client.transport import Connected, attempting, load_httpx, request_of
-from belljar.contract.errors import BelljarError, CallerError
+from belljar.contract.errors import BelljarError
 from belljar.contract.execution import Event, Outcome
 from belljar.contract.sessions import SessionState
 
@@ -141,7 +141,7 @@ class Client(Connected):
         The requests live on an event loop of their own: closing this early can then hang up on all of them, where a
         thread that waits for an answer could not be interrupted.
         """
-        self._check_open()
+        self._check_usable()
         gate = asyncio.Semaphore(check_width(max_in_flight))
         source = iter(programs)
         futures: deque[Future[Outcome | BelljarError]] = deque()
@@ -209,7 +209,7 @@ class Client(Connected):
         tries = self._tries(call)
         while True:
             try:
-                self._check_open()
+                self._check_usable()
                 with attempting(call):
                     response = self._http.request(**request_of(call))
                 return call.judge(response.status_code, response.headers, response.content)
@@ -240,7 +240,7 @@ class Client(Connected):
 
     def _open(self, call: Call[Any], opened: contextlib.ExitStack) -> httpx.Response:
         """The head of a good answer; `opened` hangs up."""
-        self._check_open()
+        self._check_usable()
         with attempting(call):
             response = opened.enter_context(self._http.stream(**request_of(call)))
             if not call.is_good(response.status_code):
@@ -252,10 +252,6 @@ class Client(Connected):
     def _next(self, call: Call[Any], chunks: Iterator[bytes]) -> bytes:
         with attempting(call):
             return next(chunks, b"")
-
-    def _check_open(self) -> None:
-        if self._http.is_closed:
-            raise CallerError("this client is closed; make a new one")
 
 
 def _cancel(futures: Iterable[Future[Any]]) -> None:

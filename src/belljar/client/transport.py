@@ -39,7 +39,7 @@ class Connection:
         """What httpx.Client and httpx.AsyncClient are made with.
 
         Raises:
-            CallerError: the URL or the key cannot be one.
+            CallerError: the URL, the key or a header cannot be one.
         """
         headers = {"User-Agent": "belljar-client", **self.headers}
         if self.api_key:
@@ -49,7 +49,12 @@ class Connection:
         limits = load_httpx().Limits(
             max_connections=None, max_keepalive_connections=None, keepalive_expiry=_KEEPALIVE_SECONDS
         )
-        return {"base_url": self._parse_url(), "headers": headers, "verify": self.verify, "limits": limits}
+        return {
+            "base_url": self._parse_url(),
+            "headers": _check_headers(headers),
+            "verify": self.verify,
+            "limits": limits,
+        }
 
     def _parse_url(self) -> httpx.URL:
         library = load_httpx()
@@ -65,6 +70,8 @@ class Connection:
 class Connected:
     """What the two clients have in common: how they are made."""
 
+    _http: httpx.Client | httpx.AsyncClient
+
     def __init__(
         self,
         url: str = DEFAULT_URL,
@@ -78,17 +85,30 @@ class Connected:
         """No connection is made yet. `room_seconds` is waited for an answer on top of the program's own limit.
 
         Raises:
-            CallerError: the URL or the key cannot be one.
+            CallerError: the URL, the key or a header cannot be one.
             ImportError: httpx is not installed.
         """
         self._retries = retries or Retries()
         self._connection = Connection(url=url, api_key=api_key, headers=dict(headers or {}), verify=verify)
         self._calls = Calls(room_seconds=room_seconds)
+        self._pid = os.getpid()
         self._prepare()
 
     def _prepare(self) -> None:
         """Make what the kind of client sends with."""
         raise NotImplementedError
+
+    def _check_usable(self) -> None:
+        """See that something can be sent now.
+
+        Raises:
+            CallerError: not with this client.
+        """
+        if self._http.is_closed:
+            raise CallerError("this client is closed; make a new one")
+        if os.getpid() != self._pid:  # forked: on the connections of its parent it would read its parent's answers
+            self._prepare()
+            self._pid = os.getpid()
 
     @classmethod
     def from_env(cls, **options: Any) -> Self:
@@ -113,6 +133,14 @@ class Connected:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(load_httpx().URL(self._connection.url).copy_with(userinfo=b''))!r})"
+
+
+def _check_headers(headers: Mapping[str, str]) -> httpx.Headers:
+    try:
+        checked: httpx.Headers = load_httpx().Headers(headers)
+    except (TypeError, UnicodeEncodeError) as error:
+        raise CallerError(f"there is a header that cannot be sent: {error}") from None
+    return checked
 
 
 def load_httpx() -> ModuleType:
