@@ -5,6 +5,7 @@ Where EXTRA_TOOL names a file that exists, it has one more tool.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -33,6 +34,12 @@ def find_page(query: str, top_k: int = 3) -> dict[str, Any]:
         query: what to look for
     """
     return {"organic": [f"{query} {number}" for number in range(top_k)]}
+
+
+@server.tool()
+def search(query: str, top_k: int = 2) -> str:
+    """Find pages about something, and tell of them as many servers do: in a text that is JSON."""
+    return json.dumps({"organic": [query] * top_k})
 
 
 @server.tool()

@@ -91,12 +91,12 @@ def test_every_tool_of_a_server_is_a_function(settings: Settings, kind: str) -> 
         box = stack.enter_context(open_box(settings, tests=server))
         code = (
             "from tools import *\nfrom concurrent.futures import ThreadPoolExecutor\n"
-            "print(add(1), add(1, 5), find_page('bell', top_k=2))\n"
+            "print(add(1), add(1, 5), find_page('bell', top_k=2), search('bell'))\n"
             "with ThreadPoolExecutor(20) as pool:\n    print(sum(pool.map(add, range(100))))\n"
             "try:\n    fail()\nexcept ToolError as error:\n    print(error)\n"
         )
         assert run(box, code).splitlines() == [
-            "3 6 {'organic': ['bell 0', 'bell 1']}",
+            "3 6 {'organic': ['bell 0', 'bell 1']} {'organic': ['bell', 'bell']}",
             str(sum(range(100)) + 200),
             "fail: Error executing tool fail: no luck today",
         ]

@@ -272,12 +272,13 @@ def _is_repeatable(described: Any) -> bool:
 def decode_answer(answer: Any) -> Any:
     """What a tool returned, as a JSON value: the structured form if there is one, else its text, read as JSON if it is.
 
-    The SDK's servers wrap what is no object into {"result": …}; that is undone.
+    The SDK's servers wrap what is no object into {"result": …}, texts too; that is undone.
     """
     structured = answer.structured_content
     if structured is not None:
         if isinstance(structured, dict) and structured.keys() == {"result"}:
-            return structured["result"]
+            result = structured["result"]
+            return _decode_text(result) if isinstance(result, str) else result
         return structured
     values = [_decode_block(block) for block in answer.content]
     return values[0] if len(values) == 1 else (values or None)
@@ -286,12 +287,14 @@ def decode_answer(answer: Any) -> Any:
 def _decode_block(block: Any, *, is_json: bool = True) -> Any:
     if block.type != "text":
         return block.model_dump(mode="json", by_alias=True, exclude_none=True)
-    if not is_json:
-        return block.text
+    return _decode_text(block.text) if is_json else block.text
+
+
+def _decode_text(text: str) -> Any:
     try:
-        return msgspec.json.decode(block.text)
+        return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
-        return block.text
+        return text
 
 
 def _check_sdk() -> None:

@@ -76,6 +76,12 @@ def test_a_tool_is_found_however_it_is_named(server: XMaster, code: str) -> None
     assert server.execute(code)["output"] == "3\n"
 
 
+@BOTH
+def test_a_result_that_is_json_is_decoded(server: XMaster, session: dict[str, Any]) -> None:
+    said = server.execute("print(search('bell')['tool_result']['organic'])", **session)["output"]
+    assert said == "['bell', 'bell']\n"
+
+
 def test_no_key_is_seen_inside(server: XMaster) -> None:
     code = "import os\nprint('secret' in repr(os.environ), 'secret' in repr(globals()), 'tools' in sys.modules)"
     assert server.execute(code)["output"] == "False False True\n"
@@ -181,6 +187,9 @@ def test_tools_are_listed(server: XMaster) -> None:
     ("name", "arguments", "status", "body"),
     [
         pytest.param("add", {"a": 1}, 200, {"status": True, "result": 3}, id="ok"),
+        pytest.param(
+            "search", {"query": "x"}, 200, {"status": True, "result": {"organic": ["x", "x"]}}, id="text_that_is_json"
+        ),
         pytest.param("nothing", {}, 404, {"detail": "Tool not found"}, id="unknown"),
         pytest.param(
             "fail", {}, 200, {"status": False, "result": "fail: Error executing tool fail: no luck today"}, id="fails"
