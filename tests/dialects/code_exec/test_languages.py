@@ -12,13 +12,14 @@ import pytest
 
 
 class Programs(NamedTuple):
-    """Three programs of one language, and the words for the two that fail."""
+    """Three programs of one language, and the words for the two that fail; the exit code of the first of these two."""
 
     passing: str
     failing: str
     broken: str
     failure: str = "Exception"
     breakage: str = "SyntaxError"
+    exit_code: int | None = None  # None: any but 0
 
 
 GO = 'package a_test\nimport "testing"\nfunc add(a int, b int) int { return a + b }\n'
@@ -79,9 +80,9 @@ JULIA = 'add(a, b) = a + b\nif add(1, 2) != %d\n    error("wrong")\nend\n'
 SWIFT = "func add(_ a: Int, _ b: Int) -> Int { return a + b }\nassert(add(1, 2) == %d)\n"
 
 
-def same(form: str, broken: str, failure: str = "Exception", breakage: str = "SyntaxError") -> Programs:
+def same(form: str, broken: str, *words: str, breakage: str = "SyntaxError", exit_code: int | None = None) -> Programs:
     """One form with the right and with a wrong number."""
-    return Programs(form % 3, form % 4, broken, failure, breakage)
+    return Programs(form % 3, form % 4, broken, *words, breakage=breakage, exit_code=exit_code)
 
 
 PROGRAMS = {
@@ -89,7 +90,7 @@ PROGRAMS = {
     "cpp": same(CPP, "int main( {"),
     "cs": same(CS, "class {"),
     "dfy": same(DAFNY, "method {", "VerificationError"),
-    "dlang": same(D, "void main( {"),
+    "dlang": same(D, "void main( {", exit_code=1),
     "elixir": same(EX, "x = 1 +* 2", "AssertionError"),
     "fs": same(FS, "let let", breakage="Exception"),
     "go": Programs(GO % (3, '"no"'), GO % (4, '"no"'), "package main\nfunc {"),
@@ -100,12 +101,12 @@ PROGRAMS = {
     "lua": same(LUA, "function (", breakage="Exception"),
     "luau": same(LUAU, "function ("),
     "matlab": same(OCTAVE, "function (", breakage="SyntaxError"),
-    "ocaml": same(OCAML, "let let", "Exception"),
+    "ocaml": same(OCAML, "let let", "AssertionError"),
     "php": same(PHP, "<?php function ("),
     "pl": same(PERL, "sub {", breakage="Exception"),
     "python": same("assert 1 + 2 == %d", "def ("),
     "r": same(R, "function(", "AssertionError"),
-    "racket": same(RACKET, "#lang racket\n(define"),
+    "racket": same(RACKET, "#lang racket\n(define", exit_code=0),  # rackunit only tells of it
     "ruby": Programs(RUBY % 3, RUBY % 4, "def (", "Exception"),
     "rust": same(RUST, "fn main( {"),
     "scala": same(SCALA, "object {"),
@@ -140,6 +141,7 @@ def test_words_of_real_programs(server: Any, available: set[str], lang: str) -> 
     assert (passed["status"], passed["exit_code"]) == ("OK", 0), passed
     failed = run(programs.failing)
     assert failed["status"] == programs.failure, failed
+    assert failed["exit_code"] != 0 if programs.exit_code is None else failed["exit_code"] == programs.exit_code, failed
     broken = run(programs.broken)
     assert broken["status"] == programs.breakage, broken
     assert broken["exit_code"] != 0

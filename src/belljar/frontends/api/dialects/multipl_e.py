@@ -38,8 +38,6 @@ _ANY, _OUT, _ERR = ("stdout", "stderr"), ("stdout",), ("stderr",)
 _GO_TEST = re.compile(r"^func (Test\w*)\(\w+ \*testing\.T\)", re.MULTILINE)
 _GO_MAIN = re.compile(r"^func main\(\)", re.MULTILINE)
 _GO_PACKAGE = re.compile(r"^package \w+", re.MULTILINE)
-_D_UNITTEST = re.compile(r"^([ \t]*)unittest\b", re.MULTILINE)
-_D_MAIN = re.compile(r"\b(?:void|int)\s+main\s*\(")
 
 
 def _run_go_tests(code: str) -> str:
@@ -51,21 +49,6 @@ def _run_go_tests(code: str) -> str:
     matches_all = "func(pattern, name string) (bool, error) { return true, nil }"
     main = f"func main() {{ testing.Main({matches_all}, []testing.InternalTest{{{listed}}}, nil, nil) }}"
     return f"{_GO_PACKAGE.sub('package main', code, count=1)}\n{main}\n"
-
-
-def _run_d_unittests(code: str) -> str:
-    """`rdmd -unittest -main` in the source itself: tests become functions that run before main."""
-    count = 0
-
-    def rename(found: re.Match[str]) -> str:
-        nonlocal count
-        count += 1
-        return f"{found[1]}void unittest_{count}()"
-
-    renamed = _D_UNITTEST.sub(rename, code)
-    calls = " ".join(f"unittest_{number}();" for number in range(1, count + 1))
-    before = f"\nshared static this() {{ {calls} }}" if count else ""
-    return f"{renamed}{before}" + ("" if _D_MAIN.search(code) else "\nvoid main() {}\n")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +69,8 @@ class Evaluator:
     timeout: str = "Timeout"
     timeout_exit_code: int | None = -1
     failure_exit_code: int | None = None  # reported in place of the real one
+    failure_instead_of_0: int = 0  # reported for a failure that only a rule knows of: clients go by the exit code
+    language: str = ""  # whose toolchain does what the evaluator's did; empty: the word itself
     prepare: Callable[[str], str] = str  # the source, as the toolchain must get it to do what the evaluator's did
     env: tuple[tuple[str, str], ...] = ()
 
@@ -105,15 +90,14 @@ EVALUATORS: Mapping[str, Evaluator] = {
             (_ERR, "System.Diagnostics.DefaultTraceListener.Fail", "Exception"),
             (_ERR, "Unhandled Exception", "Exception"),
         ),
+        failure_instead_of_0=1,
         prepare="#define DEBUG\n#line 1\n{}".format,
         env=(("MONO_TRACE_LISTENER", "Console.Error"),),
     ),
     "dfy": Evaluator(
         by_exit_code={2: "SyntaxError", 3: "CompilationError", 4: "VerificationError"}, compile_timeout="Timeout"
     ),
-    "dlang": Evaluator(
-        if_failed=((_ERR, "Error:", "SyntaxError"),), compile_timeout="Timeout", prepare=_run_d_unittests
-    ),
+    "dlang": Evaluator(if_failed=((_ERR, "Error:", "SyntaxError"),), compile_timeout="Timeout", language="dunit"),
     "elixir": Evaluator(
         run_seconds=5,
         if_failed=(
@@ -160,12 +144,16 @@ EVALUATORS: Mapping[str, Evaluator] = {
         prepare="1; {}\ntest();".format,  # a file that begins with a function would be that function
     ),
     "ocaml": Evaluator(
-        if_failed=((_ERR, "Assert_failure", "AssertionError"), (_ERR, "Syntax error", "SyntaxError")),
+        if_failed=(
+            (_ERR, "Assert_failure", "AssertionError"),
+            (_ERR, ": Assertion failed", "AssertionError"),  # the same, of a program that is compiled
+            (_ERR, "Syntax error", "SyntaxError"),
+        ),
         if_not_compiled=((_ERR, "Syntax error", "SyntaxError"),),
         not_compiled="Exception",
         compile_timeout="Timeout",
     ),
-    "php": Evaluator(even_if_ok=((_ANY, "Parse error: ", "SyntaxError"),), timeout="Exception"),
+    "php": Evaluator(if_failed=((_ANY, "Parse error: ", "SyntaxError"),), timeout="Exception"),
     "pl": Evaluator(even_if_ok=((_ANY, "ERROR", "Exception"),)),
     "python": Evaluator(if_failed=((_ERR, "SyntaxError", "SyntaxError"),)),
     "racket": Evaluator(ok_needs_silence=True, if_failed=((_ERR, "read-syntax", "SyntaxError"),), timeout="Exception"),
@@ -191,7 +179,8 @@ _UNKNOWN = Evaluator()
 def find_evaluator(lang: str) -> tuple[str, Evaluator]:
     """The language a word means, and how it is judged; one that MultiPL-E does not know gets the plain rules."""
     word = _OTHER_WORDS.get(lang.lower(), lang.lower())
-    return word, EVALUATORS.get(word, _UNKNOWN)
+    evaluator = EVALUATORS.get(word, _UNKNOWN)
+    return evaluator.language or word, evaluator
 
 
 def evaluate(evaluator: Evaluator, outcome: Outcome) -> dict[str, Any]:
@@ -245,4 +234,6 @@ def _exit_code(outcome: Outcome) -> int:
 
 
 def _shown(evaluator: Evaluator, exit_code: int) -> int:
-    return exit_code if evaluator.failure_exit_code is None else evaluator.failure_exit_code
+    if evaluator.failure_exit_code is not None:
+        return evaluator.failure_exit_code
+    return exit_code or evaluator.failure_instead_of_0
