@@ -72,6 +72,27 @@ def test_much_output_is_whole(server: Any) -> None:
     assert (len(told["stdout"]), len(told["stderr"])) == (300_001, 300_001)
 
 
+def test_output_that_is_cut_is_told_on_stderr_alone(start: Any) -> None:
+    note = "[cut: output after the first 4 KB was dropped]\n"
+    loud = "import sys\nprint('x' * 5000)\n"
+    furious = loud + "print('y' * 5000, file=sys.stderr)\n"
+    with start(default_limits__output_bytes=4096, ceiling_limits__output_bytes=4096) as server:
+
+        def run_any(code: str) -> dict[str, Any]:
+            told: dict[str, Any] = json.loads(
+                server.post("/any_exec", code=code, lang="python", timeout=10).partition("\n")[2]
+            )
+            return told
+
+        assert server.post("/py_exec", code=furious, timeout=10) == "0\n" + "x" * 4096
+        assert server.post("/py_exec", code=furious + "sys.exit(1)", timeout=10) == "1\n" + "y" * 4096 + "\n" + note
+        assert server.post("/py_exec", code=loud + "sys.exit('no')", timeout=10) == "1\nno\n"  # all of what is shown
+        whole = {"status": "OK", "exit_code": 0, "stdout": "x" * 4096}
+        assert run_any(loud) == {**whole, "stderr": note}
+        assert run_any(furious) == {**whole, "stderr": "y" * 4096 + "\n" + note}
+        assert run_any("print(1)")["stderr"] == ""
+
+
 def test_bytes_that_are_no_text_are_replaced(server: Any) -> None:
     code = "import sys\nsys.stdout.buffer.write(b'a\\xffb')"
     assert server.post("/py_exec", code=code, timeout=5) == "0\na�b"

@@ -157,7 +157,16 @@ async def _run_python(service: Service, request: Request, body: Body, code: str)
         return 1, "Timeout"
     if outcome.ok:
         return 0, outcome.stdout
-    return 1, outcome.stderr + _reason(outcome)
+    return 1, _note_cut(outcome.stderr, execution, was_cut=outcome.stderr_cut) + _reason(outcome)
+
+
+def _note_cut(stderr: str, execution: Execution, *, was_cut: bool) -> str:
+    """Standard error, with a last line if output is missing. Standard output stays as it is: scores compare it."""
+    if not was_cut:
+        return stderr
+    line_end = "\n" if stderr and not stderr.endswith("\n") else ""
+    kept_kb = execution.limits.output_bytes / 1024
+    return f"{stderr}{line_end}[cut: output after the first {kept_kb:g} KB was dropped]\n"
 
 
 def _reason(outcome: Outcome) -> str:
@@ -182,7 +191,9 @@ async def _run_any(service: Service, request: Request, body: Body) -> str:
         return f"1\n{error.message}"
     if outcome.status is Status.TIMED_OUT and body.timeout <= evaluator.run_seconds:
         return "1\nTimeout"  # its own patience ended first, and it never got to report
-    return f"0\n{json.dumps(evaluate(evaluator, outcome))}\n"
+    told = evaluate(evaluator, outcome)
+    told["stderr"] = _note_cut(told["stderr"], execution, was_cut=outcome.stdout_cut or outcome.stderr_cut)
+    return f"0\n{json.dumps(told)}\n"
 
 
 async def _measure(service: Service, request: Request, body: Body) -> int:
