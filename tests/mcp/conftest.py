@@ -252,8 +252,9 @@ def site(open_site: Serve) -> Iterator[Site]:
 class OlderClient:
     """An older client, which shakes hands first."""
 
-    def __init__(self, site: Site, revision: str, **headers: str) -> None:
+    def __init__(self, site: Site, revision: str, path: str = "/mcp", **headers: str) -> None:
         self.site = site
+        self.path = path
         self.headers = {
             "Content-Type": "application/json",
             "Accept": "application/json, text/event-stream",
@@ -262,7 +263,8 @@ class OlderClient:
         greeting = {"protocolVersion": revision, "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
         status, told = self.ask("initialize", greeting)
         assert status == 200
-        self.headers["Mcp-Session-Id"] = told["mcp-session-id"]
+        if "mcp-session-id" in told:
+            self.headers["Mcp-Session-Id"] = told["mcp-session-id"]
         self.headers["MCP-Protocol-Version"] = revision
         assert self.ask("notifications/initialized", {}, None)[0] == 202
 
@@ -277,7 +279,7 @@ class OlderClient:
         message = {"jsonrpc": "2.0", "method": method, "params": params or {}}
         if number is not None:
             message["id"] = number
-        connection.request("POST", "/mcp", json.dumps(message), self.headers)
+        connection.request("POST", self.path, json.dumps(message), self.headers)
         return connection
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from tests.conftest import Host
     from tests.mcp.conftest import Site
 
+KERNELS = "/ai/sandbox/v1/mcp/"
 WAITS = "import subprocess; subprocess.run(['sleep', '98.765'])"  # a command that the host can tell from others
 
 
@@ -46,9 +48,36 @@ def test_the_sdk_is_there_before_anybody_asks(open_site: Serve, host: Host) -> N
 
 
 def test_the_path_that_kernel_clients_know_is_served(site: Site) -> None:
-    status, answer = site.post("tools/list", path="/ai/sandbox/v1/mcp/")
+    status, answer = site.post("tools/list", path=KERNELS)
     assert status == 200
     assert answer["result"]["tools"][0]["name"] == "run_code"
+
+
+def test_an_older_request_to_that_path_stands_alone(site: Site) -> None:
+    """Neither a handshake nor the header of a revision comes before it."""
+    headers = {"Accept": "application/json, text/event-stream"}
+
+    def ask(method: str, params: dict[str, Any]) -> Any:
+        message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+        answer = site.ask("POST", KERNELS, message, headers)
+        assert (answer.status, answer.headers.get("mcp-session-id")) == (200, None), answer
+        return json.loads(answer.text.rpartition("data: ")[2])["result"]
+
+    assert ask("tools/list", {})["tools"][0]["name"] == "run_code"
+    for code, said in (("x = 42", ""), ("print(x)", "42\n")):  # what lasts is named by its argument
+        arguments = {"code": code, "session_id": "kept"}
+        result = ask("tools/call", {"name": "execute_python_code", "arguments": arguments})
+        assert json.loads(result["content"][0]["text"])["output"] == said
+    ask("tools/call", {"name": "terminate_session", "arguments": {"session_id": "kept"}})
+
+
+def test_an_older_client_of_that_path_is_given_no_session(site: Site) -> None:
+    client = OlderClient(site, "2025-11-25", KERNELS)
+    assert "Mcp-Session-Id" not in client.headers
+    assert client.ask("tools/list")[0] == 200
+    for method in ("GET", "DELETE"):
+        refused = site.ask(method, KERNELS, headers={**client.headers, "Accept": "text/event-stream"})
+        assert (refused.status, refused.headers["allow"]) == (405, "POST")
 
 
 def test_there_is_nothing_below_the_path(site: Site) -> None:
@@ -100,13 +129,15 @@ def test_limits_of_the_server_hold(open_site: Serve) -> None:
         assert result["structuredContent"]["status"] == "timed_out"
 
 
-@pytest.mark.parametrize("revision", ["2025-06-18", "2026-07-28"])
-def test_who_hangs_up_ends_his_program(site: Site, host: Host, revision: str) -> None:
+@pytest.mark.parametrize(
+    ("revision", "path"), [("2025-06-18", "/mcp"), ("2025-06-18", KERNELS), ("2026-07-28", "/mcp")]
+)
+def test_who_hangs_up_ends_his_program(site: Site, host: Host, revision: str, path: str) -> None:
     arguments = {"name": "run_code", "arguments": {"code": WAITS, "timeout": 120}}
     if revision == "2026-07-28":
         connection = site.send("tools/call", arguments)
     else:
-        connection = OlderClient(site, revision).open("tools/call", arguments)
+        connection = OlderClient(site, revision, path).open("tools/call", arguments)
     host.wait_until(lambda: _runs(host), "the program runs")
     connection.close()
     host.wait_until(lambda: not _runs(host), "the program is gone", 10)

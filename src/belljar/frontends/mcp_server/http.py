@@ -4,6 +4,8 @@ The App has checked Host and Origin and knows the caller before we are asked. Ne
 request by itself; older ones open an MCP session first, which only the key that opened it can use. Nobody can come
 back for an answer later, so whoever hangs up ends his program, as everywhere else on this server.
 
+The path of the kernel server has no MCP sessions, as there: each request of an older client stands alone, too.
+
 The SDK takes a second to import: that is done in a thread, when the server has been up for a moment or at the first
 request, whichever comes first. No start waits for it.
 """
@@ -32,8 +34,10 @@ from belljar.frontends.mcp_server.visit import HttpVisit, ShortIfAsked, wants_on
 
 _log = logging.getLogger("belljar.mcp")
 
+_KERNELS = "/ai/sandbox/v1/mcp"
+
 #: Where it is mounted: our own path, and the one that clients of the kernel server know.
-PREFIXES = ("/mcp", "/ai/sandbox/v1/mcp")
+PREFIXES = ("/mcp", _KERNELS)
 
 _SESSIONS_MAX = 2000  # of older clients; one more is refused
 _IDLE_SECONDS = 1800.0
@@ -50,15 +54,19 @@ class Endpoint:
         self._service = service
         self._offer = offer
         self._door = asyncio.Lock()
-        self._manager: Any = None
+        self._managers: Mapping[str, Any] = {}  # by prefix
         self._life: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         """Answer one request."""
-        if scope["path"].rstrip("/") not in PREFIXES:
+        prefix = scope["path"].rstrip("/")
+        if prefix not in PREFIXES:
             raise Refusal(404, "not_found", "there is nothing at this path; MCP is at /mcp")
-        manager = self._manager or await self._start()
+        if prefix == _KERNELS and scope["method"] != "POST":
+            message = f"{prefix} has no MCP sessions; use POST"
+            raise Refusal(405, "method_not_allowed", message, headers=((b"allow", b"POST"),))
+        managers = self._managers or await self._start()
         visit = HttpVisit(scope["belljar.caller"], receive, send)
         request = Request(scope, dict(scope["headers"]), receive, send, self._service.room)
         try:
@@ -68,7 +76,7 @@ class Endpoint:
                     visit.shorten()
                     request.on_hang_up(visit.leave)
             inner = {**scope, _VISIT: visit, "user": self._user_of(visit.caller.owner)}
-            await manager.handle_request(inner, visit.receive, visit.send)
+            await managers[prefix].handle_request(inner, visit.receive, visit.send)
         finally:
             visit.close()
             request.release()
@@ -116,25 +124,25 @@ class Endpoint:
         if self._life is not None:
             await asyncio.wait([self._life])
 
-    async def _start(self) -> Any:
+    async def _start(self) -> Mapping[str, Any]:
         async with self._door:
-            if self._manager is None:
+            if not self._managers:
                 if importlib.util.find_spec("mcp") is None:
                     raise Refusal(
                         404,
                         "not_offered",
                         "this server was installed without MCP; the operator adds it with pip install 'belljar[mcp]'",
                     )
-                manager = await asyncio.to_thread(self._build)
+                managers = await asyncio.to_thread(self._build)
                 started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                self._life = asyncio.create_task(self._live(manager, started))
+                self._life = asyncio.create_task(self._live(managers, started))
                 await asyncio.wait([self._life, started], return_when=asyncio.FIRST_COMPLETED)
                 if not started.done():
                     self._life.result()
-                self._manager = manager
-        return self._manager
+                self._managers = managers
+        return self._managers
 
-    def _build(self) -> Any:
+    def _build(self) -> Mapping[str, Any]:
         from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
         from mcp.server.auth.provider import AccessToken
         from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
@@ -147,19 +155,25 @@ class Endpoint:
             lambda owner: AuthenticatedUser(AccessToken(token="", client_id=owner, scopes=[]))
         )
         gc.freeze()  # it all stays
-        return StreamableHTTPSessionManager(
-            server,
-            json_response=cast("bool", ShortIfAsked()),
-            max_request_body_size=self._service.settings.server.body_bytes,
-            session_idle_timeout=_IDLE_SECONDS,
-            max_sessions=_SESSIONS_MAX,
-        )
+        return {
+            prefix: StreamableHTTPSessionManager(
+                server,
+                json_response=cast("bool", ShortIfAsked()),
+                stateless=prefix == _KERNELS,
+                max_request_body_size=self._service.settings.server.body_bytes,
+                session_idle_timeout=_IDLE_SECONDS,
+                max_sessions=_SESSIONS_MAX,
+            )
+            for prefix in PREFIXES
+        }
 
     _user_of: Callable[[str], Any]
 
-    async def _live(self, manager: Any, started: asyncio.Future[None]) -> None:
-        """The SDK's tasks need a task that enters and leaves their group: this one."""
-        async with manager.run():
+    async def _live(self, managers: Mapping[str, Any], started: asyncio.Future[None]) -> None:
+        """The SDK's tasks need a task that enters and leaves their groups: this one."""
+        async with contextlib.AsyncExitStack() as stack:
+            for manager in managers.values():
+                await stack.enter_async_context(manager.run())
             started.set_result(None)
             await self._stop.wait()
 
