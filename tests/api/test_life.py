@@ -54,8 +54,9 @@ def test_familiar_names_are_understood(start: Start, environ: dict[str, str], mo
     with start() as server:
         assert server.execute("1").status == 401
         limits = server.ask("GET", "/v1/info", key="k").body["limits"]
-        assert limits["default"]["wall_seconds"] == limits["ceiling"]["wall_seconds"] == 7
-        assert limits["ceiling"]["memory_mb"] == 300
+        assert (limits["default"]["wall_seconds"], limits["default"]["cpu_seconds"]) == (7, 7)
+        assert (limits["ceiling"]["wall_seconds"], limits["ceiling"]["cpu_seconds"]) == (300, 300)  # it is no ceiling
+        assert limits["default"]["memory_mb"] == limits["ceiling"]["memory_mb"] == 300
         server.execute("print('said')", key="k")
         line = server.wait_for_line("execution")
         assert (line["code"], line["stdout"]) == ("print('said')", "said\n")

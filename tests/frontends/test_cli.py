@@ -585,6 +585,39 @@ def test_config_show_tells_which_names_only_a_server_reads(config: Path) -> None
     assert not note
 
 
+@pytest.mark.parametrize(
+    ("asked", "shown", "ceiling"),
+    [
+        pytest.param({"MAX_EXECUTION_TIME": "7"}, 7, 300, id="a_default_and_no_ceiling"),
+        pytest.param({"MAX_EXECUTION_TIME": "900"}, 900, 900, id="a_ceiling_that_is_lower_is_raised"),
+        pytest.param(
+            {
+                "MAX_EXECUTION_TIME": "7",
+                "BELLJAR_DEFAULT_LIMITS_WALL_SECONDS": "9",
+                "BELLJAR_DEFAULT_LIMITS_CPU_SECONDS": "9",
+            },
+            *(9, 300),
+            id="our_own_names_win",
+        ),
+    ],
+)
+def test_the_time_a_program_gets_by_its_familiar_name(asked: dict[str, str], shown: float, ceiling: float) -> None:
+    command = [*COMMAND, "config", "show", "--for-serve"]
+    environ = {**clean_environ(), **asked}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=True)
+    tree = tomllib.loads(done.stdout)
+    for kind, seconds in (("default_limits", shown), ("ceiling_limits", ceiling)):
+        assert (tree[kind]["wall_seconds"], tree[kind]["cpu_seconds"]) == (seconds, seconds)
+
+
+def test_a_familiar_time_must_be_a_number() -> None:
+    command = [*COMMAND, "config", "show", "--for-serve"]
+    environ = {**clean_environ(), "MAX_EXECUTION_TIME": "a while"}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=DEADLINE_SECONDS)
+    assert done.returncode != 0
+    assert "MAX_EXECUTION_TIME must be a number of seconds, not 'a while'" in done.stderr
+
+
 def test_coverage_is_a_table_beside_the_output(belljar: Belljar) -> None:
     done = belljar("run", "--coverage", "-c", "a = 1")
     assert done.returncode == 2  # the environment of these tests has no packages, and so no coverage.py

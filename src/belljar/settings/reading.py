@@ -26,10 +26,8 @@ _FAMILIAR: Mapping[str, tuple[str, ...]] = {
     "ALLOWED_HOSTS": ("server.allowed_hosts",),
     "MAX_KERNELS": ("sessions.max_sessions",),
     "KERNEL_TIMEOUT": ("sessions.idle_seconds",),
-    "MAX_EXECUTION_TIME": tuple(
-        f"{kind}_limits.{unit}_seconds" for kind in ("default", "ceiling") for unit in ("wall", "cpu")
-    ),
-    "MAX_MEMORY_MB": ("default_limits.memory_bytes", "ceiling_limits.memory_bytes"),
+    "MAX_EXECUTION_TIME": ("default_limits.wall_seconds", "default_limits.cpu_seconds"),  # a request may ask for more
+    "MAX_MEMORY_MB": ("default_limits.memory_bytes", "ceiling_limits.memory_bytes"),  # no request there can
     "CONTAINER_IMAGE": ("container.image",),
     "CONTAINER_LANGUAGE": ("container.language",),
     "BACKEND": ("container.engine",),
@@ -57,15 +55,18 @@ def load(
     familiar = familiar_names(environ) if takes_familiar_names else ()
     if ("CONTAINER_IMAGE" in familiar) != ("CONTAINER_LANGUAGE" in familiar):
         raise InvalidSettings("CONTAINER_IMAGE and CONTAINER_LANGUAGE must be set together")
-    for source, values in (
-        (f"file {path}", _read_file(path) if path else {}),
-        *((f"environment, as {name}", _from_familiar(name, environ[name])) for name in familiar),
-        ("environment", _from_environ(environ)),
-        ("flag", dict(flags or {})),
-    ):
+
+    def put(source: str, values: Mapping[str, Any]) -> None:
+        nonlocal settings
         for name, value in values.items():
             settings = _replace(settings, name, value)
             provenance[name] = source
+
+    put(f"file {path}", _read_file(path) if path else {})
+    for name in familiar:
+        put(f"environment, as {name}", _from_familiar(name, environ[name], settings))
+    put("environment", _from_environ(environ))
+    put("flag", flags or {})
     check(settings)
     return dataclasses.replace(settings, provenance=provenance)
 
@@ -100,7 +101,9 @@ def familiar_names(environ: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(name for name in _FAMILIAR if environ.get(name))
 
 
-def _from_familiar(name: str, value: str) -> dict[str, Any]:
+def _from_familiar(name: str, value: str, so_far: Settings) -> dict[str, Any]:
+    if name == "MAX_EXECUTION_TIME":
+        return dict.fromkeys(_FAMILIAR[name], value) | _raised_ceilings(value, so_far)
     if name == "BACKEND":
         return _chosen_backend(value)
     if name == "ALLOWED_HOSTS" and value.startswith("["):  # a list in JSON, as that server wants it
@@ -111,6 +114,17 @@ def _from_familiar(name: str, value: str) -> dict[str, Any]:
         except ValueError:
             raise InvalidSettings(f"MAX_MEMORY_MB must be a whole number, not {value!r}") from None
     return dict.fromkeys(_FAMILIAR[name], value)
+
+
+def _raised_ceilings(value: str, so_far: Settings) -> dict[str, Any]:
+    """Those that are below the time which every program gets."""
+    try:
+        seconds = float(value)
+    except ValueError:
+        raise InvalidSettings(f"MAX_EXECUTION_TIME must be a number of seconds, not {value!r}") from None
+    ceiling = so_far.ceiling_limits
+    names = ("wall_seconds", "cpu_seconds")
+    return {f"ceiling_limits.{name}": value for name in names if getattr(ceiling, name) < seconds}
 
 
 def _chosen_backend(value: str) -> dict[str, Any]:

@@ -286,8 +286,9 @@ def test_settings_by_their_old_names(start_kernels: Any) -> None:
         MAX_KERNELS="2", KERNEL_TIMEOUT="1", MAX_EXECUTION_TIME="2", ALLOWED_HOSTS='["example.org"]'
     ) as kernels:
         assert kernels.ask("GET", "/health", headers={"Host": "example.org"}).status == 200
-        (line,) = kernels.run("while True: pass", "a", timeout=60)
+        (line,) = kernels.run("while True: pass", "a")
         assert line["error"].startswith("TimeoutError: not done after 2 s")
+        assert kernels.run("import time; time.sleep(2.5); print(1)", "a", timeout=60) == [{"text": "1\n"}]
         deadline = time.monotonic() + DEADLINE_SECONDS
         while kernels.ask("GET", f"{PREFIX}/sessions").body["total"]:
             assert time.monotonic() < deadline, "an idle session is still there"
