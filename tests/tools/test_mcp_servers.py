@@ -61,8 +61,10 @@ def serving(kind: str, port: int = 0) -> Iterator[int]:
         process.wait()
 
 
-def open_box(settings: Settings, call_seconds: float = 20.0, **servers: ToolServerSettings) -> belljar.Sandbox:
-    tools = ToolSettings(servers=servers, call_seconds=call_seconds)
+def open_box(
+    settings: Settings, call_seconds: float = 20.0, start_seconds: float = 30.0, **servers: ToolServerSettings
+) -> belljar.Sandbox:
+    tools = ToolSettings(servers=servers, call_seconds=call_seconds, start_seconds=start_seconds)
     pool = dataclasses.replace(settings.pool, ready_guests=1)
     return belljar.Sandbox(settings=dataclasses.replace(settings, tools=tools, pool=pool))
 
@@ -255,6 +257,31 @@ def test_a_prefix_keeps_them_apart(settings: Settings) -> None:
 def test_a_server_that_does_not_start_is_named(settings: Settings, server: ToolServerSettings) -> None:
     with pytest.raises(belljar.SandboxFault, match="tool server 'lost' does not start"):
         open_box(settings, lost=server).open()
+
+
+LOUD = (
+    "import sys; sys.stderr.write('x\\n' * 50_000 + 'no key\\nin the settings')"  # more than a pipe holds; no newline
+)
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        pytest.param(
+            (sys.executable, "-c", LOUD), r".+; it said:\n(x\n){8}no key\nin the settings$", id="it_ends_at_once"
+        ),
+        pytest.param(
+            ("sh", "-c", "echo no key >&2; exec sleep 600"),
+            r"no answer within 5 s; it said:\nno key$",
+            id="it_never_answers",
+        ),
+    ],
+)
+def test_the_last_words_of_a_server_that_does_not_start_are_told(
+    settings: Settings, command: tuple[str, ...], reason: str
+) -> None:
+    with pytest.raises(belljar.SandboxFault, match=f"tool server 'lost' does not start: {reason}"):
+        open_box(settings, start_seconds=5.0, lost=ToolServerSettings(command=command)).open()
 
 
 def test_nothing_is_left_of_a_server(settings: Settings, host: Any) -> None:

@@ -12,6 +12,7 @@ import contextvars
 import logging
 import os
 import select
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, Self
 
@@ -19,6 +20,8 @@ from belljar.settings import ToolServerSettings
 
 _log = logging.getLogger("belljar.tools")
 _LINE_BYTES_MAX = 4096
+_PIPE_BYTES = 65536  # what a pipe holds
+_LAST_LINES = 10
 
 
 class Letter:
@@ -49,6 +52,12 @@ class Line:
         self._server = server
         self._on_end = on_end
         self._complaints: Grumbling | None = None  # of a command
+        self._last_lines: deque[str] = deque(maxlen=_LAST_LINES)
+
+    @property
+    def last_words(self) -> str:
+        """The last lines that a command wrote to its standard error; empty if there are none, and for a URL."""
+        return "\n".join(self._last_lines)
 
     def is_over(self) -> bool:
         """Whether the server is known to be gone; the news of that may be on its way still."""
@@ -106,7 +115,7 @@ class Line:
 
         command, *args = self._server.command
         parameters = StdioServerParameters(command=command, args=args, env=_environment(self._server.env))
-        with Grumbling(self._name) as complaints:
+        with Grumbling(self._name, self._last_lines) as complaints:
             async with stdio_client(parameters, errlog=complaints.file) as streams:
                 complaints.file.close()  # the command has its own
                 self._complaints = complaints
@@ -169,10 +178,11 @@ def _header(text: str) -> tuple[str, str]:
 
 
 class Grumbling:
-    """A pipe that a command complains into; its lines go to our log. It ends with the command."""
+    """A pipe that a command complains into; its lines go to our log and into `lines`. It ends with the command."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, lines: deque[str]) -> None:
         self._name = name
+        self._lines = lines
         self._unread = b""
 
     def __enter__(self) -> Self:
@@ -184,6 +194,9 @@ class Grumbling:
 
     def __exit__(self, *_: object) -> None:
         self.file.close()
+        self._read()  # a command that cannot start says why, and ends before anybody looks
+        if self._unread:
+            self._note(self._unread)
         asyncio.get_running_loop().remove_reader(self._ours)
         os.close(self._ours)
 
@@ -195,7 +208,7 @@ class Grumbling:
 
     def _read(self) -> None:
         try:
-            chunk = os.read(self._ours, _LINE_BYTES_MAX)
+            chunk = os.read(self._ours, _PIPE_BYTES)
         except BlockingIOError:
             return
         if not chunk:
@@ -204,4 +217,9 @@ class Grumbling:
         *lines, self._unread = (self._unread + chunk).split(b"\n")
         self._unread = self._unread[-_LINE_BYTES_MAX:]
         for line in lines:
-            _log.debug("tool server %s says: %s", self._name, line.decode("utf-8", "replace"))
+            self._note(line)
+
+    def _note(self, line: bytes) -> None:
+        text = line[:_LINE_BYTES_MAX].decode("utf-8", "replace")
+        _log.debug("tool server %s says: %s", self._name, text)
+        self._lines.append(text)

@@ -67,7 +67,9 @@ class McpServer:
         if not self._life.done() and self._tools is None:
             self._failure = TimeoutError(f"no answer within {self._start_seconds:g} s")
         if self._tools is None:
-            raise SandboxFault(f"tool server {self._name!r} does not start: {_words(self._failure)}") from self._failure
+            said = f"; it said:\n{self._line.last_words}" if self._line.last_words else ""
+            message = f"tool server {self._name!r} does not start: {_words(self._failure)}{said}"
+            raise SandboxFault(message) from self._failure
         return self._tools
 
     async def close(self) -> None:

@@ -276,3 +276,13 @@ def test_the_configuration_is_checked(environ: dict[str, str], tmp_path: Path) -
     refused = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
     assert refused.returncode == 125
     assert refused.stderr == "belljar: llm_call.json: 'm' has no url\n"
+
+
+def test_a_server_of_the_list_that_does_not_start_says_why(environ: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "tools.py").write_text("import nowhere_to_be_found\n")
+    (tmp_path / "server_list.json").write_text('["tools.py"]')
+    command = [sys.executable, "-m", "belljar", "serve", "--xmaster-config", str(tmp_path)]
+    refused = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    assert refused.returncode == 125
+    assert "belljar: tool server 'xmaster-1' does not start: " in refused.stderr
+    assert "\nModuleNotFoundError: No module named 'nowhere_to_be_found'\n" in refused.stderr
