@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from belljar.contract.errors import CallerError, Draining, Overloaded
-from belljar.contract.execution import Execution, Outcome, Status
+from belljar.contract.execution import Execution, Outcome, Status, cut_note
 from belljar.engine.admission import admit
 from belljar.engine.execute import new_id
 from belljar.frontends.api.callers import Caller
@@ -165,8 +165,7 @@ def _note_cut(stderr: str, execution: Execution, *, was_cut: bool) -> str:
     if not was_cut:
         return stderr
     line_end = "\n" if stderr and not stderr.endswith("\n") else ""
-    kept_kb = execution.limits.output_bytes / 1024
-    return f"{stderr}{line_end}[cut: output after the first {kept_kb:g} KB was dropped]\n"
+    return f"{stderr}{line_end}{cut_note(execution.limits)}\n"
 
 
 def _reason(outcome: Outcome) -> str:
