@@ -41,6 +41,8 @@ _FLUSH_SECONDS = 0.05
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 _BYTES = tuple(float(1 << power) for power in range(22, 33))
 
+_encode_plain = msgspec.json.Encoder().encode
+
 Facts = Callable[[], Mapping[str, Any]]
 
 
@@ -77,28 +79,43 @@ class Log:
         self._thread.join(1.0)
 
     def _write_all(self) -> None:
-        encoder = msgspec.json.Encoder()
         while not (self._closed and not self._lines):
             self._something.wait()
             if not self._closed:
                 time.sleep(_FLUSH_SECONDS)  # lines come in crowds; one wake-up and one write serve them all
             self._something.clear()
             lines, self._lines = self._lines, []
-            encode = self._encode_text if self._as_text else encoder.encode
-            chunk = b"".join(encode(_with_date(line)) + b"\n" for line in lines)
+            chunk = b"".join(map(self._encode, lines))
             try:
                 while chunk:
                     chunk = chunk[os.write(self._descriptor, chunk) :]
             except OSError:
-                self.dropped += len(lines)
+                self.dropped += chunk.count(b"\n")
 
-    @staticmethod
-    def _encode_text(line: dict[str, Any]) -> bytes:
-        moment, event = line.pop("time"), line.pop("event")
-        words = " ".join(
-            f"{key}={value!r}" if isinstance(value, str) else f"{key}={value}" for key, value in line.items()
-        )
-        return f"{moment} {event} {words}".encode("utf-8", "replace")
+    def _encode(self, line: dict[str, Any]) -> bytes:
+        """A line with its end; nothing at all if it cannot be written down, since the next one can."""
+        try:
+            return (_encode_text if self._as_text else _encode_json)(_with_date(line)) + b"\n"
+        except Exception:  # noqa: BLE001  whatever a value breaks with; there is nobody to tell
+            self.dropped += 1
+            return b""
+
+
+def _encode_json(line: dict[str, Any]) -> bytes:
+    try:
+        return _encode_plain(line)
+    except UnicodeEncodeError:  # half of a surrogate pair, as names of files have
+        return _encode_plain({name: _escape(value) for name, value in line.items()})
+
+
+def _escape(value: Any) -> Any:
+    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
+
+
+def _encode_text(line: dict[str, Any]) -> bytes:
+    moment, event = line.pop("time"), line.pop("event")
+    words = " ".join(f"{key}={value!r}" if isinstance(value, str) else f"{key}={value}" for key, value in line.items())
+    return f"{moment} {event} {words}".encode("utf-8", "backslashreplace")
 
 
 def _with_date(line: dict[str, Any]) -> dict[str, Any]:
