@@ -24,6 +24,9 @@ PAGE = (
 )
 
 
+CUT = "half of a bell: \ud83d"  # as services send it that cut texts without looking
+
+
 def make_pdf(text: str) -> bytes:
     """A real PDF of one page."""
     stream = f"BT /F1 24 Tf 72 720 Td ({text}) Tj ET".encode()
@@ -122,7 +125,7 @@ class _Answers(BaseHTTPRequestHandler):
             {
                 "title": f"{body['q']} {each}",
                 "link": f"https://example.org/{each}",
-                "snippet": "…",
+                "snippet": CUT if body["q"] == "cut" else "…",
                 "position": each + 1,
             }
             for each in range(body["num"])
@@ -130,10 +133,12 @@ class _Answers(BaseHTTPRequestHandler):
         self._json({"searchParameters": body, "organic": organic, "credits": 1})
 
     def at_scrape(self, body: Any, _: Any) -> None:
-        self._json({"text": f"scraped {body['url']}", "metadata": {}})
+        text = CUT if body["url"].endswith("?cut") else f"scraped {body['url']}"
+        self._json({"text": text, "metadata": {}})
 
     def at_search(self, _: Any, query: Any) -> None:
-        results = [{"title": "one", "url": "https://example.org/", "content": "first"}, {"title": "two", "url": "x"}]
+        first = CUT if query["q"] == ["cut"] else "first"
+        results = [{"title": "one", "url": "https://example.org/", "content": first}, {"title": "two", "url": "x"}]
         assert query["format"] == ["json"]
         self._json({"query": query["q"][0], "results": results, "suggestions": ["bells"]})
 
@@ -142,6 +147,12 @@ class _Answers(BaseHTTPRequestHandler):
 
     def at_latin(self, *_: Any) -> None:
         self._send(200, "<p>Glöckchen</p>".encode("latin-1"), "text/html; charset=latin-1")
+
+    def at_halved(self, *_: Any) -> None:
+        self._send(200, b"half of a bell: +2D0-", "text/html; charset=utf-7")
+
+    def at_misnamed(self, *_: Any) -> None:
+        self._send(200, "<p>Glöckchen</p>".encode(), "text/html; charset=undefined")
 
     def at_packed(self, *_: Any) -> None:
         self._send(200, gzip.compress(PAGE.encode()), "text/html", content_encoding="gzip")
@@ -185,6 +196,8 @@ class _Answers(BaseHTTPRequestHandler):
         elif "JSON object" in said:
             answer = {"content": f"summary by {body['model']}: {'bell jar' in said}", "urls": ["u"], "score": 0.9}
             self._complete("```json\n" + json.dumps(answer) + "\n```")
+        elif said == "cut":
+            self._complete(CUT)
         else:
             self._complete(f"{body['model']} heard: {said[:2000]}")
 

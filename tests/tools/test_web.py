@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
+import tracemalloc
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ import belljar
 from belljar.contract.errors import ToolFailed
 from belljar.settings import LlmSettings, ModelSettings, Settings, ToolSettings, WebSettings
 from belljar.tools.web.access import Web
+from belljar.tools.web.cache import Cache
 from belljar.tools.web.fetch import Forbidden, check_public
 from tests.tools.outside import PAGE, Outside, outside_world
 
@@ -109,6 +111,61 @@ def test_what_is_remembered_is_bounded(outside: Outside) -> None:
     size, count = ask(outside, many, cache_bytes=5000)
     assert size <= 5000
     assert 0 < count < 20
+
+
+@pytest.mark.parametrize(
+    ("count", "letters"), [pytest.param(300, 60_000, id="long_questions"), pytest.param(20_000, 1, id="short_answers")]
+)
+def test_all_that_is_remembered_counts(count: int, letters: int) -> None:
+    bytes_max = 300_000
+    cache = Cache(bytes_max, 60.0)
+
+    async def answer() -> str:
+        return "x"
+
+    async def fill() -> int:
+        await cache.get(("llm", "first"), answer)
+        tracemalloc.start()
+        try:
+            for each in range(count):
+                assert await cache.get(("llm", f"{'q' * letters} {each}"), answer) == "x"
+            return tracemalloc.get_traced_memory()[0]
+        finally:
+            tracemalloc.stop()
+
+    assert asyncio.run(fill()) < 2 * bytes_max
+    assert cache.hits == 0
+
+
+def test_long_questions_are_told_apart(outside: Outside) -> None:
+    async def fetch(web: Web) -> None:
+        for each in ("one", "two", "one"):
+            await web.fetch_web(f"{outside.url}/page?{'x' * 60_000}{each}")
+
+    ask(outside, fetch)
+    assert outside.asked["/page"] == 2
+
+
+@pytest.mark.parametrize(
+    ("question", "read"),
+    [
+        pytest.param(lambda web, _: web.search("cut", 1), lambda found: found["organic"][0]["snippet"], id="search"),
+        pytest.param(lambda web, _: web.models.ask("cut"), str, id="model"),
+        pytest.param(lambda web, url: web.fetch_web(f"{url}/missing?cut"), str, id="scraped"),
+        pytest.param(lambda web, url: web.fetch_web(f"{url}/halved"), str, id="character_set"),
+    ],
+)
+def test_half_of_a_character_is_replaced(outside: Outside, question: Any, read: Callable[[Any], str]) -> None:
+    assert read(ask(outside, lambda web: question(web, outside.url))) == "half of a bell: ?"
+
+
+def test_half_of_a_character_is_replaced_for_every_engine(outside: Outside) -> None:
+    found = ask(outside, lambda web: web.search("cut", 1), search_provider="searxng")
+    assert found["organic"][0]["snippet"] == "half of a bell: ?"
+
+
+def test_a_page_that_names_no_character_set_is_read(outside: Outside) -> None:
+    assert ask(outside, lambda web: web.fetch_web(f"{outside.url}/misnamed")) == "<p>Glöckchen</p>"
 
 
 @pytest.mark.parametrize("path", ["page", "packed"])

@@ -11,6 +11,7 @@ import msgspec
 
 from belljar.contract.errors import InvalidSettings, ToolFailed
 from belljar.settings import LlmSettings, WebSettings
+from belljar.tools.web.answers import read_json
 from belljar.tools.web.cache import Cache
 from belljar.tools.web.fetch import Fetcher, Forbidden, Page, new_client
 from belljar.tools.web.llm import Models
@@ -130,7 +131,7 @@ class Web:
                 timeout=_SCRAPE_SECONDS,
             )
             response.raise_for_status()
-            text = response.json()["text"]
+            text = read_json(response)["text"]
         except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
             raise ToolFailed(f"neither we nor the scraping service could get it: {type(error).__name__}") from error
         return str(text)[: self._settings.fetch_bytes]

@@ -1,14 +1,21 @@
-"""Answers, remembered for a while: agents ask the same things again and again, and often at the same time."""
+"""Answers, remembered for a while: agents ask the same things again and again, and often at the same time.
+
+Questions are whole prompts at times, and strangers choose them. What is kept of each is a digest, so that answers alone
+fill the memory, beside a fixed cost for each.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
+
+_ENTRY_BYTES = 512  # what an answer takes beside its own bytes
 
 
 class Cache:
@@ -17,13 +24,14 @@ class Cache:
     def __init__(self, bytes_max: int, seconds: float) -> None:
         self._bytes_max = bytes_max
         self._seconds = seconds
-        self._kept: OrderedDict[Hashable, tuple[float, bytes]] = OrderedDict()
+        self._kept: OrderedDict[bytes, tuple[float, bytes]] = OrderedDict()
         self._bytes = 0
-        self._asking: dict[Hashable, asyncio.Task[Any]] = {}
+        self._asking: dict[bytes, asyncio.Task[Any]] = {}
         self.hits = 0
 
-    async def get(self, key: Hashable, ask: Callable[[], Awaitable[Any]]) -> Any:
-        """The answer for `key`; `ask` is awaited once, however many want to know."""
+    async def get(self, question: tuple[str | int, ...], ask: Callable[[], Awaitable[Any]]) -> Any:
+        """The answer to `question`; `ask` is awaited once, however many want to know."""
+        key = hashlib.sha256(repr(question).encode()).digest()
         known = self._kept.get(key)
         if known is not None and time.monotonic() - known[0] < self._seconds:
             self._kept.move_to_end(key)
@@ -42,7 +50,7 @@ class Cache:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _ask(self, key: Hashable, ask: Callable[[], Awaitable[Any]]) -> Any:
+    async def _ask(self, key: bytes, ask: Callable[[], Awaitable[Any]]) -> Any:
         try:
             answer = await ask()
         finally:
@@ -50,10 +58,10 @@ class Cache:
         self._keep(key, msgspec.json.encode(answer))
         return answer
 
-    def _keep(self, key: Hashable, encoded: bytes) -> None:
+    def _keep(self, key: bytes, encoded: bytes) -> None:
         before = self._kept.pop(key, None)
-        self._bytes += len(encoded) - (0 if before is None else len(before[1]))
+        self._bytes += _ENTRY_BYTES + len(encoded) - (0 if before is None else _ENTRY_BYTES + len(before[1]))
         self._kept[key] = time.monotonic(), encoded
         while self._bytes > self._bytes_max:
             _, (_, dropped) = self._kept.popitem(last=False)
-            self._bytes -= len(dropped)
+            self._bytes -= _ENTRY_BYTES + len(dropped)

@@ -54,9 +54,10 @@ class Page:
                 letter for letter in named.split('"')[0].split("'")[0] if letter.isalnum() or letter in "-_"
             )
         try:
-            return self.content.decode(named or "utf-8", "replace")
-        except LookupError:
+            text = self.content.decode(named or "utf-8", "replace")
+        except (LookupError, ValueError):
             return self.content.decode("utf-8", "replace")
+        return text.encode("utf-8", "replace").decode()  # some character sets have halves of characters
 
 
 def new_client() -> httpx.AsyncClient:

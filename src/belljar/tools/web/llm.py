@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from belljar.contract.errors import ToolFailed
 from belljar.settings import LlmSettings, ModelSettings
+from belljar.tools.web.answers import read_json
 
 if TYPE_CHECKING:
     import httpx
@@ -83,7 +84,7 @@ def _read(response: httpx.Response) -> str:
     if len(response.content) > _ANSWER_BYTES_MAX:
         raise ToolFailed("it said too much")
     try:
-        answer: Any = response.json()
+        answer: Any = read_json(response)
         said = answer["choices"][0]["message"]["content"]
     except (ValueError, LookupError, TypeError):
         raise _WorthAnother("its answer is no completion") from None

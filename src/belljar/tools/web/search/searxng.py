@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from belljar.settings import WebSettings
+from belljar.tools.web.answers import read_json
 
 if TYPE_CHECKING:
     import httpx
@@ -19,7 +20,7 @@ async def search(client: httpx.AsyncClient, settings: WebSettings, asked: Questi
         params={"q": asked.query, "format": "json", "language": f"{asked.lang}-{asked.region.upper()}"},
     )
     response.raise_for_status()
-    found = response.json()
+    found = read_json(response)
     results = found.get("results") if isinstance(found, dict) else None
     if not isinstance(results, list):
         raise ValueError("that is no answer of SearXNG")

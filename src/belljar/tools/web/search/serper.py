@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from belljar.settings import WebSettings
+from belljar.tools.web.answers import read_json
 
 if TYPE_CHECKING:
     import httpx
@@ -22,7 +23,7 @@ async def search(client: httpx.AsyncClient, settings: WebSettings, asked: Questi
         json={"q": asked.query, "num": asked.top_k, "gl": asked.region, "hl": asked.lang},
     )
     response.raise_for_status()
-    found = response.json()
+    found = read_json(response)
     if not isinstance(found, dict):
         raise ValueError("that is no answer of serper.dev")
     return {name: value for name, value in found.items() if name not in _NOT_FOR_AGENTS}
