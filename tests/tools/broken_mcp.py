@@ -1,4 +1,7 @@
-"""An MCP server over stdio that says hello properly and then writes what is no protocol at all."""
+"""An MCP server over stdio that says hello properly and then writes what is no protocol at all.
+
+The schema of its tool `crooked` is no schema, and `halve` answers with half of a character.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,11 @@ for line in sys.stdin:
             },
         )
     elif asked["method"] == "tools/list":
-        answer(asked, {"tools": [{"name": "babble", "inputSchema": {"type": "object", "properties": {}}}]})
+        plain, crooked = {"type": "object", "properties": {}}, {"type": "object", "properties": {"a": {"type": [[]]}}}
+        schemas = {"babble": plain, "halve": plain, "crooked": crooked}
+        answer(asked, {"tools": [{"name": name, "inputSchema": schema} for name, schema in schemas.items()]})
+    elif asked["method"] == "tools/call" and asked["params"]["name"] == "halve":
+        answer(asked, {"content": [{"type": "text", "text": "a\ud800b"}]})
     elif asked["method"] == "tools/call":
         print("\x00\x01 this is not JSON {]\n[1,2]\n" + "z" * 100_000, flush=True)
         answer(asked, {"content": [{"type": "text", "text": "{not json"}, {"type": "image"}], "isError": "maybe"})

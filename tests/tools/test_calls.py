@@ -264,6 +264,69 @@ def test_an_answer_that_is_no_json_is_an_error(tool_box: belljar.Sandbox) -> Non
     assert "garbage: its answer is no JSON value" in answer_of(tool_box.run(code, tools=[garbage]))
 
 
+class Speechless(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def raising(error: BaseException) -> Any:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("work", "said"),
+    [
+        pytest.param(lambda: "a\ud800b", "its answer is no JSON value: 'utf-8' codec", id="half_a_character"),
+        pytest.param(lambda: {"deep": [{"\udcff": 1}]}, "its answer is no JSON value: 'utf-8' codec", id="in_a_name"),
+        pytest.param(lambda: {(1, 2): 3}, "its answer is no JSON value: Only dicts with str-like", id="key_of_two"),
+        pytest.param(lambda: 10**5000, "its answer is no JSON value: Exceeds the limit", id="number_too_long"),
+        pytest.param(lambda: nested(100_000), "its answer is no JSON value: maximum recursion", id="nested_too_deeply"),
+        pytest.param(lambda: [nested(each) for each in range(900, 1000)], "its answer is no JSON", id="nested_deeply"),
+        pytest.param(lambda: raising(ValueError("bad \udcff")), "ValueError: bad \\udcff", id="half_in_an_error"),
+        pytest.param(lambda: raising(Speechless()), "the host could not answer", id="error_without_words"),
+        pytest.param(lambda: raising(asyncio.CancelledError()), "it raised CancelledError", id="cancelled_within"),
+        pytest.param(lambda: raising(SystemExit(3)), "it raised SystemExit", id="exit"),
+    ],
+)
+@pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])
+def test_whatever_a_tool_does_is_answered(tool_box: belljar.Sandbox, work: Any, said: str, *, is_async: bool) -> None:
+    def odd() -> Any:
+        return work()
+
+    async def odd_too() -> Any:
+        return work()
+
+    tool = odd_too if is_async else odd
+    code = (
+        f"import tools\ntry:\n    tools.{tool.__name__}()\nexcept tools.ToolError as error:\n    print(error)\n"
+        "print(tools.add(1))"
+    )
+    outcome = tool_box.run(code, tools=[tool, add], timeout=30)
+    lines = answer_of(outcome).splitlines()
+    assert lines[0].startswith(f"{tool.__name__}: {said}")
+    assert lines[1] == "3"
+    assert [call.ok for call in outcome.tool_calls if call.tool == "add"] == [True]
+    assert not any(call.ok for call in outcome.tool_calls if call.tool != "add")
+
+
+def test_what_cannot_be_sent_is_streamed_as_a_failure(tool_box: belljar.Sandbox) -> None:
+    def half() -> str:
+        return "a\ud800b"
+
+    code = "import tools\ntry:\n    tools.half()\nexcept tools.ToolError: pass"
+    (answered,) = (each for each in tool_box.stream(code, tools=[half], timeout=30) if isinstance(each, ToolAnswered))
+    assert not answered.call.ok
+    assert answered.result.startswith("half: its answer is no JSON value")
+    assert answered.result.isascii()
+
+
 def test_calls_are_counted_against_their_number(bounded_box: Any) -> None:
     code = (
         "import tools\ncount = 0\ntry:\n    while True:\n        tools.add(1)\n        count += 1\n"
@@ -347,9 +410,12 @@ def test_descriptors_are_where_a_program_expects_them(tool_box: belljar.Sandbox)
 
 def test_nothing_is_left_behind(settings: belljar.Settings, host: Any) -> None:
     with belljar.Sandbox(settings=dataclasses.replace(settings)) as box:
-        box.run("import tools\ntools.add(1)", tools=[add])
+        begin = "import tools\nprint(tools.add(1), flush=True)"
+        assert answer_of(box.run(begin, tools=[add])) == "3\n"
         before = host.leftovers()
-        for code in ("import tools\ntools.add(1)", "import tools, os\ntools.add(1); os.kill(os.getpid(), 9)"):
+        for end, status in (("", "ok"), ("import os; os.kill(os.getpid(), 9)", "crashed")):
             for _ in range(5):
-                box.run(code, tools=[add])
+                outcome = box.run(f"{begin}\n{end}", tools=[add])
+                assert (outcome.status, outcome.stdout) == (status, "3\n"), outcome.stderr
+                assert [(call.tool, call.ok) for call in outcome.tool_calls] == [("add", True)]
         host.wait_until(lambda: host.leftovers().descriptors <= before.descriptors, "descriptors are closed")

@@ -97,7 +97,7 @@ def test_every_tool_of_a_server_is_a_function(settings: Settings, kind: str) -> 
             "with ThreadPoolExecutor(20) as pool:\n    print(sum(pool.map(add, range(100))))\n"
             "try:\n    fail()\nexcept ToolError as error:\n    print(error)\n"
         )
-        assert run(box, code).splitlines() == [
+        assert run(box, code, timeout=60).splitlines() == [
             "3 6 {'organic': ['bell 0', 'bell 1']} {'organic': ['bell', 'bell']}",
             str(sum(range(100)) + 200),
             "fail: Error executing tool fail: no luck today",
@@ -226,11 +226,19 @@ def test_a_server_that_floods_costs_only_the_call(stdio_box: belljar.Sandbox) ->
     assert said[1] == "3"
 
 
-def test_a_server_that_babbles_costs_only_the_call(settings: Settings) -> None:
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        pytest.param("babble()", "babble: ", id="no_protocol"),
+        pytest.param("halve()", "halve: no answer within 5 s", id="half_a_character"),
+        pytest.param("crooked(1)", "crooked: TypeError: unhashable type: 'list'", id="no_schema"),
+    ],
+)
+def test_a_server_that_babbles_costs_only_the_call(settings: Settings, call: str, said: str) -> None:
     broken = ToolServerSettings(command=(sys.executable, str(HERE / "broken_mcp.py")))
     with open_box(settings, call_seconds=5.0, broken=broken) as box:
-        code = "import tools\ntry:\n    print(tools.babble())\nexcept tools.ToolError as error:\n    print('E', error)"
-        assert run(box, code).startswith("E babble: ")
+        code = f"import tools\ntry:\n    print(tools.{call})\nexcept tools.ToolError as error:\n    print('E', error)"
+        assert run(box, code, timeout=60).startswith(f"E {said}")
         assert box.run("print(1)").stdout == "1\n"
 
 

@@ -66,6 +66,33 @@ def test_a_thread_left_behind_cannot_call_between_cells(tool_box: belljar.Sandbo
         assert "nothing is being executed now" in said(session.run("thread.join(); print(heard)"))
 
 
+def test_a_thread_whose_call_is_given_up_with_its_cell_hears_of_it(tool_box: belljar.Sandbox) -> None:
+    begun, gate = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        begun.set()
+        gate.wait(60)
+
+    def until_begun() -> bool:
+        return begun.wait(20)
+
+    with tool_box.session(tools=[wait, until_begun]) as session:
+        code = (
+            "import threading, tools\nheard = []\n"
+            "def call():\n"
+            "    try:\n        tools.wait()\n    except tools.ToolError as error:\n        heard.append(str(error))\n"
+            "thread = threading.Thread(target=call, daemon=True); thread.start()\nprint(tools.until_begun())"
+        )
+        try:
+            outcome = session.run(code, timeout=30)
+            assert said(outcome) == "True\n"
+            assert [(call.tool, call.ok) for call in outcome.tool_calls] == [("until_begun", True), ("wait", False)]
+            told = said(session.run("thread.join(20); print(heard)", timeout=30))
+        finally:
+            gate.set()
+    assert "wait: the call was given up, since what made it is over" in told
+
+
 def test_an_interrupted_call_leaves_the_line_in_order(tool_box: belljar.Sandbox) -> None:
     gate = threading.Event()
 

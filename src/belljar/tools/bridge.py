@@ -55,7 +55,7 @@ class Bridge:
             "argument_bytes": settings.argument_bytes,
         }
         self._loop = asyncio.get_running_loop()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[bytes]] = set()
         self._connections: set[_Connection] = set()
         self._watcher: Watcher | None = None
         self._is_on = False
@@ -163,9 +163,9 @@ class Bridge:
             answer(_error(refusal))
             return True
         self._number += 1
-        task = self._loop.create_task(self._call(self._number, name, arguments, answer))
+        task = self._loop.create_task(self._call(self._number, name, arguments))
         self._tasks.add(task)
-        task.add_done_callback(self._done)
+        task.add_done_callback(lambda done: self._done(name, done, answer))
         return True
 
     def _refuse(self, name: str) -> str | None:
@@ -180,7 +180,8 @@ class Bridge:
             return f"{name}: this program has used up the {self._settings.total_seconds:g} s that its calls may take"
         return None
 
-    async def _call(self, number: int, name: str, arguments: dict[str, Any], answer: Callable[[bytes], None]) -> None:
+    async def _call(self, number: int, name: str, arguments: dict[str, Any]) -> bytes:
+        """Run one tool; the answer."""
         watcher, calls = self._watcher, self.calls
         if watcher is not None:
             watcher.called(ToolCalled(number=number, tool=name, arguments=arguments))
@@ -192,11 +193,7 @@ class Bridge:
             result = await asyncio.wait_for(
                 self._host.call(self._keys[name], arguments), self._settings.total_seconds - self._seconds
             )
-            packet = _encode({"result": result})
-            if len(packet) > self._settings.result_bytes:
-                raise ToolFailed(
-                    f"{name}: its answer has {len(packet):,} bytes, over the {self._settings.result_bytes:,} allowed"
-                )
+            packet = self._pack(name, result)
             ok = True
         except ToolFailed as error:
             result = error.message
@@ -212,14 +209,30 @@ class Bridge:
         calls.append(call)
         if watcher is not None:
             watcher.answered(ToolAnswered(number=number, call=call, result=result))
-        answer(packet)
+        return packet
 
-    def _done(self, task: asyncio.Task[None]) -> None:
+    def _pack(self, name: str, result: Any) -> bytes:
+        try:
+            packet = _encode({"result": result})
+        except (TypeError, ValueError, OverflowError, RecursionError, MemoryError) as error:
+            raise ToolFailed(f"{name}: its answer is no JSON value: {error}") from None
+        if len(packet) > self._settings.result_bytes:
+            raise ToolFailed(
+                f"{name}: its answer has {len(packet):,} bytes, over the {self._settings.result_bytes:,} allowed"
+            )
+        return packet
+
+    def _done(self, name: str, task: asyncio.Task[bytes], answer: Callable[[bytes], None]) -> None:
+        """Answer, however the call went: whoever is not answered waits for ever."""
         self._tasks.discard(task)
-        if not task.cancelled():
-            error = task.exception()
-            if error is not None:
-                self._loop.call_exception_handler({"message": "a tool call broke", "exception": error})
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._loop.call_exception_handler({"message": "a tool call broke", "exception": error})
+            answer(_error(f"{name}: the host could not answer; its log says why"))
+        elif task.cancelled():
+            answer(_error(f"{name}: the call was given up, since what made it is over"))
+        else:
+            answer(task.result())
         self.resume()
 
 

@@ -158,13 +158,10 @@ class Broker:
             raise ToolFailed(f"{_visible(key)} is not there any more")
         name = tool.spec.name
         try:
-            problem = find_problem(arguments, tool.spec.input_schema)
-            if problem:
-                raise ToolFailed(problem)
             result = await self._run(tool, arguments)
         except ToolFailed as error:
             self._calls[name, "failed"] += 1
-            raise ToolFailed(f"{name}: {error.message[:_MESSAGE_CHARACTERS_MAX]}") from error
+            raise ToolFailed(f"{name}: {_escape(error.message[:_MESSAGE_CHARACTERS_MAX])}") from error
         except asyncio.CancelledError:
             self._calls[name, "failed"] += 1
             raise
@@ -174,6 +171,9 @@ class Broker:
     async def _run(self, tool: Tool, arguments: Arguments) -> Any:
         seconds = self._settings.call_seconds
         try:
+            problem = find_problem(arguments, tool.spec.input_schema)  # breaks if the schema is none
+            if problem:
+                raise ToolFailed(problem)
             async with asyncio.timeout(seconds) as clock:
                 result = await tool.run(arguments)
         except ToolFailed:
@@ -182,6 +182,10 @@ class Broker:
             if clock.expired():
                 raise ToolFailed(f"no answer within {seconds:g} s") from None
             raise ToolFailed(f"TimeoutError: {error}") from error
+        except (asyncio.CancelledError, SystemExit) as error:
+            if isinstance(error, asyncio.CancelledError) and _is_given_up():
+                raise
+            raise ToolFailed(f"it raised {type(error).__name__}") from error
         except Exception as error:
             _log.info("tool %s failed", tool.spec.name, exc_info=error)
             raise ToolFailed(f"{type(error).__name__}: {error}") from error
@@ -198,6 +202,17 @@ class Broker:
 
     def _find(self, key: str) -> Tool | None:
         return self._lent.get(key) if _LENT in key else self._tools.get(key)
+
+
+def _is_given_up() -> bool:
+    """Whether somebody has cancelled this call, as opposed to a tool that was cancelled within."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _escape(text: str) -> str:
+    """What cannot be sent, half of a surrogate pair, as Python writes it."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _visible(key: str) -> str:
