@@ -380,7 +380,8 @@ def test_a_session_that_dies_lets_go(netbox: belljar.Sandbox, web: LocalWeb, hos
     before = _sockets(egress)
     session = netbox.session(network=True).open()
     begin = f"import os, urllib.request\nkept = urllib.request.urlopen('http://in.test:{web.port}{ENDLESS}')\n"
-    session.run(begin + "kept.read(70000); os._exit(3)")
+    outcome = session.run(begin + "print(len(kept.read(70000)), flush=True); os._exit(3)")
+    assert (outcome.status, outcome.exit_code, outcome.stdout) == ("failed", 3, "70000\n"), outcome.stderr
     host.wait_until(lambda: _sockets(egress) <= before, "its sockets are closed")
 
 
