@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import pytest
 
 import belljar
-from belljar.contract.execution import ToolAnswered, ToolCalled
+from belljar.contract.execution import Finished, ToolAnswered, ToolCalled
 
 
 def add(a: int, b: int = 2) -> int:
@@ -364,6 +364,39 @@ def test_calls_are_streamed(tool_box: belljar.Sandbox) -> None:
     assert events[1].result == 3
     assert isinstance(events[3], ToolAnswered)
     assert (events[3].call.ok, events[3].result) == (False, "fail: ValueError: no luck today")
+
+
+def test_a_reader_who_is_slow_is_waited_for(tool_box: belljar.Sandbox) -> None:
+    made: list[int] = []
+
+    def measure(text: str) -> str:
+        made.append(len(text))
+        return text
+
+    code = "import tools\nfor _ in range(200): tools.measure('x' * 200_000)\nprint('done')"
+    events = tool_box.stream(code, tools=[measure], timeout=60)
+    next(events)
+    for _ in range(20):  # while nobody reads
+        tool_box.run("pass")
+    assert len(made) < 50
+    *_, last = events
+    assert isinstance(last, Finished)
+    assert answer_of(last.outcome) == "done\n"
+    assert len(made) == 200
+
+
+def test_half_a_character_is_refused_before_it_is_sent(tool_box: belljar.Sandbox) -> None:
+    code = (
+        "import tools\ntry:\n    tools.echo('\\ud83d')\nexcept tools.ToolError as error:\n    print(error)\n"
+        "print(tools.echo('\\U0001f514'), tools.echo('\\\\ud83d'))"
+    )
+
+    def echo(text: str) -> str:
+        return text
+
+    said = answer_of(tool_box.run(code, tools=[echo])).splitlines()
+    assert said[0].startswith("echo: an argument cannot be sent: ")
+    assert said[1] == "\U0001f514 \\ud83d"
 
 
 def test_a_program_without_tools_has_no_such_module(tool_box: belljar.Sandbox) -> None:

@@ -371,6 +371,7 @@ class ToolCalled:
     number: int  # of the call, within its execution
     tool: str
     arguments: Mapping[str, Any]
+    size_bytes: int = field(default=0, compare=False)  # what it holds in memory, about
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -380,6 +381,7 @@ class ToolAnswered:
     number: int
     call: ToolCall
     result: Any  # a JSON value, or the message of the failure
+    size_bytes: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -359,10 +359,10 @@ class _Feed:
         self._put(display, len(display.content))
 
     def called(self, call: ToolCalled) -> None:
-        self._put(call, _EVENT_BYTES)
+        self._put(call, _EVENT_BYTES + call.size_bytes)
 
     def answered(self, answer: ToolAnswered) -> None:
-        self._put(answer, _EVENT_BYTES)
+        self._put(answer, _EVENT_BYTES + answer.size_bytes)
 
     @property
     def is_behind(self) -> bool:

@@ -224,6 +224,8 @@ def call(tool: str, arguments: dict[str, Any]) -> Any:
     """Ask the host to run a tool."""
     try:
         question = json.dumps({"tool": tool, "arguments": arguments}, allow_nan=False, default=_plain)
+        if "\\ud" in question:  # outside the plane of most characters, in two halves; one without the other is none
+            json.dumps(json.loads(question), ensure_ascii=False).encode()
     except (TypeError, ValueError) as error:
         raise ToolError(f"{tool}: an argument cannot be sent: {error}") from None
     if len(question) > _argument_bytes:

@@ -67,6 +67,7 @@ class Bridge:
         self._tokens = settings.calls_per_second
         self._counted_at = self._loop.time()
         self._resuming: asyncio.TimerHandle | None = None
+        self._catching_up: asyncio.Task[None] | None = None  # waits for a reader of what the program does
 
     def open(self) -> int:
         """The guest's end of a new line; the caller closes it once it has been sent."""
@@ -82,6 +83,8 @@ class Bridge:
     def end(self) -> tuple[ToolCall, ...]:
         """It is over; calls still under way are given up. What was called."""
         self._is_on, self._watcher = False, None
+        if self._catching_up is not None:
+            self._catching_up.cancel()
         for task in list(self._tasks):
             task.cancel()
         now = self._loop.time()
@@ -107,6 +110,9 @@ class Bridge:
         """Whether another call may be read now; if not, everyone hears when."""
         if len(self._tasks) + self.unsent_answers >= self._settings.in_flight:
             return False
+        if self._watcher is not None and self._watcher.is_behind:
+            self._wait_for(self._watcher)
+            return False
         now = self._loop.time()
         rate = self._settings.calls_per_second
         self._tokens = min(rate, self._tokens + (now - self._counted_at) * rate)
@@ -116,6 +122,15 @@ class Bridge:
         if self._resuming is None:
             self._resuming = self._loop.call_later((1 - self._tokens) / rate, self.resume)
         return False
+
+    def _wait_for(self, watcher: Watcher) -> None:
+        if self._catching_up is None:
+            self._catching_up = self._loop.create_task(watcher.caught_up())
+            self._catching_up.add_done_callback(self._caught_up)
+
+    def _caught_up(self, task: asyncio.Task[None]) -> None:
+        self._catching_up = None
+        self.resume()
 
     def resume(self) -> None:
         """There may be room again."""
@@ -163,7 +178,7 @@ class Bridge:
             answer(_error(refusal))
             return True
         self._number += 1
-        task = self._loop.create_task(self._call(self._number, name, arguments))
+        task = self._loop.create_task(self._call(self._number, name, arguments, len(question)))
         self._tasks.add(task)
         task.add_done_callback(lambda done: self._done(name, done, answer))
         return True
@@ -180,11 +195,11 @@ class Bridge:
             return f"{name}: this program has used up the {self._settings.total_seconds:g} s that its calls may take"
         return None
 
-    async def _call(self, number: int, name: str, arguments: dict[str, Any]) -> bytes:
+    async def _call(self, number: int, name: str, arguments: dict[str, Any], size_bytes: int) -> bytes:
         """Run one tool; the answer."""
         watcher, calls = self._watcher, self.calls
         if watcher is not None:
-            watcher.called(ToolCalled(number=number, tool=name, arguments=arguments))
+            watcher.called(ToolCalled(number=number, tool=name, arguments=arguments, size_bytes=size_bytes))
         began = self._loop.time()
         running = self._running
         running[number] = name, began
@@ -208,7 +223,7 @@ class Bridge:
         call = ToolCall(tool=name, ok=ok, seconds=seconds)
         calls.append(call)
         if watcher is not None:
-            watcher.answered(ToolAnswered(number=number, call=call, result=result))
+            watcher.answered(ToolAnswered(number=number, call=call, result=result, size_bytes=len(packet)))
         return packet
 
     def _pack(self, name: str, result: Any) -> bytes:
