@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import os
 import threading
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
 import belljar
-from belljar.contract.execution import ToolAnswered, ToolCalled
+from belljar.backends.local import LocalSandbox
+from belljar.backends.local.session import LocalSession
+from belljar.contract.errors import JailSetupFailed
+from belljar.contract.execution import Execution, ToolAnswered, ToolCalled
+from belljar.contract.sessions import SessionOrder
+from belljar.contract.tools import ToolSpec
+from belljar.environments import Environments
+from belljar.settings import Settings
+from belljar.tools.broker import Broker
 
 
 def add(a: int, b: int = 2) -> int:
@@ -132,3 +144,42 @@ def test_a_branch_outlives_the_session_whose_functions_it_calls(tool_box: bellja
         branch = session.branch(1)[0]
     with branch:
         assert said(branch.run("print(tools.add(2))")) == "4\n"
+
+
+class Exhausted(Broker):
+    """Cannot serve one more line, as in a process that has no descriptors left for it."""
+
+    has_room = True
+
+    def describe(self, keys: Iterable[str]) -> list[ToolSpec]:
+        """What a program is told."""
+        if not self.has_room:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return super().describe(keys)
+
+
+def test_a_branch_that_gets_no_tools_leaves_nothing(settings: Settings) -> None:
+    async def scene() -> None:
+        tools = Exhausted(settings.tools)
+        environments = Environments(settings.state_dir, settings.environments)
+        sandbox = LocalSandbox(settings, environments, print, tools)
+        await sandbox.open()
+        try:
+            with tools.lending([add]) as keys:
+                session = await sandbox.open_session(SessionOrder(tools=keys))
+                assert isinstance(session, LocalSession)
+                tools.has_room = False
+                for _ in range(3):
+                    with pytest.raises(JailSetupFailed, match="Too many open files"):
+                        await session.branch()
+                assert session._body.family.members == {session._body}
+                tools.has_room = True
+                branch = await session.branch()
+                outcome = await branch.run(Execution(code="import tools; print(tools.add(1))"))
+                assert outcome.stdout == b"3\n"
+                await branch.close()
+                await session.close()
+        finally:
+            await sandbox.close()
+
+    asyncio.run(scene())

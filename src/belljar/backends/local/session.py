@@ -264,20 +264,27 @@ class LocalSession(SessionFiles):
         finally:
             self._branches_coming -= 1
         twin = LocalSession(grown.body, self._limits, self._bounds, self._owner)
-        twin.tools = None if self.tools is None else self.tools.branch()
         twin._generation = self._generation + 1
         twin._begin_as_copy(grown, self._cells)
+        try:
+            await self._equip(twin, grown.pidfd)
+        except BaseException:
+            await twin.close()
+            raise
+        return twin
+
+    async def _equip(self, twin: LocalSession, pidfd: int) -> None:
+        """Give a copy tools and a network of its own, if this session has any."""
+        if self.tools is not None:
+            try:
+                twin.tools = self.tools.branch()
+            except OSError as error:
+                raise JailSetupFailed("branch", str(error)) from error
         if self.way_out is not None:
             try:
-                twin.way_out = await self.way_out.branch(grown.pidfd)
-            except BaseException as error:
-                await twin.close()
-                if isinstance(
-                    error, JailSetupFailed
-                ):  # most likely the copy's own doing: it has ended, or has the port
-                    raise CannotBranch(f"the copy could not be given its network: {error.message}") from error
-                raise
-        return twin
+                twin.way_out = await self.way_out.branch(pidfd)
+            except JailSetupFailed as error:  # most likely the copy's own doing: it has ended, or has the port
+                raise CannotBranch(f"the copy could not be given its network: {error.message}") from error
 
     def _order_copy(self, reseed: bool) -> Callable[[list[int]], Awaitable[None]]:
         version = self._body.family.world.landlock_version
@@ -396,10 +403,16 @@ class LocalSession(SessionFiles):
             self.end("memory")
 
     async def _wait_until_buried(self) -> None:
+        """Who is cancelled meanwhile hears of it when it is done."""
         assert self._buried is not None
+        cancelled: asyncio.CancelledError | None = None
         while not self._buried.done():
-            with contextlib.suppress(asyncio.CancelledError):
+            try:
                 await asyncio.wait([self._buried])
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
 
     async def _bury(self) -> None:
         """Wait until everyone is dead, tell the cell that ran, and give everything back."""
