@@ -6,13 +6,15 @@ import asyncio
 import contextlib
 import dataclasses
 import os
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from belljar.assembly import build_engine
+from belljar.backends.local.session import LocalSession
 from belljar.contract.errors import (
     Draining,
     InvalidExecution,
@@ -160,6 +162,106 @@ def test_an_operator_may_let_the_oldest_idle_one_make_room(full_settings: Settin
     asyncio.run(scene())
 
 
+def test_who_leaves_while_room_is_made_gets_no_session(full_settings: Settings) -> None:
+    async def scene() -> None:
+        async with opened(full_settings, max_sessions=1, when_full="replace_oldest_idle") as engine:
+            sessions = engine.sessions
+            await sessions.open(SessionOrder())
+            opening = asyncio.create_task(sessions.open(SessionOrder()))
+            loop = asyncio.get_running_loop()
+            sessions.on_end = lambda *_: loop.call_soon(opening.cancel)  # when the other one is being buried
+            with pytest.raises(asyncio.CancelledError):
+                await opening
+            assert sessions.facts()["ended"] == {"replaced": 1}
+            assert sessions.list("") == []
+            assert (await sessions.open(SessionOrder())).id
+
+    asyncio.run(scene())
+
+
+def test_all_who_name_a_new_session_at_once_share_it(full_settings: Settings) -> None:
+    async def scene() -> None:
+        async with opened(full_settings) as engine:
+            sessions, rooms = engine.sessions, []
+
+            @contextlib.contextmanager
+            def room() -> Iterator[None]:
+                rooms.append(len(sessions.list("")))
+                yield
+
+            order = SessionOrder(id="shared")
+            first = cell("ready = 1")
+            found = await asyncio.gather(*(sessions.find_or_open(order, room, first) for _ in range(5)))
+            assert sorted(is_new for _, is_new in found) == [False] * 4 + [True]
+            assert {state.id for state, _ in found} == {"shared"}
+            assert rooms == [0]
+            assert (await sessions.run("", "shared", cell("print(ready)"))).stdout == "1\n"
+            assert (await sessions.find_or_open(order, room))[1] is False
+
+    asyncio.run(scene())
+
+
+def test_who_waited_for_a_session_that_could_not_be_opened_opens_it_himself(full_settings: Settings) -> None:
+    async def scene() -> None:
+        async with opened(full_settings) as engine:
+            sessions = engine.sessions
+            order = SessionOrder(id="shared")
+            endless = cell("import time; time.sleep(60)", wall_seconds=60)
+            leaving = asyncio.create_task(sessions.find_or_open(order, contextlib.nullcontext, endless))
+            await until(lambda: engine.facts()["running"])
+            with pytest.raises(SessionNotFound):
+                sessions.get("", "shared")  # it is nobody's before its first cell has run
+            with pytest.raises(SessionExists):
+                await sessions.open(order)
+            waiting = asyncio.create_task(sessions.find_or_open(order, contextlib.nullcontext))
+            left = asyncio.create_task(sessions.find_or_open(order, contextlib.nullcontext))
+            await asyncio.sleep(0)
+            left.cancel()
+            leaving.cancel()
+            assert (await waiting)[1] is True
+            for each in (leaving, left):
+                with pytest.raises(asyncio.CancelledError):
+                    await each
+            with pytest.raises(UnknownEnvironment):
+                await sessions.find_or_open(SessionOrder(environment="nowhere", id="x"), contextlib.nullcontext)
+            assert sessions._opening == {}
+            assert [each.id for each in sessions.list("")] == ["shared"]
+
+    asyncio.run(scene())
+
+
+def test_the_name_of_a_session_that_has_just_ended_is_free(full_settings: Settings) -> None:
+    async def scene() -> None:
+        async with opened(full_settings) as engine:
+            sessions = engine.sessions
+            await sessions.open(SessionOrder(id="again"))
+            live = sessions._live["", "again"].live
+            assert isinstance(live, LocalSession)
+            live.end("crash")
+            await sessions.open(SessionOrder(id="again"))
+            assert (await sessions.run("", "again", cell("1"))).ok
+            assert sessions.facts()["ended"] == {"crash": 1}
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("step_seconds", [3600.0, -3600.0], ids=["forward", "back"])
+def test_a_clock_that_is_set_expires_nobody(
+    full_settings: Settings, monkeypatch: pytest.MonkeyPatch, step_seconds: float
+) -> None:
+    async def scene() -> None:
+        async with opened(full_settings) as engine:
+            sessions, real = engine.sessions, time.time
+            own = await sessions.open(SessionOrder(idle_seconds=1.0))
+            assert (await sessions.run("", own.id, cell("import time; time.sleep(1.5)"))).ok
+            used_at = time.monotonic()  # and from now on it is looked at often: it was busy when its time was over
+            monkeypatch.setattr(time, "time", lambda: real() + step_seconds)
+            await until(lambda: not sessions.list(""))
+            assert time.monotonic() - used_at > 0.9
+
+    asyncio.run(scene())
+
+
 def test_an_idle_session_expires_and_a_busy_one_does_not(full_settings: Settings) -> None:
     async def scene() -> None:
         async with opened(full_settings) as engine:
@@ -293,6 +395,30 @@ def test_closing_the_engine_ends_every_session(full_settings: Settings) -> None:
             await engine.sessions.open(SessionOrder())
 
     asyncio.run(scene())
+
+
+def test_a_session_that_cannot_be_ended_keeps_nothing_else_open(
+    full_settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scene() -> None:
+        engine = build_engine(full_settings)
+        await engine.open()
+        for id in ("odd", "a", "b"):
+            await engine.sessions.open(SessionOrder(id=id))
+
+        def hear(id: str, reason: str, cells: int) -> None:
+            if id == "odd":
+                raise RuntimeError("nobody can be told of it")
+
+        engine.sessions.on_end = hear
+        await engine.close(grace_seconds=0.0)
+        assert engine.sessions.list("") == []
+
+    asyncio.run(scene())
+    assert not list(Path(full_settings.runtime_dir).glob("*/*"))
+    (told,) = (each for each in caplog.records if each.name == "belljar.sessions")
+    assert told.exc_info is not None
+    assert str(told.exc_info[1]) == "nobody can be told of it"
 
 
 def test_an_environment_without_ipython_says_so(open_engine: OpenEngine) -> None:

@@ -4,6 +4,8 @@ An id belongs to its caller: two callers may choose the same one, and neither le
 ended is remembered, with the reason, until it would have expired; whoever asks for it then is told why.
 
 A cell waits for its session first and for a running slot second, so that cells waiting for each other hold no slot.
+
+How long a session was unused is told by a clock that nobody sets; the time of day is for showing.
 """
 
 from __future__ import annotations
@@ -11,15 +13,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import logging
 import os
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import (
     InvalidExecution,
+    NotFound,
     SessionBusy,
     SessionEnded,
     SessionExists,
@@ -32,6 +37,7 @@ from belljar.contract.sessions import LiveSession, SessionOrder, SessionState, W
 if TYPE_CHECKING:
     from belljar.engine.execute import Engine
 
+_log = logging.getLogger("belljar.sessions")
 _REMEMBERED_MAX = 10_000
 _RETRY_SECONDS_MAX = 60.0
 _SHOWN_CHARACTERS = 140
@@ -48,8 +54,14 @@ class _Session:
         self.parent = parent
         self.turn = asyncio.Lock()  # who holds it runs a cell, or branches
         self.cells = 0
-        self.created_at = self.last_used_at = time.time()
+        self.created_at = time.time()
         self.timer: asyncio.TimerHandle | None = None
+        self.touch()
+
+    def touch(self) -> None:
+        """It is used now."""
+        self.last_used_at = time.time()
+        self.idle_since = time.monotonic()
 
     @property
     def key(self) -> _Key:
@@ -60,8 +72,9 @@ class _Session:
         return self.turn.locked()
 
     @property
-    def expires_at(self) -> float:
-        return self.last_used_at + self.order.idle_seconds
+    def idle_until(self) -> float:
+        """When it expires, unless it is used before; as `time.monotonic` counts."""
+        return self.idle_since + self.order.idle_seconds
 
     def state(self) -> SessionState:
         order = self.order
@@ -74,7 +87,7 @@ class _Session:
             memory_bytes=self.live.memory_bytes(),
             created_at=self.created_at,
             last_used_at=self.last_used_at,
-            expires_at=self.expires_at,
+            expires_at=self.last_used_at + order.idle_seconds,
             parent=self.parent,
             limits=order.limits,
         )
@@ -88,7 +101,7 @@ class Sessions:
         self._settings = engine.settings.sessions
         self._live: dict[_Key, _Session] = {}
         self._coming: Counter[str] = Counter()  # by caller: being opened, and counted already
-        self._opening: set[_Key] = set()
+        self._opening: dict[_Key, asyncio.Event] = {}  # set once it is there, or could not be opened
         self._gone: dict[_Key, tuple[str, float]] = {}  # reason, and until when it is remembered
         self._ended: Counter[str] = Counter()  # by reason
         self._opened = self._branched = 0
@@ -96,8 +109,27 @@ class Sessions:
 
     # ---- opening
 
-    async def open(self, order: SessionOrder) -> SessionState:
-        """Open a session.
+    async def find_or_open(
+        self, order: SessionOrder, room: Callable[[], AbstractContextManager[object]], first: Execution | None = None
+    ) -> tuple[SessionState, bool]:
+        """The caller's session of that id, and whether it is new: it is opened if there is none that lives.
+
+        One that is being opened is waited for, whoever opens it. `room` is entered while a new one is opened, and may
+        refuse it; `first` is as in `open`.
+
+        Raises:
+            TooManySessions, NotOffered, UnknownEnvironment, SandboxFault.
+        """
+        key = order.caller, order.id
+        while (opening := self._opening.get(key)) is not None:
+            await opening.wait()
+        with contextlib.suppress(NotFound):
+            return self.get(*key), False
+        with room():  # no await from the look into `_opening` to the entry there: nobody comes between
+            return await self.open(order, first), True
+
+    async def open(self, order: SessionOrder, first: Execution | None = None) -> SessionState:
+        """Open a session; `first` is a cell that it has run before anybody can use it.
 
         Raises:
             TooManySessions, SessionExists, NotOffered, UnknownEnvironment, SandboxFault.
@@ -108,23 +140,33 @@ class Sessions:
         if order.tools:
             order = dataclasses.replace(order, tools=self._engine.select_tools(order.tools))
         key = order.caller, order.id
-        if key in self._live or key in self._opening:
+        before = self._live.get(key)
+        if key in self._opening or (before is not None and before.live.ended is None):
             raise SessionExists(f"a session with the id {order.id!r} is open already; choose another", id=order.id)
-        self._opening.add(key)
+        self._opening[key] = asyncio.Event()
         try:
+            if before is not None:
+                await before.live.close()  # it has ended, but is not buried yet
             await self._make_room(order.caller, 1)
             try:
-                live = await self._engine.sandbox.open_session(order)
+                session = self._settle(_Session(order, await self._start(order, first)))
             finally:
                 self._give_up_room(order.caller, 1)
-            if self._engine.is_draining:
-                await live.close()
-                self._engine.check_open()
         finally:
-            self._opening.discard(key)
-        session = self._settle(_Session(order, live))
+            self._opening.pop(key).set()
         self._opened += 1
         return session.state()
+
+    async def _start(self, order: SessionOrder, first: Execution | None) -> LiveSession:
+        live = await self._engine.sandbox.open_session(order)
+        try:
+            if first is not None:
+                await self._engine.run(first, place=live.run)
+            self._engine.check_open()
+        except BaseException:
+            await live.close()
+            raise
+        return live
 
     async def _make_room(self, caller: str, count: int) -> None:
         """Count `count` sessions of `caller` as there already, if there may be so many."""
@@ -148,14 +190,15 @@ class Sessions:
 
     def _oldest_idle(self, caller: str | None) -> _Session | None:
         idle = [each for each in self._live.values() if not each.is_busy and caller in (None, each.order.caller)]
-        return min(idle, key=lambda each: each.last_used_at, default=None)
+        return min(idle, key=lambda each: each.idle_since, default=None)
 
     def _full(self, caller: str, own: int, everyone: int, too_many_own: bool) -> TooManySessions:
         count = f"you have {own} sessions" if too_many_own else f"{everyone} sessions are open"
-        soonest = min((each.expires_at for each in self._live.values() if not each.is_busy), default=time.time() + 1)
+        now = time.monotonic()
+        soonest = min((each.idle_until for each in self._live.values() if not each.is_busy), default=now)
         return TooManySessions(
             f"{count}, which is all there may be; close one, or try again later",
-            retry_after_seconds=min(max(1.0, soonest - time.time()), _RETRY_SECONDS_MAX),
+            retry_after_seconds=min(max(1.0, soonest - now), _RETRY_SECONDS_MAX),
         )
 
     def _settle(self, session: _Session) -> _Session:
@@ -223,7 +266,7 @@ class Sessions:
             try:
                 outcome = await self._engine.run(cell, id=execution_id, watcher=watcher, place=run_cell)
             finally:
-                self._touch(session)
+                session.touch()
         number = numbered[0] if numbered else session.cells + 1
         return dataclasses.replace(outcome, cell=number, language=session.order.language)
 
@@ -265,7 +308,7 @@ class Sessions:
                 copies = await _all_or_none([session.live.branch(reseed) for _ in range(count)])
             finally:
                 self._give_up_room(caller, count)
-                self._touch(session)
+                session.touch()
         made = [
             _Session(dataclasses.replace(session.order, id=new_session_id(), files=()), each, parent=id)
             for each in copies
@@ -300,7 +343,7 @@ class Sessions:
 
     def _use(self, caller: str, id: str) -> LiveSession:
         session = self._find(caller, id)
-        self._touch(session)
+        session.touch()
         return session.live
 
     # ---- ending
@@ -313,13 +356,25 @@ class Sessions:
         """
         await self._close(self._find(caller, id), reason)
 
+    async def replace_oldest(self, caller: str) -> bool:
+        """End the idle session of this caller that was unused for longest; False if there is none."""
+        victim = self._oldest_idle(caller)
+        if victim is not None:
+            await self._close(victim, "replaced")
+        return victim is not None
+
     async def end_all(self) -> None:
-        """End every session; nothing is left when this returns."""
-        await asyncio.gather(*(self._close(each, "closed") for each in list(self._live.values())))
+        """End every session; what goes wrong with one is told to the log, and keeps none of the others."""
+        ending = (self._close(each, "closed") for each in list(self._live.values()))
+        for error in await asyncio.gather(*ending, return_exceptions=True):
+            if error is not None:
+                _log.error("a session could not be ended", exc_info=error)
 
     async def _close(self, session: _Session, reason: str) -> None:
-        self._forget(session, reason)
-        await session.live.close()
+        try:
+            self._forget(session, reason)
+        finally:
+            await session.live.close()
 
     def _forget(self, session: _Session, reason: str) -> None:
         if self._live.get(session.key) is not session:
@@ -330,8 +385,8 @@ class Sessions:
         self._ended[reason] += 1
         if self.on_end is not None:
             self.on_end(session.order.id, reason, session.cells)
-        now = time.time()
-        until = now + session.order.idle_seconds if reason == "expired" else max(session.expires_at, now + 1.0)
+        now = time.monotonic()
+        until = now + session.order.idle_seconds if reason == "expired" else max(session.idle_until, now + 1.0)
         self._gone[session.key] = reason, until
         self._forget_old(now)
 
@@ -341,15 +396,12 @@ class Sessions:
             if until < now or len(self._gone) > _REMEMBERED_MAX:
                 del self._gone[key]
 
-    def _touch(self, session: _Session) -> None:
-        session.last_used_at = time.time()
-
     def _expect_expiry(self, session: _Session) -> None:
-        seconds = max(0.05, session.expires_at - time.time())
+        seconds = max(0.05, session.idle_until - time.monotonic())
         session.timer = asyncio.get_running_loop().call_later(seconds, self._expire, session)
 
     def _expire(self, session: _Session) -> None:
-        if session.is_busy or session.expires_at > time.time():
+        if session.is_busy or session.idle_until > time.monotonic():
             self._expect_expiry(session)
         elif self._live.get(session.key) is session:
             self._engine.in_background(self._close(session, "expired"))
@@ -399,7 +451,7 @@ async def _all_or_none(branching: Sequence[Coroutine[Any, Any, LiveSession]]) ->
                 await asyncio.wait([working])
     copies = [each for each in working.result() if not isinstance(each, BaseException)]
     if failed is not None:
-        await asyncio.gather(*(each.close() for each in copies))
+        await asyncio.gather(*(each.close() for each in copies), return_exceptions=True)
         raise failed
     return copies
 
