@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import jsonschema
@@ -178,6 +179,23 @@ def test_a_kernel_picture_is_in_the_result(ask: Ask) -> None:
     assert (image["type"], image["format"]) == ("image", "png")
     assert base64.b64decode(image["data"]).startswith(b"\x89PNG")
     ask("terminate_session", session_id="plots")
+
+
+def test_calls_that_name_a_new_kernel_session_at_once_share_it(open_site: Serve) -> None:
+    """On a server that has just started, where opening one takes its time; the key may have no second one."""
+    with open_site(server__api_key="operator-key") as site, ThreadPoolExecutor(6) as pool:
+        bearer = {"Authorization": f"Bearer {site.keys.create(Key(name='few', max_sessions=1))}"}
+
+        def ask(number: int) -> dict[str, Any]:
+            arguments = {"code": f"print({number})", "session_id": "shared"}
+            return site.call("execute_python_code", arguments, **bearer)
+
+        try:
+            results = list(pool.map(ask, range(6)))
+            assert [each["isError"] for each in results] == [False] * 6, results
+            assert [json.loads(_text(each))["output"] for each in results] == [f"{number}\n" for number in range(6)]
+        finally:
+            site.keys.revoke("few")
 
 
 # ---- around them

@@ -8,9 +8,13 @@ import json
 import threading
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from belljar.frontends.api.keys import Key, KeyFile
 
 PREFIX = "/ai/sandbox/v1/api"
 PREFIXES = ["/api/v1", PREFIX]
@@ -238,6 +242,23 @@ def test_many_clients_that_name_the_same_session_share_it(kernels: Any, name: st
         runner.join()
     assert answers == [[{"text": "1"}]] * 8
     assert kernels.ask("GET", f"{PREFIX}/sessions").body["sessions"][name]["execution_count"] == 8
+
+
+def test_those_who_name_a_new_session_at_once_wait_for_it(start_kernels: Any, tmp_path: Path) -> None:
+    """On a server that has just started, where opening one takes its time; the key may have no second one."""
+    keys = KeyFile(tmp_path / "keys.json")
+    headers = {"Authorization": f"Bearer {keys.create(Key(name='few', max_sessions=1))}"}
+    with start_kernels(server__keys_file=keys.path) as kernels, ThreadPoolExecutor(6) as pool:
+
+        def ask(number: int) -> Any:
+            body = {"code": f"print({number})", "session_id": "abc"}
+            return kernels.ask("POST", "/api/v1/execute_sync", body, headers)
+
+        answers = list(pool.map(ask, range(6)))
+        assert [each.status for each in answers] == [200] * 6, answers
+        assert [each.body["data"]["texts"] for each in answers] == [[f"{number}\n"] for number in range(6)]
+        shown = kernels.ask("GET", f"{PREFIX}/sessions", headers=headers).body["sessions"]
+        assert {name: each["execution_count"] for name, each in shown.items()} == {"abc": 6}
 
 
 # ---- what is refused, and the rest

@@ -7,7 +7,6 @@ longest makes room, never somebody else's.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import re
 from collections.abc import Sequence
@@ -15,10 +14,12 @@ from typing import Any
 
 from msgspec import Struct
 
-from belljar.contract.errors import CallerError, NotFound, SessionExists, TooManySessions
+from belljar.contract.errors import CallerError, NotFound, TooManySessions
 from belljar.contract.files import File
-from belljar.contract.sessions import SessionState, WorkFile
+from belljar.contract.sessions import SessionOrder, SessionState, WorkFile
 from belljar.engine.admission import admit_session
+from belljar.engine.sessions import Sessions
+from belljar.frontends.api.callers import Caller
 from belljar.frontends.api.dialects.fastapi import read_body
 from belljar.frontends.api.replies import Refusal, encode_json, reply
 from belljar.frontends.api.request import Request
@@ -116,23 +117,22 @@ async def find_or_open(service: Service, request: Request, session_id: str) -> S
         with contextlib.suppress(NotFound):  # also when it has ended: then a new one takes its name
             return sessions.get(caller.owner, session_id)
     order = admit_session(caller.settings, id=session_id, caller=caller.owner)
-    for _ in range(_REPLACED_MAX):
+    state, is_new = await request.while_connected(_find_or_replace(sessions, caller, order))
+    if is_new:
+        service.telemetry.opened(caller.name, state)
+    return state
+
+
+async def _find_or_replace(sessions: Sessions, caller: Caller, order: SessionOrder) -> tuple[SessionState, bool]:
+    """As `Sessions.find_or_open`; where there is no room, it takes that of the caller's oldest."""
+    replaced = 0
+    while True:
         try:
-            with caller.opening(1, lambda: sessions.list(caller.owner)):
-                state = await request.while_connected(sessions.open(order))
-            service.telemetry.opened(caller.name, state)
-            return state
-        except SessionExists:  # somebody was quicker, or it is being opened: wait for that one
-            await asyncio.sleep(0.01)
-            with contextlib.suppress(NotFound):
-                return sessions.get(caller.owner, session_id)
+            return await sessions.find_or_open(order, lambda: caller.opening(1, lambda: sessions.list(caller.owner)))
         except TooManySessions:
-            idle = [each for each in sessions.list(caller.owner) if not each.is_busy]
-            if not idle:
+            if replaced == _REPLACED_MAX or not await sessions.replace_oldest(caller.owner):
                 raise
-            with contextlib.suppress(NotFound):
-                await sessions.close(caller.owner, min(idle, key=lambda each: each.last_used_at).id, "replaced")
-    return await sessions.open(order)
+            replaced += 1
 
 
 def _describe(state: SessionState) -> dict[str, Any]:

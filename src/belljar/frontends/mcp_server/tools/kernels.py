@@ -4,6 +4,7 @@ a timeout says so, a dead kernel is replaced, and no cell ever sees the output o
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 from typing import Annotated, Any
 
@@ -74,21 +75,23 @@ async def terminate_session(call: Call, asked: TerminateSession) -> Json:
 
 
 async def _find_or_open(call: Call, session_id: str) -> SessionState:
-    sessions = await call.sessions()
+    sessions, caller = await call.sessions(), call.caller
     if session_id:
-        try:
-            return sessions.get(call.caller.owner, session_id)
-        except NotFound:
-            pass  # unknown, or its process has died: either way there is to be one of that name
+        with contextlib.suppress(NotFound):  # also when it has ended: then a new one takes its name
+            return sessions.get(caller.owner, session_id)
     order = admit_session(
-        call.caller.settings,
+        caller.settings,
         id=session_id,
         environment=call.offer.environment_of("python"),
         env=call.offer.env,
         network=call.has_network,
-        caller=call.caller.owner,
+        caller=caller.owner,
     )
-    return await call.open_session(order)
+    finding = sessions.find_or_open(order, lambda: caller.opening(1, lambda: sessions.list(caller.owner)))
+    state, is_new = await call.wait(finding)
+    if is_new:
+        call.host.opened(caller, state)
+    return state
 
 
 def _result(outcome: Outcome, session_id: str) -> Json:
