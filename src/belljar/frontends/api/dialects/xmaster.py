@@ -11,17 +11,20 @@ import contextlib
 import hashlib
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qs
 
 from msgspec import UNSET, Struct, UnsetType
 
-from belljar.contract.errors import BelljarError, NotFound, SessionExists, ToolFailed
+from belljar.contract.errors import BelljarError, NotFound, ToolFailed
 from belljar.contract.execution import Event, Execution, Finished, Outcome, Status, ToolAnswered, ToolCalled
+from belljar.contract.sessions import SessionState
 from belljar.engine.admission import admit, admit_cell, admit_session
 from belljar.engine.execute import new_id
 from belljar.frontends.api.callers import Caller
 from belljar.frontends.api.dialects.fastapi import read_body, refuse, unprocessable
+from belljar.frontends.api.dialects.xmaster_backlog import Backlog
 from belljar.frontends.api.dialects.xmaster_feeds import Feed, Feeds, make_line
 from belljar.frontends.api.dialects.xmaster_programs import (
     NOBODY,
@@ -78,12 +81,11 @@ def _read(body: bytes) -> _Asked:
 
 
 class XMaster:
-    """The routes, what background runs have to tell, and the sessions that are being opened."""
+    """The routes, and what background runs have to tell."""
 
     def __init__(self) -> None:
         self._feeds = Feeds()
-        self._background: set[asyncio.Task[None]] = set()
-        self._opening: dict[tuple[str, str], asyncio.Lock] = {}
+        self._backlog = Backlog()
 
     # ---- running
 
@@ -92,39 +94,36 @@ class XMaster:
         caller = request.caller
         caller.count_request()
         asked = _read(await request.read(is_json=False))
-        execution_id = new_id()
-        request.on_hang_up(lambda: service.engine.cancel(execution_id))
         with caller.running_up_to(1):
-            answer = await self._run(service, caller, asked, execution_id)
+            answer = await self._run(service, request, asked)
         await reply(request.send, encode_json({**answer, "session_id": asked.shown_id}))
 
-    async def _run(self, service: Service, caller: Caller, asked: _Asked, execution_id: str) -> dict[str, Any]:
+    async def _run(self, service: Service, request: Request, asked: _Asked) -> dict[str, Any]:
+        caller, execution_id = request.caller, new_id()
         if asked.seconds is not None and asked.seconds <= 0:
             return {"output": "", "error": _timed_out(asked), "execution_time": 0.0}
         if asked.session_id is None:
             execution = _one_shot(service, caller, asked)
+            request.on_hang_up(lambda: service.engine.cancel(execution_id))
             outcome = await service.engine.run(execution, id=execution_id)
         else:
-            execution = await self._cell(service, caller, asked)
-            sessions = service.engine.sessions
-            outcome = await sessions.run(_owner(caller), asked.key, execution, execution_id=execution_id)
+            execution = await request.while_connected(self._cell(service, caller, asked))
+            running = service.engine.sessions.run(_owner(caller), asked.key, execution, execution_id=execution_id)
+            try:
+                outcome = await request.while_connected(running)
+            except ConnectionError:
+                service.telemetry.left_cell(caller.name, asked.key, execution, execution_id)
+                raise
         _count(service, caller, asked, execution, outcome)
         return _describe(asked, execution, outcome)
 
     async def _cell(self, service: Service, caller: Caller, asked: _Asked) -> Execution:
         """A cell of the session, which is opened if it is not there."""
         assert asked.session_id is not None
-        owner, id = _owner(caller), asked.key
-        sessions = service.engine.sessions
         try:
-            state = sessions.get(owner, id)
+            state = service.engine.sessions.get(_owner(caller), asked.key)
         except NotFound:
-            async with self._opening.setdefault((owner, id), asyncio.Lock()):
-                try:
-                    state = sessions.get(owner, id)
-                except NotFound:
-                    state = await self._open(service, caller, id, asked.session_id)
-            self._opening.pop((owner, id), None)
+            state = await self._find_or_open(service, caller, asked.key, asked.session_id)
         return admit_cell(
             caller.settings,
             state.limits,
@@ -133,7 +132,7 @@ class XMaster:
             caller=caller.name,
         )
 
-    async def _open(self, service: Service, caller: Caller, id: str, session_id: str) -> Any:
+    async def _find_or_open(self, service: Service, caller: Caller, id: str, session_id: str) -> SessionState:
         settings, owner = caller.settings, _owner(caller)
         order = admit_session(
             settings,
@@ -142,15 +141,14 @@ class XMaster:
             tools=_tools(service, caller),
             caller=owner,
         )
+        first = admit_cell(settings, order.limits, open_session(session_id), caller=caller.name)
         sessions = service.engine.sessions
         owners = owner, caller.owner
-        with (
-            contextlib.suppress(SessionExists),
-            caller.opening(1, lambda: [each for one in owners for each in sessions.list(one)]),
-        ):
-            service.telemetry.opened(caller.name, await sessions.open(order))
-        await sessions.run(owner, id, admit_cell(settings, order.limits, open_session(session_id), caller=caller.name))
-        return sessions.get(owner, id)
+        room = partial(caller.opening, 1, lambda: [each for one in owners for each in sessions.list(one)])
+        state, is_new = await sessions.find_or_open(order, room, first)
+        if is_new:
+            service.telemetry.opened(caller.name, state)
+        return state
 
     # ---- in the background
 
@@ -158,19 +156,20 @@ class XMaster:
         """POST /submit."""
         caller = request.caller
         caller.count_request()
-        asked = _read(await request.read(is_json=False))
-        feed = self._feeds.new((_owner(caller), asked.shown_id))
-        task = asyncio.create_task(self._run_told(service, caller, asked, feed))
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        body = await request.read(is_json=False)
+        asked = _read(body)
+        with contextlib.ExitStack() as held:
+            held.enter_context(caller.running_up_to(1))
+            held.enter_context(self._backlog.room(service.settings, caller.name, len(body)))
+            feed = self._feeds.new((_owner(caller), asked.shown_id))
+            self._backlog.start(self._run_told(service, caller, asked, feed), held.pop_all())
         await reply(request.send, encode_json({"status": "success", "session_id": asked.shown_id}))
 
     async def _run_told(self, service: Service, caller: Caller, asked: _Asked, feed: Feed) -> None:
         feed.put(make_line("tool_result", "start"))
         said = ""
         try:
-            with caller.running_up_to(1):
-                answer = await self._tell_run(service, caller, asked, feed)
+            answer = await self._tell_run(service, caller, asked, feed)
             said = answer["error"] or answer["output"]
         except BelljarError as error:
             said = error.message
