@@ -162,6 +162,22 @@ def test_an_operator_may_let_the_oldest_idle_one_make_room(full_settings: Settin
     asyncio.run(scene())
 
 
+def test_nobody_makes_room_for_more_than_there_can_be(full_settings: Settings) -> None:
+    async def scene() -> None:
+        async with opened(full_settings, max_sessions=3, when_full="replace_oldest_idle") as engine:
+            sessions = engine.sessions
+            opened_ids = {(await sessions.open(SessionOrder())).id for _ in range(3)}
+            branched = next(iter(opened_ids))
+            with pytest.raises(TooManySessions, match="you have 3 of the 3 sessions"):
+                await sessions.branch("", branched, 3)
+            with pytest.raises(InvalidExecution, match="count is 4, but there may be 3 sessions"):
+                await sessions.branch("", branched, 4)
+            assert {state.id for state in sessions.list("")} == opened_ids
+            assert len(await sessions.branch("", branched, 2)) == 2
+
+    asyncio.run(scene())
+
+
 def test_who_leaves_while_room_is_made_gets_no_session(full_settings: Settings) -> None:
     async def scene() -> None:
         async with opened(full_settings, max_sessions=1, when_full="replace_oldest_idle") as engine:

@@ -161,9 +161,17 @@ def test_a_kernel_error_has_its_name_and_traceback(ask: Ask) -> None:
     ask("terminate_session", session_id="errors")
 
 
+def test_any_text_names_a_kernel(ask: Ask) -> None:
+    made = json.loads(_text(ask("execute_python_code", code="x = 1", session_id="user 1@example.com")))
+    assert made["session_id"] == "user 1@example.com"
+    assert "user 1@example.com" in json.loads(_text(ask("list_active_sessions")))["sessions"]
+    ended = json.loads(_text(ask("terminate_session", session_id="user 1@example.com")))
+    assert ended == {"message": "Session user 1@example.com terminated"}
+
+
 def test_a_kernel_that_timed_out_or_died_is_not_haunted(ask: Ask) -> None:
     late = ask("execute_python_code", code="import time; print('old'); time.sleep(9)", session_id="ghost", timeout=1)
-    assert "error" in json.loads(_text(late))
+    assert json.loads(_text(late))["error"].startswith("TimeoutError: not done after 1 s")
     assert json.loads(_text(ask("execute_python_code", code="print('new')", session_id="ghost")))["output"] == "new\n"
     ask("execute_python_code", code="import os; os._exit(1)", session_id="ghost")
     assert (

@@ -170,17 +170,24 @@ class Sessions:
 
     async def _make_room(self, caller: str, count: int) -> None:
         """Count `count` sessions of `caller` as there already, if there may be so many."""
-        most_each = self._settings.max_per_caller or self._settings.max_sessions
+        most = self._settings.max_sessions
+        most_each = min(self._settings.max_per_caller or most, most)
+        if count > most_each:
+            raise InvalidExecution(
+                f"count is {count}, but there may be {most_each} sessions; ask for fewer", field="count"
+            )
         while True:
             own = sum(1 for who, _ in self._live if who == caller) + self._coming[caller]
             everyone = len(self._live) + self._coming.total()
             too_many_own = own + count > most_each
-            if not too_many_own and everyone + count <= self._settings.max_sessions:
+            if not too_many_own and everyone + count <= most:
                 self._coming[caller] += count
                 return
             victim = self._oldest_idle(caller if too_many_own else None)
-            if victim is None or self._settings.when_full != "replace_oldest_idle":
-                raise self._full(caller, own, everyone, too_many_own)
+            idle = [each.order.caller for each in self._live.values() if not each.is_busy]
+            is_possible = own - idle.count(caller) + count <= most_each and everyone - len(idle) + count <= most
+            if victim is None or not is_possible or self._settings.when_full != "replace_oldest_idle":
+                raise self._full(own, everyone, count, most_each if too_many_own else 0)
             await self._close(victim, "replaced")
 
     def _give_up_room(self, caller: str, count: int) -> None:
@@ -192,12 +199,14 @@ class Sessions:
         idle = [each for each in self._live.values() if not each.is_busy and caller in (None, each.order.caller)]
         return min(idle, key=lambda each: each.idle_since, default=None)
 
-    def _full(self, caller: str, own: int, everyone: int, too_many_own: bool) -> TooManySessions:
-        count = f"you have {own} sessions" if too_many_own else f"{everyone} sessions are open"
+    def _full(self, own: int, everyone: int, count: int, most_each: int) -> TooManySessions:
+        """`most_each`: how many the caller may have; 0 if it is not he who has too many."""
+        have = f"you have {own}" if most_each else f"there are {everyone}"
+        most = most_each or self._settings.max_sessions
         now = time.monotonic()
         soonest = min((each.idle_until for each in self._live.values() if not each.is_busy), default=now)
         return TooManySessions(
-            f"{count}, which is all there may be; close one, or try again later",
+            f"{have} of the {most} sessions that there may be, and {count} more do not fit; close one, or wait",
             retry_after_seconds=min(max(1.0, soonest - now), _RETRY_SECONDS_MAX),
         )
 

@@ -88,6 +88,7 @@ def test_syntax_error_is_one_line(kernels: Any, name: str) -> None:
             ["png", "text"],
             id="large_picture_that_also_has_a_text",
         ),
+        pytest.param(PLOT.replace("plt.show()", "plt.gcf()"), ["text", "png"], id="figure_as_value"),
         pytest.param("display('shown')", ["text"], id="displayed_text"),
         pytest.param("import pandas as pd\npd.DataFrame({'a': [1]})", ["text"], id="table"),
     ],

@@ -34,6 +34,8 @@ class TestBoth:
             pytest.param("import os; os.write(2, b'raw\\n')", "raw\n", None, id="raw_stderr_is_output"),
             pytest.param("print(__name__.startswith('session_'))", "True\n", None, id="name"),
             pytest.param("print(os.getcwd() == current_dir)", "True\n", None, id="names_that_are_there"),
+            pytest.param("class A: pass\nprint(A.__module__.startswith('session_'))", "True\n", None, id="class"),
+            pytest.param("from tools import *\nprint(1)", "1\n", None, id="tools_is_a_module"),
             pytest.param("print('é', end='')", "é", None, id="print_is_print"),
             pytest.param("open('/etc/hostname')\nprint(1)", None, None, id="reading_is_fine"),
             pytest.param(
@@ -82,6 +84,12 @@ class TestBoth:
         assert (answer["output"], answer["error"]) == ("", "Execution timed out after 0 seconds")
         assert time.monotonic() - began < 5
 
+    def test_what_is_printed_comes_back_and_a_cut_is_said(self, server: XMaster, session: dict[str, Any]) -> None:
+        body = server.execute("print('x' * 3_000_000)\nprint('the answer')", **session)
+        assert body["output"].endswith("x\nthe answer\n")
+        cut = server.execute("print('x' * 20_000_000)", **session)
+        assert cut["output"].endswith("x\n[cut: output after the first 16384 KB was dropped]\n")
+
     def test_no_limit_on_time(self, server: XMaster, session: dict[str, Any]) -> None:
         assert server.execute("print(1)", timeout=None, **session)["output"] == "1\n"
 
@@ -99,6 +107,12 @@ class TestBoth:
         pytest.param({"code": "1", "timeout": 1.5}, 422, None, id="fractional_timeout"),
         pytest.param({"code": "1", "timeout": "soon"}, 422, None, id="timeout_is_a_word"),
         pytest.param({"code": "1", "session_id": 7}, 422, None, id="session_is_a_number"),
+        pytest.param(
+            {"code": "1", "context_id": None, "language": "js"},
+            404,
+            "context_id is a field of E2B's API, which is not served here",
+            id="of_another_server",
+        ),
         pytest.param([], 422, None, id="a_list"),
         pytest.param(b"{", 422, None, id="no_json"),
     ],

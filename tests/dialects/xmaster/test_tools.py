@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 import time
@@ -153,6 +154,26 @@ def test_a_submitted_run_without_a_session(server: XMaster) -> None:
 def test_a_session_that_nobody_knows_is_404(server: XMaster) -> None:
     answer = server.ask("GET", "/get_mcp_result/unheard-of")
     assert (answer.status, answer.body) == (404, {"detail": "Session not found"})
+
+
+def test_who_comes_after_a_reader_that_has_left_reads_on(server: XMaster) -> None:
+    code = "import time\nprint('kept')\ntime.sleep(2)"
+    server.ask("POST", "/submit", {"code": code, "session_id": "left-alone"})
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as reader:
+        reader.sendall(b"GET /get_mcp_result/left-alone HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        heard = b""
+        while b"start" not in heard:
+            heard += reader.recv(65536)
+    assert server.items("left-alone")[-2]["content"] == "kept\n"
+
+
+def test_an_item_for_a_session_without_a_run_is_not_taken(server: XMaster) -> None:
+    server.execute("x = 1", session_id="no-run")
+    put = server.ask("POST", "/put_item", {"session_id": "no-run", "item": {"n": 1}})
+    assert (put.status, put.body) == (200, {"session_id": "no-run", "flag": False})
+    assert server.ask("POST", "/put_item", {"session_id": "nobody", "item": {"n": 1}}).status == 500
+    lines = server.ask("POST", "/stream_put_item", b'{"session_id": "nobody", "item": {"n": 1}}').body
+    assert lines["errors"] == [{"line": 1, "error": "there is no session 'nobody'"}]
 
 
 def test_items_from_outside_join_the_stream(server: XMaster) -> None:

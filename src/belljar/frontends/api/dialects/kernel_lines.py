@@ -15,13 +15,25 @@ import re
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from belljar.contract.execution import MIB, Display, Event, Execution, Finished, Limits, Outcome, Output, Status
+from belljar.contract.execution import (
+    MIB,
+    Display,
+    Event,
+    Execution,
+    Finished,
+    Limits,
+    Outcome,
+    Output,
+    Status,
+    cut_note,
+)
 
 Line = dict[str, Any]
 
 _FORMS_SECONDS = 0.05  # between two forms of one thing, at most
 _TRACEBACK = re.compile(r"^(?:-{75}$|  Cell In\[[0-9]+\], line |  File \")", re.MULTILINE)  # as IPython begins one
 _PNG, _TEXT = "image/png", "text/plain"
+_FIGURE = b"<Figure size "  # as Matplotlib names one
 
 
 async def lines_of(events: AsyncGenerator[Event, None], cell: Execution) -> AsyncGenerator[Line | Outcome, None]:
@@ -104,7 +116,9 @@ class _Shown:
     @property
     def waits(self) -> bool:
         """Whether a better form may still come."""
-        return self._bundle is not None and bool(self._forms) and self._wanted() is not self._best()
+        if self._bundle is None or not self._forms:
+            return False
+        return self._wanted() is not self._best() or (self._is_figure() and _PNG not in self._forms)
 
     def takes(self, display: Display) -> bool:
         """Whether it is another form of the same thing."""
@@ -115,15 +129,16 @@ class _Shown:
         return True
 
     def settle(self) -> list[Line]:
-        """The line of this thing, once; none if it has no form that can be told."""
+        """The line of this thing, once, or two of a figure; none if it has no form that can be told."""
         display = self._wanted() or self._best()
+        picture = self._forms.get(_PNG) if self._is_figure() else None
         self._forms = {}
-        if display is None:
-            return []
-        if display.mime == _TEXT:
-            return [{"text": display.content.decode("utf-8", "replace")}]
-        kind = display.mime.partition("/")[2]
-        return [{"image": base64.b64encode(display.content).decode("ascii"), "format": kind}]
+        return [_line_of(each) for each in (display, picture) if each is not None]
+
+    def _is_figure(self) -> bool:
+        """Whether the cell's value is a figure: a kernel names it, and shows it when the cell has ended."""
+        text = self._forms.get(_TEXT)
+        return self._is_result and text is not None and text.content.startswith(_FIGURE)
 
     def _wanted(self) -> Display | None:
         return self._forms.get(_TEXT if self._is_result else _PNG)
@@ -135,19 +150,25 @@ class _Shown:
         return next(pictures, None) or self._forms.get(_TEXT)
 
 
+def _line_of(display: Display) -> Line:
+    if display.mime == _TEXT:
+        return {"text": display.content.decode("utf-8", "replace")}
+    return {"image": base64.b64encode(display.content).decode("ascii"), "format": display.mime.partition("/")[2]}
+
+
 def last_lines(outcome: Outcome, limits: Limits) -> list[Line]:
     """What can only be said at the end: that output was cut, and what went wrong."""
     lines: list[Line] = []
     if outcome.stdout_cut or outcome.stderr_cut:
-        lines.append({"text": f"\n[cut: output after the first {limits.output_bytes / 1024:g} KB was dropped]\n"})
-    error = _error_of(outcome, limits)
+        lines.append({"text": f"\n{cut_note(limits)}\n"})
+    error = error_of(outcome, limits)
     if error is not None:
         lines.append({"error": error, "traceback": list(outcome.error.traceback) if outcome.error else []})
     return lines
 
 
-def _error_of(outcome: Outcome, limits: Limits) -> str | None:
-    """`Name: value`."""
+def error_of(outcome: Outcome, limits: Limits) -> str | None:
+    """`Name: value`; None if all went well."""
     has_ended = outcome.error is not None and outcome.error.type == "SessionEnded"
     if outcome.status is Status.TIMED_OUT:
         after = "the session has ended; the next call starts a new one" if has_ended else "the session goes on"

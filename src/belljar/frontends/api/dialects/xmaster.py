@@ -18,7 +18,7 @@ from urllib.parse import parse_qs
 from msgspec import UNSET, Struct, UnsetType
 
 from belljar.contract.errors import BelljarError, NotFound, ToolFailed
-from belljar.contract.execution import Event, Execution, Finished, Outcome, Status, ToolAnswered, ToolCalled
+from belljar.contract.execution import Event, Execution, Finished, Outcome, Status, ToolAnswered, ToolCalled, cut_note
 from belljar.contract.sessions import SessionState
 from belljar.engine.admission import admit, admit_cell, admit_session
 from belljar.engine.execute import new_id
@@ -48,6 +48,10 @@ class ExecuteBody(Struct):
     code: str
     timeout: int | None = 180
     session_id: str | UnsetType = UNSET
+    #: Of other servers' requests to the same paths: E2B's, and SandboxFusion's.
+    context_id: Any = UNSET
+    env_vars: Any = UNSET
+    dataset: Any = UNSET
 
 
 class PutBody(Struct):
@@ -73,6 +77,9 @@ class _Asked:
 
 def _read(body: bytes) -> _Asked:
     asked = read_body(ExecuteBody, body)
+    for name, server in (("context_id", "E2B"), ("env_vars", "E2B"), ("dataset", "SandboxFusion")):
+        if getattr(asked, name) is not UNSET:
+            raise Refusal(404, "not_found", f"{name} is a field of {server}'s API, which is not served here")
     if not asked.code.strip():
         raise Refusal(400, "blank", "Code cannot be empty")
     session_id = None if asked.session_id is UNSET else asked.session_id
@@ -101,7 +108,7 @@ class XMaster:
     async def _run(self, service: Service, request: Request, asked: _Asked) -> dict[str, Any]:
         caller, execution_id = request.caller, new_id()
         if asked.seconds is not None and asked.seconds <= 0:
-            return {"output": "", "error": _timed_out(asked), "execution_time": 0.0}
+            return {"output": "", "error": _timed_out(asked.seconds), "execution_time": 0.0}
         if asked.session_id is None:
             execution = _one_shot(service, caller, asked)
             request.on_hang_up(lambda: service.engine.cancel(execution_id))
@@ -128,6 +135,7 @@ class XMaster:
             caller.settings,
             state.limits,
             wrap_cell(asked.code),
+            limits=_output_limit(caller),
             timeout=_seconds(caller, asked),
             caller=caller.name,
         )
@@ -178,7 +186,7 @@ class XMaster:
 
     async def _tell_run(self, service: Service, caller: Caller, asked: _Asked, feed: Feed) -> dict[str, Any]:
         if asked.seconds is not None and asked.seconds <= 0:
-            return {"output": "", "error": _timed_out(asked)}
+            return {"output": "", "error": _timed_out(asked.seconds)}
         events: AsyncGenerator[Event, None]
         if asked.session_id is None:
             execution = _one_shot(service, caller, asked)
@@ -204,7 +212,7 @@ class XMaster:
     async def stream(self, service: Service, request: Request) -> None:
         """GET /get_mcp_result/{session_id}."""
         key = _owner(request.caller), request.parameters["session_id"]
-        if not self._feeds.knows(key):
+        if not self._feeds.knows(key) and not _has_session(service, request.caller, key[1]):
             raise Refusal(404, "not_found", "Session not found")
         await request.read(is_json=False)
         line = self._feeds.touch(key)
@@ -222,7 +230,7 @@ class XMaster:
             for each in (reading, gone):
                 each.cancel()
             if feed is not None:
-                line.read.discard(feed)
+                line.put_back(feed)
 
     async def _send_all(self, request: Request, feed: Feed, gone: asyncio.Future[Any]) -> None:
         head = [(b"content-type", b"application/json"), (b"cache-control", b"no-store"), NO_SNIFFING]
@@ -230,8 +238,9 @@ class XMaster:
         while True:
             waiting = asyncio.ensure_future(feed.next())
             await asyncio.wait([waiting, gone], return_when=asyncio.FIRST_COMPLETED)
-            if not waiting.done():
-                waiting.cancel()
+            if gone.done():
+                if not waiting.cancel() and (line := waiting.result()) is not None:
+                    feed.put_back(line)
                 return
             line = waiting.result()
             if line is None:
@@ -279,8 +288,8 @@ class XMaster:
         """POST /put_item."""
         asked = read_body(PutBody, await request.read(is_json=False))
         try:
-            flag = self._put(request.caller, asked)
-        except KeyError:
+            flag = self._put(service, request.caller, asked)
+        except NotFound:
             raise Refusal(500, "not_found", f"there is no session {asked.session_id[:100]!r}") from None
         await reply(request.send, encode_json({"session_id": asked.session_id, "flag": flag}))
 
@@ -292,21 +301,34 @@ class XMaster:
             if not line.strip():
                 continue
             try:
-                self._put(request.caller, read_body(PutBody, line))
+                asked = read_body(PutBody, line)
+                self._put(service, request.caller, asked)
                 count += 1
-            except KeyError as error:
-                errors.append({"line": number, "error": f"there is no session {error}"})
+            except NotFound:
+                errors.append({"line": number, "error": f"there is no session {asked.session_id[:100]!r}"})
             except Refusal as refusal:
                 errors.append({"line": number, "error": str(refusal.details.get("detail"))})
         await reply(request.send, encode_json({"status": "ok", "processed_items": count, "errors": errors}))
 
-    def _put(self, caller: Caller, asked: PutBody) -> bool:
-        return self._feeds.put((_owner(caller), asked.session_id), encode_json(asked.item) + b"\n")
+    def _put(self, service: Service, caller: Caller, asked: PutBody) -> bool:
+        key = _owner(caller), asked.session_id
+        if not self._feeds.knows(key):
+            service.engine.sessions.get(key[0], _session_key(asked.session_id))
+            return False  # it is there, and nothing runs in the background
+        return self._feeds.put(key, encode_json(asked.item) + b"\n")
 
 
 def _owner(caller: Caller) -> str:
     """Sessions of this dialect are their caller's, and apart from those of our own API."""
     return f"xmaster {caller.owner}"
+
+
+def _has_session(service: Service, caller: Caller, session_id: str) -> bool:
+    try:
+        service.engine.sessions.get(_owner(caller), _session_key(session_id))
+    except NotFound:
+        return False
+    return True
 
 
 def _session_key(session_id: str) -> str:
@@ -325,7 +347,14 @@ def _tools(service: Service, caller: Caller) -> tuple[str, ...]:
 
 def _one_shot(service: Service, caller: Caller, asked: _Asked) -> Execution:
     code, tools = wrap_program(asked.code, _tools(service, caller))
-    return admit(caller.settings, code, timeout=_seconds(caller, asked), tools=tools, caller=caller.name)
+    return admit(
+        caller.settings,
+        code,
+        limits=_output_limit(caller),
+        timeout=_seconds(caller, asked),
+        tools=tools,
+        caller=caller.name,
+    )
 
 
 def _count(service: Service, caller: Caller, asked: _Asked, execution: Execution, outcome: Outcome) -> None:
@@ -336,13 +365,18 @@ def _count(service: Service, caller: Caller, asked: _Asked, execution: Execution
         service.telemetry.ran_cell(caller.name, asked.key, execution, outcome)
 
 
+def _output_limit(caller: Caller) -> dict[str, float]:
+    """All that this server gives: there is none in the original."""
+    return {"output_kb": caller.settings.ceiling_limits.output_bytes / 1024}
+
+
 def _seconds(caller: Caller, asked: _Asked) -> float:
     most = caller.settings.ceiling_limits.wall_seconds
     return most if asked.seconds is None else min(float(asked.seconds), most)
 
 
-def _timed_out(asked: _Asked) -> str:
-    return f"Execution timed out after {asked.seconds} seconds"
+def _timed_out(seconds: float) -> str:
+    return f"Execution timed out after {seconds:g} seconds"
 
 
 _REASONS = {
@@ -361,12 +395,14 @@ def _describe(asked: _Asked, execution: Execution, outcome: Outcome) -> dict[str
         else:
             error = read_traceback(error)
     if outcome.status is Status.TIMED_OUT:
-        error = _timed_out(asked) if asked.seconds is not None else "Execution timed out"
+        error = _timed_out(execution.limits.wall_seconds) if asked.seconds is not None else "Execution timed out"
     elif outcome.status in _REASONS:
         error = _REASONS[outcome.status]
     elif outcome.status is not Status.OK and error is None:
         how = f"signal {outcome.signal}" if outcome.signal else f"exit code {outcome.exit_code}"
         error = f"Execution ended with {how}"
+    if outcome.stdout_cut or outcome.stderr_cut:
+        output += f"\n{cut_note(execution.limits)}\n"
     return {"output": output, "error": error, "execution_time": outcome.usage.wall_seconds}
 
 

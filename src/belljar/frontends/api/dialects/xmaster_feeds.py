@@ -65,6 +65,16 @@ class Feed:
         self._bytes -= len(line)
         return line
 
+    def put_back(self, line: bytes) -> None:
+        """One that could not be told after all."""
+        self._lines.appendleft(line)
+        self._bytes += len(line)
+
+    @property
+    def is_read(self) -> bool:
+        """Whether all of it has been told."""
+        return self.is_over and not self._lines
+
     def _add(self, line: bytes) -> None:
         self._lines.append(line)
         self._bytes += len(line)
@@ -129,3 +139,10 @@ class _Line:
         self.read: set[Feed] = set()  # somebody does
         self.news = asyncio.Event()
         self.used_at = 0.0
+
+    def put_back(self, feed: Feed) -> None:
+        """Its reader has left; the next one reads on where that one stopped."""
+        self.read.discard(feed)
+        if not feed.is_read:
+            self.feeds.appendleft(feed)
+            self.news.set()

@@ -58,7 +58,7 @@ def explain(error: BaseException, descriptor: int) -> None:
 
 
 def make_names(session_id: str) -> dict[str, Any]:
-    tools: Any = sys.modules.get("tools")
+    tools: Any = sys.modules.setdefault("tools", type(sys)("tools"))  # there is one, be it empty
     found: dict[str, Any] = {
         "current_dir": os.getcwd(),  # noqa: PTH109
         "inform_handler": _ignore,

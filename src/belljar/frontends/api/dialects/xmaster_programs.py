@@ -32,7 +32,7 @@ _NAMES = re.compile(rf"\b(?:open|input|current_dir|inform_handler|{'|'.join(_DYN
 
 
 _SURROUNDINGS = re.compile(
-    r"__\w+__|\b(?:import|os|sys|exit|quit|breakpoint|SystemExit|KeyboardInterrupt|GeneratorExit"
+    r"__\w+__|\0|\b(?:import|class|os|sys|exit|quit|breakpoint|SystemExit|KeyboardInterrupt|GeneratorExit"
     rf"|open|input|current_dir|inform_handler|{'|'.join(_DYNAMIC)})\b"
 )
 #: A frame of such a program; below a frame that is "in" something stand source lines, which only a file has.

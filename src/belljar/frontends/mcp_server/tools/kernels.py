@@ -12,10 +12,12 @@ import msgspec
 from msgspec import Meta
 
 from belljar.contract.errors import NotFound
-from belljar.contract.execution import Outcome, Status
+from belljar.contract.execution import Execution, Outcome, cut_note
 from belljar.contract.sessions import SessionState
 from belljar.engine.admission import admit_cell, admit_session
-from belljar.frontends.mcp_server.answers import explain, say, sort_displays
+from belljar.frontends.api.dialects.kernel_lines import error_of
+from belljar.frontends.api.dialects.kernel_sessions import id_of, name_of
+from belljar.frontends.mcp_server.answers import say, sort_displays
 from belljar.frontends.mcp_server.call import Call
 from belljar.frontends.mcp_server.registry import Tool
 from belljar.frontends.mcp_server.tools.run import Nothing
@@ -43,9 +45,9 @@ class TerminateSession(msgspec.Struct):
 
 async def execute_python_code(call: Call, asked: ExecutePython) -> Json:
     """A cell."""
-    state = await _find_or_open(call, asked.session_id or "")
+    state = await _find_or_open(call, id_of(asked.session_id))
     cell = admit_cell(call.caller.settings, state.limits, asked.code, timeout=asked.timeout, caller=call.caller.name)
-    return _tell(call, _result(await call.run_cell(state.id, cell), state.id))
+    return _tell(call, _result(await call.run_cell(state.id, cell), cell, name_of(state.id)))
 
 
 async def list_active_sessions(call: Call, asked: Nothing) -> Json:
@@ -53,7 +55,7 @@ async def list_active_sessions(call: Call, asked: Nothing) -> Json:
     sessions = await call.sessions()
     states = sessions.list(call.caller.owner)
     shown = {
-        each.id: {
+        name_of(each.id): {
             "created_at": each.created_at,
             "last_activity": each.last_used_at,
             "is_busy": each.is_busy,
@@ -68,7 +70,7 @@ async def terminate_session(call: Call, asked: TerminateSession) -> Json:
     """The end of one."""
     sessions = await call.sessions()
     try:
-        await call.wait(sessions.close(call.caller.owner, asked.session_id))
+        await call.wait(sessions.close(call.caller.owner, id_of(asked.session_id)))
     except NotFound:
         return _tell(call, {"error": f"Session {asked.session_id[:200]} not found"})
     return _tell(call, {"message": f"Session {asked.session_id} terminated"})
@@ -94,14 +96,10 @@ async def _find_or_open(call: Call, session_id: str) -> SessionState:
     return state
 
 
-def _result(outcome: Outcome, session_id: str) -> Json:
-    if outcome.error is not None:
-        return {
-            "error": f"{outcome.error.type}: {outcome.error.message}",
-            "traceback": list(outcome.error.traceback),
-        }
-    if outcome.status is not Status.OK:
-        return {"error": explain(outcome), "traceback": []}
+def _result(outcome: Outcome, cell: Execution, session_id: str) -> Json:
+    error = error_of(outcome, cell.limits)
+    if error is not None:
+        return {"error": error, "traceback": list(outcome.error.traceback) if outcome.error else []}
     shown = sort_displays(outcome.displays)
     texts = [each.content.decode("utf-8", "replace") for each in shown.texts]
     images = [
@@ -112,7 +110,9 @@ def _result(outcome: Outcome, session_id: str) -> Json:
         }
         for each in shown.images
     ]
-    return {"output": "".join((outcome.stdout, outcome.stderr, *texts)), "images": images, "session_id": session_id}
+    cut = f"\n{cut_note(cell.limits)}\n" if outcome.stdout_cut or outcome.stderr_cut else ""
+    output = "".join((outcome.stdout, outcome.stderr, *texts, cut))
+    return {"output": output, "images": images, "session_id": session_id}
 
 
 def _tell(call: Call, result: Json) -> Json:
