@@ -729,6 +729,7 @@ client.execute("after")
         pytest.param("client.execute('1', timeout=60)", id="execute"),
         pytest.param("list(client.stream('1', timeout=60))", id="stream"),
         pytest.param("list(client.run_many([{'code': '1', 'timeout': 60}] * 9))", id="many"),
+        pytest.param("list(client.run_many([{'code': '1'}] * 500, max_in_flight=500))", id="many_as_they_start"),
     ],
 )
 def test_an_interrupt_hangs_up(world: Any, sources: Path, use: str) -> None:
@@ -739,7 +740,10 @@ def test_an_interrupt_hangs_up(world: Any, sources: Path, use: str) -> None:
         with world.lock:
             assert world.lock.wait_for(lambda: world.running, 60)
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)
+        try:
+            _, said = process.communicate(timeout=25)  # the world waits longer
+        finally:
+            process.kill()
     assert said.rstrip().endswith(b"KeyboardInterrupt")
     assert world.is_left_alone()
 

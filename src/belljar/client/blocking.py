@@ -142,7 +142,7 @@ class Client(Connected):
         thread that waits for an answer could not be interrupted.
         """
         self._check_usable()
-        gate = asyncio.Semaphore(check_width(max_in_flight))
+        check_width(max_in_flight)
         source = iter(programs)
         futures: deque[Future[Outcome | BelljarError]] = deque()
         from anyio.from_thread import start_blocking_portal  # comes with httpx
@@ -155,14 +155,14 @@ class Client(Connected):
             advance = opened.enter_context(progress_of(programs, progress))
             portal = opened.enter_context(start_blocking_portal())
             client = opened.enter_context(portal.wrap_async_context_manager(AsyncClient.like(self)))
-            opened.callback(portal.call, _wait_until_idle, gate, max_in_flight)
-            opened.callback(_cancel, futures)
+            many = _Many(client, max_in_flight)
+            opened.callback(portal.call, many.end)
             while True:
                 while len(futures) < max_in_flight or (len(futures) < AHEAD * max_in_flight and not futures[0].done()):
                     program = next(source, NO_MORE)
                     if program is NO_MORE:
                         break
-                    futures.append(portal.start_task_soon(client.run_gated, gate, program, return_exceptions))
+                    futures.append(portal.start_task_soon(many.run, program, return_exceptions))
                     futures[-1].add_done_callback(advance)
                 if not futures:
                     return
@@ -254,12 +254,31 @@ class Client(Connected):
             return next(chunks, b"")
 
 
-def _cancel(futures: Iterable[Future[Any]]) -> None:
-    for future in futures:
-        future.cancel()
+class _Many:
+    """The requests of one `run_many`, known on the loop they run on.
 
+    Their thread may be interrupted just as it starts one, and then has no hold on it.
+    """
 
-async def _wait_until_idle(gate: asyncio.Semaphore, width: int) -> None:
-    """Return when all have left the gate, cancelled or not: the client they use is closed next."""
-    for _ in range(width):
-        await gate.acquire()
+    def __init__(self, client: AsyncClient, width: int) -> None:
+        self._client = client
+        self._gate = asyncio.Semaphore(width)
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def run(self, program: object, keep_error: bool) -> Outcome | BelljarError:
+        """Run one of them, once there is room for it."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            return await self._client.run_gated(self._gate, program, keep_error)
+        finally:
+            self._tasks.discard(task)
+
+    async def end(self) -> None:
+        """Hang up on all of them, and return when they are gone: the client they use is closed next."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
