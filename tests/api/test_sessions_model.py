@@ -2,10 +2,10 @@
 
 A short run is part of every test run. A long one:
 
-    export BELLJAR_MODEL_SECONDS=300 BELLJAR_MODEL_SESSIONS=50 BELLJAR_MODEL_CLIENTS=50
+    export BELLJAR_TEST_MODEL_SECONDS=300 BELLJAR_TEST_MODEL_SESSIONS=50 BELLJAR_TEST_MODEL_CLIENTS=50
     pytest tests/api/test_sessions_model.py -s
 
-BELLJAR_MODEL_SEED repeats the choices of a run, though not the moments at which they meet.
+BELLJAR_TEST_MODEL_SEED repeats the choices of a run, though not the moments at which they meet.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ from belljar.frontends.api.keys import Key, KeyFile
 
 from .conftest import Server, Start
 
-SECONDS = float(os.environ.get("BELLJAR_MODEL_SECONDS", "20"))
-SESSIONS = int(os.environ.get("BELLJAR_MODEL_SESSIONS", "10"))
-CLIENTS = int(os.environ.get("BELLJAR_MODEL_CLIENTS", "10"))
-SEED = os.environ.get("BELLJAR_MODEL_SEED") or secrets.token_hex(4)
+SECONDS = float(os.environ.get("BELLJAR_TEST_MODEL_SECONDS", "20"))
+SESSIONS = int(os.environ.get("BELLJAR_TEST_MODEL_SESSIONS", "10"))
+CLIENTS = int(os.environ.get("BELLJAR_TEST_MODEL_CLIENTS", "10"))
+SEED = os.environ.get("BELLJAR_TEST_MODEL_SEED") or secrets.token_hex(4)
 PATHS = ("a.bin", "b/c.txt", "b/d e.txt", "é/ü.bin")
 START = "import os, time, signal, hashlib, pathlib\nx, log = 0, []"
 TELL = "print((x, log))"

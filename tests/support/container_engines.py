@@ -218,7 +218,7 @@ def base_tar() -> Path:
 
 def find_base_tar() -> Path:
     """The same for whoever is no test; made if nobody has."""
-    path = Path(os.environ.get("BELLJAR_BASE_TAR") or _REPOSITORY / ".state" / "containers" / "base.tar")
+    path = Path(os.environ.get("BELLJAR_TEST_BASE_TAR") or _REPOSITORY / ".state" / "containers" / "base.tar")
     deadline = time.monotonic() + 300
     while path.with_name(f"{path.name}.building").exists() and time.monotonic() < deadline:
         time.sleep(0.2)  # CI makes it while other tests run

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +18,17 @@ from belljar.settings.tree import EnvironmentSettings, ModelSettings, Settings, 
 
 #: Settings that hold many of a kind, each with a name of its own.
 _NAMED: Mapping[str, type[Any]] = {"servers": ToolServerSettings, "models": ModelSettings}
+
+#: How their variables would begin. There are none: nobody could tell `_` in such a name from a dot, or its capitals.
+_NAMED_VARIABLES = tuple(
+    f"BELLJAR_{each}_" for each in ("ENVIRONMENTS", "TOOLS_SERVERS", "LLM_MODELS", "LANGUAGES_ROOTS")
+)
+
+#: Variables, as NAME=VALUE, that are no settings: of clients, of compose.yaml, of our tests, and those that Kubernetes
+#: gives to every pod beside a service of our name.
+_OTHER_VARIABLES = re.compile(
+    r"BELLJAR_((URL|API_KEY|IMAGE|MEMORY|TEST_\w+|SERVICE_(HOST|PORT)\w*|PORT_\d+_\w+)=|PORT=\w+://)"
+)
 
 #: Names that people have set for other code servers, with all they mean here. They count for less than ours.
 _FAMILIAR: Mapping[str, tuple[str, ...]] = {
@@ -93,7 +106,19 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
     by_variable = {"BELLJAR_" + name.upper().replace(".", "_"): name for name in names()}
+    for variable, value in environ.items():
+        is_ours = variable.startswith("BELLJAR_") and not _OTHER_VARIABLES.match(f"{variable}={value}")
+        if is_ours and variable not in by_variable:
+            raise InvalidSettings(_no_setting(variable, list(by_variable)), setting=variable)
     return {by_variable[key]: value for key, value in environ.items() if key in by_variable}
+
+
+def _no_setting(variable: str, known: list[str]) -> str:
+    """What to do about a variable that looks like a setting and is none."""
+    if variable.startswith(_NAMED_VARIABLES):
+        return f"the environment cannot hold {variable}: put it into a settings file (--config FILE)"
+    (nearest,) = difflib.get_close_matches(variable, known, n=1, cutoff=0.0)
+    return f"unknown setting {variable} in the environment; the nearest that there is: {nearest}"
 
 
 def familiar_names(environ: Mapping[str, str]) -> tuple[str, ...]:
