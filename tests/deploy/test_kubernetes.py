@@ -11,6 +11,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+from server_process import Serve
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 CHART = DEPLOY / "helm" / "belljar"
@@ -107,6 +108,22 @@ def test_the_usual_pod_has_no_rights() -> None:
     assert container["securityContext"]["allowPrivilegeEscalation"] is False
     assert container["securityContext"]["readOnlyRootFilesystem"] is True
     assert {"startupProbe", "readinessProbe", "livenessProbe"} <= container.keys()
+
+
+def variables(resources: list[dict[str, Any]]) -> dict[str, str]:
+    """What the server's container finds in its environment, but for the key."""
+    (deployment,) = [each for each in resources if each["kind"] == "Deployment"]
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    return {each["name"]: each["value"] for each in container["env"] if "value" in each}
+
+
+def test_the_server_answers_to_every_name_of_its_service(serve: Serve) -> None:
+    hosts = variables(render(*KEY, "--namespace", "lab", "--set", "allowedHosts={code.example}"))
+    names = ("belljar", "belljar.lab", "belljar.lab.svc", "belljar.lab.svc.cluster.local", "code.example")
+    with serve("serve", BELLJAR_SERVER_ALLOWED_HOSTS=hosts["BELLJAR_SERVER_ALLOWED_HOSTS"]) as server:
+        for name in (*names, "belljar.lab.svc.cluster.local:8000"):
+            assert server.ask("GET", "/v1/info", headers={"Host": name}).status == 200, name
+        assert server.ask("GET", "/v1/info", headers={"Host": "belljar.other"}).status == 403
 
 
 def test_the_autoscaler_asks_for_metrics_that_we_have() -> None:

@@ -2,6 +2,13 @@
 {{- printf "%s" .Release.Name | trunc 52 | trimSuffix "-" -}}
 {{- end -}}
 
+{{- /* Every name that the service has in a cluster, and those that the operator adds. */}}
+{{- define "belljar.hosts" -}}
+{{- $name := include "belljar.name" . -}}
+{{- $inside := printf "%s.%s" $name .Release.Namespace -}}
+{{- concat (list $name $inside (print $inside ".svc") (print $inside ".svc.cluster.local")) .Values.allowedHosts | join "," -}}
+{{- end -}}
+
 {{- define "belljar.labels" -}}
 app.kubernetes.io/name: belljar
 app.kubernetes.io/instance: {{ .Release.Name }}
