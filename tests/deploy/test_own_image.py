@@ -24,6 +24,12 @@ AS_ROOT = (
     *(f"--cap-add={name}" for name in ("SYS_ADMIN", "SETUID", "SETGID", "KILL")),
 )
 HELLO = ("run", "-c", "import os; print('hello from', os.getpid())")
+INITIALIZE = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "initialize",
+    "params": {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}},
+}
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +41,8 @@ def own_image(docker: Engine, plain_image: str, tmp_path_factory: pytest.TempPat
     shutil.copytree(REPOSITORY / "src", context / "src", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(REPOSITORY / "deploy" / "docker", context / "deploy" / "docker")
     wheels = context / "deploy" / "docker" / "wheels"
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--wheel-dir", str(wheels), f"{REPOSITORY}[container]"]
-    subprocess.run(command, check=True, capture_output=True)
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--wheel-dir", str(wheels)]
+    subprocess.run([*command, f"{REPOSITORY}[container,mcp,tools]"], check=True, capture_output=True)
     docker.command(
         *("build", "--quiet", "--network=none", f"--build-arg=BASE={plain_image}", "--build-arg=GUEST=bare"),
         *(f"--file={context}/deploy/docker/Dockerfile", "--tag=belljar-test-own:1", str(context)),
@@ -46,9 +52,12 @@ def own_image(docker: Engine, plain_image: str, tmp_path_factory: pytest.TempPat
 
 @pytest.fixture(scope="module")
 def run_image(docker: Engine, own_image: str) -> Callable[..., subprocess.CompletedProcess[str]]:
-    def run(*options: str, arguments: tuple[str, ...] = HELLO) -> subprocess.CompletedProcess[str]:
+    def run(
+        *options: str, arguments: tuple[str, ...] = HELLO, stdin: str | None = None
+    ) -> subprocess.CompletedProcess[str]:
         command = ["docker", f"--host=unix://{docker.socket}", *SHUT, *options, own_image, *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=False, env={"PATH": "/usr/bin:/bin"})
+        environ = {"PATH": "/usr/bin:/bin"}
+        return subprocess.run(command, input=stdin, capture_output=True, text=True, check=False, env=environ)
 
     return run
 
@@ -98,6 +107,17 @@ def test_the_doctor_tells_the_truth_inside(run_image: Callable[..., subprocess.C
     walls = {row["name"]: row["state"] for row in json.loads(ended.stdout)["walls"]}
     assert {walls[name] for name in ("uid", "cgroup") if name in walls} <= {"given up"}
     assert "ok" in walls.values()
+
+
+def test_it_speaks_mcp(run_image: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    options = (*AS_USER, FILTER, "--security-opt=systempaths=unconfined", "--interactive")
+    ended = run_image(*options, arguments=("mcp",), stdin=json.dumps(INITIALIZE) + "\n")
+    assert json.loads(ended.stdout)["result"]["serverInfo"]["name"] == "belljar", ended.stderr
+
+
+def test_what_the_tools_for_the_web_need_is_in_it(run_image: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    ended = run_image("--entrypoint=python3", arguments=("-c", "import httpx, pypdf; print('here')"))
+    assert ended.stdout == "here\n", ended.stderr
 
 
 def test_the_server_refuses_the_network_without_a_key(
