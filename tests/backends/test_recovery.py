@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import os
 import signal
+import stat
+import struct
+import termios
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import local_world
 import pytest
@@ -45,6 +51,17 @@ def warden_and_zygote() -> tuple[int, int]:
     (warden,) = children(keeper)
     (zygote, *_) = [pid for pid in children(warden) if "main.py" in arguments(pid)]
     return warden, zygote
+
+
+def has_unread_words() -> bool:
+    """Whether a socket of ours holds what its other end has not read: unix(7), SIOCOUTQ."""
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):  # closed meanwhile, or no socket
+            if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                (unread_bytes,) = struct.unpack("i", fcntl.ioctl(descriptor, termios.TIOCOUTQ, bytes(4)))
+                if unread_bytes:
+                    return True
+    return False
 
 
 def run_at_once(box: Sandbox, code: str, count: int) -> tuple[list[threading.Thread], list[Outcome]]:
@@ -153,7 +170,7 @@ def test_a_cell_whose_maker_is_cancelled_when_it_has_just_come_is_gone(settings:
     asyncio.run(cancel_in_time())
 
 
-def test_a_program_that_its_guest_has_not_read_is_read_by_no_other(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_program_that_its_guest_has_not_read_is_read_by_no_other(caplog: pytest.LogCaptureFixture, host: Any) -> None:
     """Guests of one cell have the same socket, one after the other."""
     settings = load(flags={"pool.ready_guests": 1, "pool.max_running": 1})
     with belljar.Sandbox(settings=settings) as box:
@@ -168,7 +185,7 @@ def test_a_program_that_its_guest_has_not_read_is_read_by_no_other(caplog: pytes
             os.kill(waiting, signal.SIGSTOP)
             threads, outcomes = run_at_once(box, f"print('unread {number}')", 1)
             wait_until_running(box, 1)
-            time.sleep(0.2)  # what it was sent lies there
+            host.wait_until(has_unread_words, "what it was sent lies there")
             os.kill(waiting, signal.SIGKILL)
             for thread in threads:
                 thread.join()

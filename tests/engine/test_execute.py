@@ -35,6 +35,24 @@ def is_alive(mark: str) -> bool:
     return False
 
 
+async def until_stuck(mark: str, seconds: float = 20.0) -> None:
+    """Return once the marked process sleeps whenever it is looked at, as one does that nobody reads from."""
+    asleep = 0
+    async with asyncio.timeout(seconds):
+        while asleep < 20:
+            asleep = asleep + 1 if state_of(mark) == "S" else 0
+            await asyncio.sleep(0.01)
+
+
+def state_of(mark: str) -> str:
+    """The kernel's letter for what the marked process does; empty when there is none."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if mark.encode() in (process / "cmdline").read_bytes():
+                return (process / "stat").read_text().rpartition(")")[2].split()[0]
+    return ""
+
+
 async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
     async with asyncio.timeout(seconds):
         while not condition():
@@ -402,14 +420,14 @@ def test_a_stream_and_its_outcome_end_at_the_same_character(open_engine: OpenEng
 def test_a_slow_reader_slows_the_program(open_engine: OpenEngine) -> None:
     async def scene(engine: Engine) -> None:
         lines = 8 * UNREAD_BYTES_MAX // 1024
-        code = f"import time\nfor i in range({lines}): print(f'{{time.monotonic():<1023}}', flush=True)"
+        code, mark = marked(f"import time\nfor i in range({lines}): print(f'{{time.monotonic():<1023}}', flush=True)")
         limits = Limits(output_bytes=16 * UNREAD_BYTES_MAX)
         async with contextlib.aclosing(engine.stream(Execution(code=code, limits=limits))) as events:
             assert isinstance(await anext(events), Started)
-            await asyncio.sleep(0.5)
+            await until_stuck(mark)
             woke = time.monotonic()
             rest = [event async for event in events]
-        times = [float(line) for line in text_of(rest, "stdout").split()]
+        times = [float(line) for line in text_of(rest, "stdout").removeprefix("up\n").split()]
         assert len(times) == lines
         unread_bytes = sum(at < woke for at in times) * 1024
         assert unread_bytes < 2 * UNREAD_BYTES_MAX, "the program went on while nobody read"

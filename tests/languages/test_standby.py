@@ -94,7 +94,8 @@ def test_each_runs_one_program(warm_box: belljar.Sandbox) -> None:
 
 
 def test_limits_hold_and_begin_with_the_program(warm_box: belljar.Sandbox) -> None:
-    time.sleep(0.5)  # more than the program may have: the time it waits is not the program's
+    _await_waiting(warm_box)
+    time.sleep(0.5)  # not for anything: it lets one wait for longer than the program may run, and is not charged for it
     outcome = _run_by_one_that_waited(warm_box, code="for (;;);", limits={"wall_seconds": 0.5})
     assert outcome.status is Status.TIMED_OUT
     outcome = _run_by_one_that_waited(warm_box, code="for (;;);", limits={"cpu_seconds": 0.3, "wall_seconds": 30})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 from typing import Any
 
 import pytest
@@ -105,21 +106,17 @@ def test_more_at_once_than_the_queue_holds(start: Any) -> None:
         assert client.is_alive(busy.url)
 
 
-def test_one_that_leaves_gives_up_its_place(start: Any) -> None:
+def test_one_that_leaves_gives_up_its_place(start: Any, host: Any) -> None:
     """A hundred callers who hang up while they wait, then one who stays: nobody runs for those who left."""
     body = json.dumps({"code": "import time\ntime.sleep(60)", "timeout": 60}).encode()
     head = f"POST /py_exec HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
 
-    async def ask_and_leave(port: int) -> None:
-        _, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(head + body)
-        await writer.drain()
-        await asyncio.sleep(0.5)
-        writer.close()
-
-    async def ask_all(port: int) -> None:
-        await asyncio.gather(*(ask_and_leave(port) for _ in range(100)))
+    def is_busy() -> bool:
+        return bool(busy.ask("GET", "/health", api="native").body["running"] == 2)
 
     with start(pool__max_running=4, pool__max_queued=8) as busy:
-        asyncio.run(ask_all(busy.port))
+        with contextlib.ExitStack() as callers:
+            for _ in range(100):
+                callers.enter_context(socket.create_connection(("127.0.0.1", busy.port))).sendall(head + body)
+            host.wait_until(is_busy, "a quarter of the queue is what one caller's programs may take")
         assert client.exec_test(busy.url, "print('mine')", "", timeout=10) == (True, "mine\n")
