@@ -9,9 +9,11 @@ import ast
 import functools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -131,3 +133,23 @@ def test_importing_belljar_loads_nothing_heavy(sources: Path) -> None:
 
 def test_files_that_tests_side_by_side_are_told_about_are_there(repository: Path) -> None:
     assert [path for path in GROUPS if not (repository / path).is_file()] == []
+
+
+def test_the_map_of_the_code_is_complete_and_in_order(repository: Path) -> None:
+    """Every top-level name stands in it once, none above another that it may not be imported by."""
+    contracts = tomllib.loads((repository / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (layers,) = [each["layers"] for each in contracts if each["type"] == "layers"]
+    height = {name.strip(" ()"): -number for number, layer in enumerate(layers) for name in layer.split("|")}
+    page = (repository / "docs" / "architecture.md").read_text("utf-8")
+    lines = page.partition("## The map of the code\n\n```\n")[2].partition("```")[0].splitlines()
+    drawn = [line.split()[0].removesuffix("/").removesuffix(".py") for line in lines if not line.startswith(" ")]
+    assert sorted(drawn) == sorted(height.keys() - {"__main__"})
+    assert [height[name] for name in drawn] == sorted((height[name] for name in drawn), reverse=True)
+
+
+@pytest.mark.parametrize("folder", ["backends/local", "backends/container", "engine", "zygote", "guest", "jail"])
+def test_the_map_names_every_module_where_paths_lead(repository: Path, folder: str) -> None:
+    page = (repository / "docs" / "architecture.md").read_text("utf-8")
+    drawn = set(re.findall(r"\w+", page.partition("## The map of the code\n")[2]))
+    modules = {path.stem for path in (repository / "src" / "belljar" / folder).glob("*.py")} - {"__init__"}
+    assert modules <= drawn
