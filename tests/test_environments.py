@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
 import json
 import os
 import shutil
@@ -12,8 +14,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from slow_python import SlowPython, without_uv
 
 from belljar.contract.errors import (
     BelljarError,
@@ -23,7 +27,7 @@ from belljar.contract.errors import (
     Overloaded,
     UnknownEnvironment,
 )
-from belljar.environments import Environment, Environments
+from belljar.environments import Environment, Environments, ensure_unless_cancelled
 from belljar.settings import EnvironmentSettings
 
 EMPTY = EnvironmentSettings(packages=(), warm_imports=())
@@ -77,11 +81,6 @@ mount --rbind /proc "$root/proc"
 chmod 1777 "$root/tmp"
 exec chroot $AS_NOBODY "$root" "$PYTHON" -I -W error -c "$program"
 """
-
-
-def without_uv() -> dict[str, str]:
-    kept = [entry for entry in os.environ["PATH"].split(":") if not Path(entry, "uv").exists()]
-    return {**os.environ, "PATH": ":".join(kept)}
 
 
 @pytest.fixture(scope="module")
@@ -601,6 +600,55 @@ def test_exception_from_progress_abandons_the_build(environments: Environments, 
         environments.create("mine", EnvironmentSettings(packages=("six",), warm_imports=()), cancel)
     assert environments.find("mine") is None
     assert not processes_naming(str(tmp_path / "environments/mine"))
+
+
+@pytest.mark.parametrize(
+    "slow",
+    [
+        pytest.param({"waits_when_asked": True}, id="asked_for_its_version"),
+        pytest.param({}, id="making_it"),
+        pytest.param({"meanwhile": "exec >/dev/null 2>&1"}, id="making_it_with_its_output_closed"),
+        pytest.param({"meanwhile": "while :; do echo busy; done &"}, id="making_it_and_never_silent"),
+    ],
+)
+def test_cancelled_build_is_over_and_leaves_nothing(tmp_path: Path, slow: dict[str, Any]) -> None:
+    python = SlowPython(tmp_path / "slow", **slow)
+    environments = Environments(tmp_path, {"shared": python.settings}, without_uv())
+
+    async def cancel() -> None:
+        building = asyncio.create_task(ensure_unless_cancelled(environments, "shared", lambda line: None))
+        try:
+            await asyncio.to_thread(python.wait_until_begun)
+            building.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await building
+            assert not python.is_alive
+            python.wait_until_gone()
+            assert os.listdir(tmp_path / "environments") == ["shared.lock"]
+        finally:
+            python.go_on()
+
+    asyncio.run(cancel())
+
+
+def test_cancelled_wait_for_another_builder_is_over(tmp_path: Path) -> None:
+    environments = Environments(tmp_path, {"shared": EMPTY})
+    (tmp_path / "environments").mkdir()
+    lines: list[str] = []
+
+    async def cancel() -> None:
+        waiting = asyncio.create_task(ensure_unless_cancelled(environments, "shared", lines.append))
+        while not lines:
+            await asyncio.sleep(0.01)
+        waiting.cancel()
+        done, _ = await asyncio.wait([waiting], timeout=PATIENCE_SECONDS)
+        assert done
+        assert waiting.cancelled()
+
+    with (tmp_path / "environments/shared.lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        asyncio.run(cancel())
+    assert lines == ["waiting for process unknown, which is building environment 'shared'"]
 
 
 def test_unfinished_remains_are_not_an_environment(environments: Environments, tmp_path: Path) -> None:

@@ -10,12 +10,9 @@ import json
 import os
 import re
 import shutil
-import signal
 import stat
-import subprocess
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,12 +20,12 @@ from typing import Any
 
 from belljar.contract.errors import EnvironmentBroken
 from belljar.environments.interpreters import SYSTEM_DIRECTORIES, bound_paths, choose_interpreter, find_uv, is_below
+from belljar.environments.programs import Check, run
 from belljar.settings import EnvironmentSettings
 
 Progress = Callable[[str], None]  # takes one line; an exception from it abandons the build
 
 _OUTPUT_LINES_KEPT = 20
-_LINE_CHARACTERS_MAX = 2000
 
 #: Packages whose name is not that of the module they bring.
 _PACKAGE_OF_MODULE = {
@@ -85,6 +82,7 @@ class Build:
     root: Path
     spec: EnvironmentSettings
     progress: Progress
+    check: Check
     lock: int
     environ: Mapping[str, str]
 
@@ -94,8 +92,8 @@ class Build:
 
     def run(self, environ: Mapping[str, str]) -> Environment:
         """Do every step; `environ` is the builder's own, to look programs up in."""
-        version, base_python = choose_interpreter(self.spec.python, environ)
-        uv = find_uv(environ)
+        version, base_python = choose_interpreter(self.spec.python, environ, self.check)
+        uv = find_uv(environ, self.check)
         self.progress(f"creating the interpreter: Python {version} from {base_python}")
         self._create_interpreter(base_python, uv)
         if self.spec.packages:
@@ -143,7 +141,7 @@ class Build:
     def _install_instruments(self, uv: str | None) -> None:
         """An index may lack them: then all but coverage works here, and who asks for that is told."""
         argv = [*self._installer(uv), "--target", str(_instruments(self.root)), *_INSTRUMENTS]
-        status, _ = _stream(argv, self.environ, self.lock, _say_nothing)
+        status, _ = self._stream(argv, self.environ, _say_nothing)
         if status:
             shutil.rmtree(_instruments(self.root), ignore_errors=True)
             self.progress(f"{', '.join(_INSTRUMENTS)} cannot be installed: coverage cannot be measured here")
@@ -186,12 +184,12 @@ class Build:
             paths += [entry.path for entry in os.scandir(stdlib) if entry.name not in _STDLIB_NOT_COMPILED]
         argv = [str(self.python), "-I", "-W", "ignore", "-m", "compileall", "-qq"]
         environ = {"PATH": os.defpath, "LANG": self.environ["LANG"]}  # packages run code at every start, by .pth files
-        failed, _ = _stream([*argv, "-j", "0", *paths], environ, self.lock, _say_nothing)
+        failed, _ = self._stream([*argv, "-j", "0", *paths], environ, _say_nothing)
         if failed:  # a file that does not compile, or no way to start workers; the second pass does what is missing
-            _stream([*argv, *paths], environ, self.lock, _say_nothing)
+            self._stream([*argv, *paths], environ, _say_nothing)
 
     def _step(self, failure: str, argv: Sequence[str], remedy: str, environ: Mapping[str, str] | None = None) -> None:
-        status, tail = _stream(argv, environ or self.environ, self.lock, self.progress)
+        status, tail = self._stream(argv, environ or self.environ, self.progress)
         if status:
             ended = f"signal {-status}" if status < 0 else f"exit code {status}"
             output = "\n".join(f"  {line}" for line in tail)
@@ -201,6 +199,18 @@ class Build:
                 environment=self.name,
                 output=tail,
             )
+
+    def _stream(self, argv: Sequence[str], environ: Mapping[str, str], progress: Progress) -> tuple[int, list[str]]:
+        """Run a program to its end, passing its lines on; return its status and last lines."""
+        tail: deque[str] = deque(maxlen=_OUTPUT_LINES_KEPT)
+
+        def hear(line: str) -> None:
+            shown = _without_passwords(line.rstrip())
+            if shown:
+                tail.append(shown)
+                progress(shown)
+
+        return run(argv, environ, self.lock, hear, self.check), list(tail)
 
 
 #: Runs in the new environment: imports, then writes down what it found. Must stay readable to Python 3.9.
@@ -241,38 +251,6 @@ with open(answer, "w") as file:
         file,
     )
 """
-
-
-def _stream(argv: Sequence[str], environ: Mapping[str, str], lock: int, progress: Progress) -> tuple[int, list[str]]:
-    """Run a program to its end, passing its lines on; return its status and last lines. None of it is left behind."""
-    tail: deque[str] = deque(maxlen=_OUTPUT_LINES_KEPT)
-    started = subprocess.Popen(
-        argv,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        cwd="/",  # no project's or package's files there to be picked up
-        env=dict(environ),
-        start_new_session=True,
-        pass_fds=(lock,),
-        encoding="utf-8",
-        errors="replace",
-    )
-    assert started.stdout is not None
-    try:
-        for line in started.stdout:
-            shown = _without_passwords(line.rstrip()[:_LINE_CHARACTERS_MAX])
-            if shown:
-                tail.append(shown)
-                progress(shown)
-        os.waitid(os.P_PID, started.pid, os.WEXITED | os.WNOWAIT)
-    finally:
-        # Before it is reaped: until then nobody else can have its process group's number.
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(started.pid, signal.SIGKILL)
-        started.stdout.close()
-        started.wait()
-    return started.returncode, list(tail)
 
 
 def _open_to_all(root: Path) -> None:

@@ -10,12 +10,12 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from belljar.contract.errors import EnvironmentBroken
+from belljar.environments.programs import Check, ask
 
 OLDEST_PYTHON = (3, 9)
 
@@ -38,7 +38,7 @@ print(json.dumps([sys.version_info[:3], os.path.realpath(base)]))
 """
 
 
-def choose_interpreter(wanted: str, environ: Mapping[str, str]) -> tuple[str, str]:
+def choose_interpreter(wanted: str, environ: Mapping[str, str], check: Check) -> tuple[str, str]:
     """The version and real path of the Python to build from.
 
     The real path, because every symlink on the way would have to exist in the jail as well.
@@ -46,7 +46,7 @@ def choose_interpreter(wanted: str, environ: Mapping[str, str]) -> tuple[str, st
     version_wanted = re.fullmatch(r"(?:python)?(\d+(?:\.\d+){0,2})", wanted)
     prefix = [int(part) for part in version_wanted[1].split(".")] if version_wanted else []
     for candidate in _interpreter_candidates(wanted, version_wanted[1] if version_wanted else "", environ):
-        found = _ask_interpreter(candidate, environ)
+        found = _ask_interpreter(candidate, environ, check)
         if found is None or found[0][: len(prefix)] != prefix:
             continue
         version = ".".join(map(str, found[0]))
@@ -85,34 +85,19 @@ def _pyenv_versions(pyenv: Path, version: str) -> list[Path]:
     return sorted(found, key=lambda path: [int(number) for number in re.findall(r"\d+", path.name)], reverse=True)
 
 
-def _ask_interpreter(candidate: str, environ: Mapping[str, str]) -> tuple[list[int], str] | None:
+def _ask_interpreter(candidate: str, environ: Mapping[str, str], check: Check) -> tuple[list[int], str] | None:
+    argv = [candidate, "-E", "-s", "-c", _VERSION_PROBE]
     try:
-        version, path = json.loads(_ask([candidate, "-E", "-s", "-c", _VERSION_PROBE], environ) or "")
+        version, path = json.loads(ask(argv, installer_environ(environ), check) or "")
     except ValueError:
         return None
     return version, path
 
 
-def find_uv(environ: Mapping[str, str]) -> str | None:
+def find_uv(environ: Mapping[str, str], check: Check) -> str | None:
     """uv, if there is one that starts; what a version switcher puts on PATH may not."""
     uv = shutil.which("uv", path=environ.get("PATH", os.defpath))
-    return uv if uv and _ask([uv, "--version"], environ) else None
-
-
-def _ask(argv: Sequence[str], environ: Mapping[str, str]) -> bytes | None:
-    """What a program prints, or None if it does not work."""
-    try:
-        asked = subprocess.run(
-            argv,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            cwd="/",
-            env=installer_environ(environ),
-            timeout=60,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return asked.stdout if asked.returncode == 0 else None
+    return uv if uv and ask([uv, "--version"], installer_environ(environ), check) else None
 
 
 def installer_environ(environ: Mapping[str, str]) -> dict[str, str]:

@@ -26,11 +26,13 @@ from pathlib import Path
 from belljar.contract.errors import CallerError, EnvironmentBroken, InvalidSettings, Overloaded, UnknownEnvironment
 from belljar.environments.build import Build, Environment, Progress, now
 from belljar.environments.interpreters import installer_environ
+from belljar.environments.programs import LOOK_SECONDS, Check, go_on
 from belljar.settings import EnvironmentSettings, check_environment_name
 
 _METADATA = "environment.json"
 _METADATA_FORMAT = 1
 _PREVIOUS = ".previous-"  # an environment moved aside while its replacement is built; no name starts with a dot
+_SCRATCH = ".scratch-"  # where its installer keeps what it needs for a moment: one that is ended does not tidy up
 
 
 class Environments:
@@ -77,8 +79,10 @@ class Environments:
             f"environment {name!r} is not built yet; build it with: belljar env create {name}", environment=name
         )
 
-    def ensure(self, name: str, progress: Progress) -> Environment:
+    def ensure(self, name: str, progress: Progress, check: Check = go_on) -> Environment:
         """The environment of that name, built now if it is configured but was not built yet.
+
+        An exception from `check`, or from `progress`, abandons the build; nothing is left of it then.
 
         Raises:
             UnknownEnvironment: it is neither configured nor built.
@@ -94,14 +98,14 @@ class Environments:
             raise self._unknown(name)
         if configured:
             _check(name, configured)
-        with self._locked(name, progress) as lock:
+        with self._locked(name, progress, check) as lock:
             self._sweep(name)
             record = self._read(name)
             if record:
                 return record.environment
             if configured is None:
                 raise self._unknown(name)
-            return self._build(name, configured, progress, lock)
+            return self._build(name, configured, progress, lock, check)
 
     def create(self, name: str, spec: EnvironmentSettings, progress: Progress, replace: bool = False) -> Environment:
         """Build an environment; one already built to the same `spec` is returned as it is, unless `replace`.
@@ -140,7 +144,7 @@ class Environments:
             UnknownEnvironment: nothing is built under that name.
             Overloaded: it is being built right now.
         """
-        places = (self._previous(name), self._directory / name) if _is_safe_name(name) else ()
+        places = (self._scratch(name), self._previous(name), self._directory / name) if _is_safe_name(name) else ()
         if not any(map(os.path.lexists, places)):
             raise self._unknown(name, "there is no environment {} to remove")
         with self._locked(name, progress=None):
@@ -155,6 +159,9 @@ class Environments:
 
     def _previous(self, name: str) -> Path:
         return self._directory / f"{_PREVIOUS}{name}"
+
+    def _scratch(self, name: str) -> Path:
+        return self._directory / f"{_SCRATCH}{name}"
 
     def _unknown(self, name: str, message: str = "there is no environment {}") -> UnknownEnvironment:
         known = self.known()
@@ -187,7 +194,7 @@ class Environments:
         return record
 
     @contextmanager
-    def _locked(self, name: str, progress: Progress | None) -> Iterator[int]:
+    def _locked(self, name: str, progress: Progress | None, check: Check = go_on) -> Iterator[int]:
         """Hold the lock of that name and yield its descriptor; without `progress`, refuse to wait for it."""
         path = self._directory / f"{name}.lock"
         try:
@@ -209,7 +216,7 @@ class Environments:
                         f"environment {name!r} is being built by process {holder}; try again when that is done"
                     ) from error
                 progress(f"waiting for process {holder}, which is building environment {name!r}")
-                fcntl.flock(lock, fcntl.LOCK_EX)
+                _wait_for_lock(lock, check)
             os.ftruncate(lock, 0)
             os.pwrite(lock, str(os.getpid()).encode(), 0)
             yield lock
@@ -220,8 +227,10 @@ class Environments:
 
     def _sweep(self, name: str) -> None:
         """Remove what an interrupted build left, and bring back what it was to replace; the lock is held."""
-        root, previous = self._directory / name, self._previous(name)
+        root, previous, scratch = self._directory / name, self._previous(name), self._scratch(name)
         try:
+            if scratch.exists():
+                shutil.rmtree(scratch)
             if os.path.lexists(root) and not (root / _METADATA).exists():
                 shutil.rmtree(root)
             if previous.exists():
@@ -235,15 +244,24 @@ class Environments:
                 environment=name,
             ) from error
 
-    def _build(self, name: str, spec: EnvironmentSettings, progress: Progress, lock: int) -> Environment:
+    def _build(
+        self, name: str, spec: EnvironmentSettings, progress: Progress, lock: int, check: Check = go_on
+    ) -> Environment:
         """Build in place of whatever is there, or leave that as it was; the lock is held and the place swept."""
         started = time.monotonic()
-        root = self._directory / name
+        root, scratch = self._directory / name, self._scratch(name)
         try:
             if root.exists():
                 root.rename(self._previous(name))
+            scratch.mkdir(mode=0o700)
             build = Build(
-                name=name, root=root, spec=spec, progress=progress, lock=lock, environ=installer_environ(self._environ)
+                name=name,
+                root=root,
+                spec=spec,
+                progress=progress,
+                check=check,
+                lock=lock,
+                environ={**installer_environ(self._environ), "TMPDIR": str(scratch)},
             )
             environment = build.run(self._environ)
             _write_atomically(root / _METADATA, _Record(environment=environment, spec_digest=_digest(spec)).to_json())
@@ -306,6 +324,15 @@ def _check(name: str, spec: EnvironmentSettings) -> None:
     for module in spec.warm_imports:
         if not all(part.isidentifier() for part in module.split(".")):
             raise InvalidSettings(f"environment {name!r}: {module!r} is not a module name")
+
+
+def _wait_for_lock(lock: int, check: Check) -> None:
+    while True:
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            check()
+            time.sleep(LOOK_SECONDS)
 
 
 def _is_safe_name(name: str) -> bool:

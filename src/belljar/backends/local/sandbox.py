@@ -26,7 +26,7 @@ from belljar.contract.errors import JailSetupFailed, NotOffered, SandboxFault, W
 from belljar.contract.execution import MIB, Evidence, Execution, Limits
 from belljar.contract.sessions import LiveSession, SessionOrder
 from belljar.contract.tools import ToolHost
-from belljar.environments import Environments
+from belljar.environments import Environments, ensure_unless_cancelled
 from belljar.jail import instance, policy, syscalls
 from belljar.jail.cgroups import Cgroups, CgroupsUnavailable, find_hierarchies
 from belljar.settings import Settings
@@ -339,7 +339,7 @@ class LocalSandbox:
     async def _make_world(self, name: str) -> World:
         """Open the one of an environment, with the toolchains of a root where `name` says so."""
         base, has_toolchains, root = name.partition(_WITH_TOOLCHAINS)
-        environment = await asyncio.to_thread(self._environments.ensure, base, self._progress)
+        environment = await ensure_unless_cancelled(self._environments, base, self._progress)
         assert self._instance is not None
         walls: Mapping[str, Any] = {
             "as_root": os.geteuid() == 0,
