@@ -67,6 +67,8 @@ class Engine:
         self._cancelled: set[str] = set()  # ids whose task was interrupted by us
         self._is_open = False
         self._door = asyncio.Lock()  # one opens or closes at a time
+        self._opening: asyncio.Task[None] | None = None
+        self._openers = 0  # who wait for that
         self._emptied = asyncio.Event()
         self._background: set[asyncio.Task[Any]] = set()
         self.sessions = Sessions(self)
@@ -74,10 +76,32 @@ class Engine:
     async def open(self) -> None:
         """Get ready to run; opening twice is harmless.
 
+        Cancelling this ends the attempt, unless others wait for it as well.
+
         Raises:
             SandboxFault: the sandbox cannot start on this machine.
             Draining: the engine was closed before.
         """
+        if self._is_open and not self._slots.closed:
+            return
+        if self._opening is None:
+            self._opening = asyncio.create_task(self._open())
+        opening = self._opening
+        self._openers += 1
+        try:
+            await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            if opening.cancelled() and self._slots.closed:  # not we, but what we waited for
+                raise Draining("this engine was closed before it was open") from None
+            raise
+        finally:
+            self._openers -= 1
+            if not self._openers:
+                self._opening = None
+                opening.cancel()
+                await asyncio.gather(opening, return_exceptions=True)
+
+    async def _open(self) -> None:
         async with self._door:
             if self._slots.closed:
                 raise Draining("this engine was closed; build a new one")
@@ -92,6 +116,8 @@ class Engine:
         Cancelling `close` itself ends only the grace: nothing is left behind either way.
         """
         self._slots.close()
+        if self._opening is not None:
+            self._opening.cancel()  # it may take minutes
         async with self._door:
             try:
                 async with asyncio.timeout(grace_seconds):
