@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -26,12 +27,13 @@ _JOINED_BYTES_MAX = 64 * 1024  # copying more costs more than a second write
 _BODY_BYTES_PER_SECOND = 16 * 1024  # slower than this is not a slow line any more
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What one connection may take; shared by all."""
+    """What the connections of one server may take."""
 
-    max_connections = 8192
-    head_seconds = 20.0
-    send_seconds = 60.0
+    max_connections: int = 8192
+    head_seconds: float = 20.0
+    send_seconds: float = 60.0
 
 
 class _Outlet:
@@ -167,6 +169,15 @@ class Connection(HttpToolsProtocol):
             % (status, len(body), headers, body)
         )
         self.transport.close()
+
+
+def bounded_connection(given: Bounds) -> type[Connection]:
+    """What uvicorn makes a server's connections from."""
+
+    class BoundedConnection(Connection):
+        bounds = given
+
+    return BoundedConnection
 
 
 def sweep_all(connections: set[Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,9 +16,9 @@ from belljar.frontends.api.dialects import fastapi
 from belljar.frontends.api.dialects.api_proxy import PATHS, Proxy, check_may_use
 from belljar.frontends.api.guard import Guard, is_loopback
 from belljar.frontends.api.keys import KeyFile, KeyRing, keys_path
+from belljar.frontends.api.listening import begin, bind, finish, prepare, stopping_at_signals, sweep, url_of
 from belljar.frontends.api.replies import Receive, Refusal, Send, encode_json, refusal_of, reply
 from belljar.frontends.api.request import BodyRoom, Request
-from belljar.frontends.api.serve import _bind, _stopping_at_signals
 from belljar.settings import Settings
 from belljar.telemetry import Log
 from belljar.tools.web.access import Web
@@ -53,6 +54,8 @@ class ProxyApp:
             if refusal.code == "internal_error":
                 _log.error("a request could not be answered: %s", error, exc_info=error)
             await reply(send, fastapi.refuse(refusal).body, refusal.status, headers=refusal.headers)
+        except asyncio.CancelledError:
+            _log.warning("a request was still open when the grace was over")
         finally:
             request.release()
 
@@ -70,7 +73,7 @@ class ProxyApp:
 
 
 async def serve_proxy(settings: Settings, log: Log) -> None:
-    """Serve until SIGTERM or SIGINT.
+    """Serve until SIGTERM or SIGINT; then give the answers that are asked for. A second signal ends that, too.
 
     Raises:
         InvalidSettings: the address cannot be used, or may not be used without a key; or a library is missing.
@@ -79,21 +82,25 @@ async def serve_proxy(settings: Settings, log: Log) -> None:
     web = Web(settings.web, settings.llm)
     await web.open()
     try:
-        listener = _bind(settings, keys, settings.server.port)
-        app = ProxyApp(settings, keys, Proxy(web, settings.web.proxy_requests_per_second))
-        config = uvicorn.Config(
-            app, ws="none", loop="none", lifespan="off", log_config=None, access_log=False, server_header=False
-        )
-        server = uvicorn.Server(config)
-        with _stopping_at_signals() as stop:
-            host, port = listener.getsockname()[:2]
-            log.write("listening", url=f"http://{host}:{port}", api="proxy", version=__version__)
-            serving = asyncio.create_task(server._serve([listener]))  # not `serve`: signals are ours
-            stopping = asyncio.create_task(stop.wait())
-            await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
-            server.should_exit = True
-            stopping.cancel()
-            await serving
+        with bind(settings, keys, settings.server.port) as listener, stopping_at_signals() as stop:
+            app = ProxyApp(settings, keys, Proxy(web, settings.web.proxy_requests_per_second))
+            log.write("listening", url=url_of(listener), api="proxy", version=__version__)
+            await _run(prepare(settings, app), listener, stop)
     finally:
         await web.close()
         log.write("stopped")
+
+
+async def _run(server: uvicorn.Server, listener: socket.socket, stop: asyncio.Event) -> None:
+    sweeping = asyncio.create_task(sweep([server]))
+    serving = begin(server, listener)
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
+        server.should_exit = True
+        stop.clear()
+        await finish([server], [serving], stop)
+    finally:
+        for each in (sweeping, stopping):
+            each.cancel()
+        await asyncio.gather(sweeping, stopping, return_exceptions=True)

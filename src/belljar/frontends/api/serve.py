@@ -6,29 +6,34 @@ import asyncio
 import contextlib
 import gc
 import itertools
-import logging
 import os
-import resource
-import signal
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import uvicorn
 
 from belljar import __version__
 from belljar.assembly import build_engine, build_environments
-from belljar.contract.errors import InvalidSettings
 from belljar.engine.execute import Engine
 from belljar.frontends.api import dialects
 from belljar.frontends.api.app import App
 from belljar.frontends.api.callers import Callers
-from belljar.frontends.api.connection import Connection, sweep_all
 from belljar.frontends.api.dialects import find_listener
 from belljar.frontends.api.dialects.api_proxy import Proxy
 from belljar.frontends.api.guard import Guard, is_loopback
 from belljar.frontends.api.health import Health
 from belljar.frontends.api.isolation import Isolation
 from belljar.frontends.api.keys import KeyFile, KeyRing, keys_path
+from belljar.frontends.api.listening import (
+    FLUSH_SECONDS,
+    begin,
+    bind,
+    finish,
+    prepare,
+    stopping_at_signals,
+    sweep,
+    url_of,
+)
 from belljar.frontends.api.request import BodyRoom
 from belljar.frontends.api.service import Service
 from belljar.frontends.mcp_server import http as mcp
@@ -36,11 +41,6 @@ from belljar.frontends.mcp_server.choices import offer_of
 from belljar.settings import Settings
 from belljar.telemetry import Log, Telemetry
 from belljar.tools.web.access import Web
-
-_log = logging.getLogger("belljar.serve")
-_FLUSH_SECONDS = 3.0  # after the grace, for answers on their way
-_SWEEP_SECONDS = 1.0
-_BACKLOG = 4096
 
 
 async def serve(settings: Settings, log: Log) -> None:
@@ -58,8 +58,8 @@ async def serve(settings: Settings, log: Log) -> None:
     web = build_proxy_access(settings, [dialect.name for dialect, _ in asked])
     try:
         for port in (settings.server.port, *(port for _, port in asked)):
-            listeners.append(_bind(settings, keys, port))
-        with _stopping_at_signals() as stop:
+            listeners.append(bind(settings, keys, port))
+        with stopping_at_signals() as stop:
             await _open(engine, stop)
             if stop.is_set():
                 return
@@ -70,13 +70,11 @@ async def serve(settings: Settings, log: Log) -> None:
             endpoint = mcp.Endpoint(service, offer)
             for app, prefix in itertools.product(apps, mcp.PREFIXES):
                 app.mount(prefix, endpoint)
-            servers = [_prepare(settings, app) for app in apps]
+            servers = [prepare(settings, app) for app in apps]
             _tune()
             names = ["native", *(dialect.name for dialect, _ in asked)]
             for name, listener in zip(names, listeners, strict=True):
-                host, port = listener.getsockname()[:2]
-                shown = f"[{host}]" if ":" in host else host
-                url = f"http://{shown}:{port}"
+                url = url_of(listener)
                 log.write("listening", url=url, api=name, version=__version__, needs_key=not keys.is_empty)
             await _run(servers, listeners, service, endpoint, stop)
     finally:
@@ -93,46 +91,6 @@ def build_proxy_access(settings: Settings, listeners: Sequence[str]) -> Web | No
     if settings.web.serve_proxy or "proxy" in listeners:
         return Web(settings.web, settings.llm)
     return None
-
-
-def _bind(settings: Settings, keys: KeyRing, port: int) -> socket.socket:
-    """Bound, but not listening: who connects should be served at once."""
-    host = settings.server.host
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, _, _, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
-    except OSError as error:
-        raise InvalidSettings(f"server.host {host!r} is no address of this machine: {error}") from error
-    if not is_loopback(str(address[0])) and keys.is_empty:
-        raise InvalidSettings(
-            f"others could reach {host}, so a key is needed: make one with 'belljar key create NAME', or set "
-            "BELLJAR_SERVER_API_KEY; or serve on 127.0.0.1. Nothing was started."
-        )
-    listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    try:
-        if port:  # else two servers that are still getting ready may be given the same free one
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError as error:
-        listener.close()
-        raise InvalidSettings(f"cannot serve on {host} port {port}: {error.strerror}") from error
-    listener.setblocking(False)
-    return listener
-
-
-@contextlib.contextmanager
-def _stopping_at_signals() -> Iterator[asyncio.Event]:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    for number in before:
-        loop.add_signal_handler(number, stop.set)
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            loop.remove_signal_handler(number)
-            signal.signal(number, handler)
 
 
 async def _open(engine: Engine, stop: asyncio.Event) -> None:
@@ -170,28 +128,6 @@ def _assemble(settings: Settings, engine: Engine, keys: KeyRing, log: Log, web: 
     )
 
 
-def _prepare(settings: Settings, app: App) -> uvicorn.Server:
-    server = settings.server
-    bounds = Connection.bounds
-    bounds.max_connections = min(server.max_connections, _raise_open_files() - 1024)
-    bounds.head_seconds, bounds.send_seconds = server.head_seconds, server.send_seconds
-    config = uvicorn.Config(
-        app,
-        http=Connection,
-        ws="none",
-        loop="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        backlog=_BACKLOG,
-        timeout_keep_alive=int(server.keep_alive_seconds),
-        timeout_graceful_shutdown=int(server.grace_seconds + _FLUSH_SECONDS),
-    )
-    return uvicorn.Server(config)
-
-
 async def _run(
     servers: Sequence[uvicorn.Server],
     listeners: Sequence[socket.socket],
@@ -199,12 +135,9 @@ async def _run(
     endpoint: mcp.Endpoint,
     stop: asyncio.Event,
 ) -> None:
-    background = (service.health.watch(), _sweep(servers), endpoint.warm())
+    background = (service.health.watch(), sweep(servers), endpoint.warm())
     helpers = [asyncio.create_task(each) for each in background]
-    # Not `serve`: signals are ours.
-    serving = [
-        asyncio.create_task(server._serve([listener])) for server, listener in zip(servers, listeners, strict=True)
-    ]
+    serving = [begin(server, listener) for server, listener in zip(servers, listeners, strict=True)]
     stopping = asyncio.create_task(stop.wait())
     try:
         await asyncio.wait([*serving, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -222,7 +155,7 @@ async def _stop(
     serving: Sequence[asyncio.Task[None]],
     stop: asyncio.Event,
 ) -> None:
-    """Both at once: no new connections, no new programs. A second signal ends the grace."""
+    """Both at once: no new connections, no new programs. A second signal ends the grace, and slow clients' time."""
     for server in servers:
         server.should_exit = True
     stop.clear()
@@ -230,29 +163,16 @@ async def _stop(
     closing = asyncio.create_task(service.engine.close(grace_seconds))
     impatient = asyncio.create_task(stop.wait())
     await asyncio.wait([closing, impatient], return_when=asyncio.FIRST_COMPLETED)
+    seconds = None
     if not closing.done():
         closing.cancel()  # which ends only the grace
+        stop.clear()
+        seconds = FLUSH_SECONDS
     with contextlib.suppress(asyncio.CancelledError):
         await closing
     impatient.cancel()
     await endpoint.close()  # whose streams would otherwise stay open for the whole grace
-    await asyncio.gather(*serving)
-
-
-async def _sweep(servers: Sequence[uvicorn.Server]) -> None:
-    while True:
-        await asyncio.sleep(_SWEEP_SECONDS)
-        for server in servers:
-            sweep_all(server.server_state.connections)
-
-
-def _raise_open_files() -> int:
-    """As many descriptors as we may have; a server that runs out can accept nobody."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    now, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 1 << 20 if now == resource.RLIM_INFINITY else max(now, 2048)
+    await finish(servers, serving, stop, seconds)
 
 
 def _tune() -> None:

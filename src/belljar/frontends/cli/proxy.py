@@ -12,7 +12,10 @@ _PORT = 1234
 def define(parser: argparse.ArgumentParser) -> None:
     """Options of `belljar proxy`."""
     serve_command.define_address(parser)
-    parser.epilog = "The paths are /search, /read_pdf and /fetch_web; the settings are in [web]."
+    parser.epilog = (
+        "The paths are /search, /read_pdf and /fetch_web; the settings are in [web].\n"
+        "SIGTERM stops gracefully; a second one at once."
+    )
 
 
 def execute(options: argparse.Namespace) -> int:
