@@ -48,6 +48,15 @@ def test_taken_port_is_told(command: list[str], environ: dict[str, str]) -> None
     assert "Address already in use" in ended.stderr
 
 
+def test_a_port_asked_for_twice_is_told(command: list[str], environ: dict[str, str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    ended = run_serve(command, environ, "--port", str(port), "--listen", f"code_exec:{port}")
+    assert ended.returncode != 0
+    assert f"port {port}: Address already in use" in ended.stderr
+    assert "listening" not in ended.stderr
+
+
 def test_familiar_names_are_understood(start: Start, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("API_KEY", "k"), ("MAX_EXECUTION_TIME", "7"), ("MAX_MEMORY_MB", "300"), ("DEBUG", "true")):
         monkeypatch.setitem(environ, name, value)

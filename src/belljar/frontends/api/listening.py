@@ -52,11 +52,20 @@ def bind(settings: Settings, keys: KeyRing, port: int) -> socket.socket:
     return listener
 
 
-def url_of(listener: socket.socket) -> str:
-    """Where clients find a socket that is bound."""
+def listen(listener: socket.socket) -> str:
+    """From here on clients can connect; where they find us.
+
+    Raises:
+        InvalidSettings: somebody else has been quicker. A socket that is only bound keeps nobody from the same address.
+    """
     host, port = listener.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    return f"http://{shown}:{port}"
+    try:
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        raise InvalidSettings(
+            f"cannot serve on {host} port {port}: {error.strerror}; choose another (--port, --listen DIALECT:PORT)"
+        ) from error
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 @contextlib.contextmanager

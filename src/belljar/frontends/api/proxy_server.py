@@ -16,7 +16,7 @@ from belljar.frontends.api.dialects import fastapi
 from belljar.frontends.api.dialects.api_proxy import PATHS, Proxy, check_may_use
 from belljar.frontends.api.guard import Guard, is_loopback
 from belljar.frontends.api.keys import KeyFile, KeyRing, keys_path
-from belljar.frontends.api.listening import begin, bind, finish, prepare, stopping_at_signals, sweep, url_of
+from belljar.frontends.api.listening import begin, bind, finish, listen, prepare, stopping_at_signals, sweep
 from belljar.frontends.api.replies import Receive, Refusal, Send, encode_json, refusal_of, reply
 from belljar.frontends.api.request import BodyRoom, Request
 from belljar.settings import Settings
@@ -84,7 +84,7 @@ async def serve_proxy(settings: Settings, log: Log) -> None:
     try:
         with bind(settings, keys, settings.server.port) as listener, stopping_at_signals() as stop:
             app = ProxyApp(settings, keys, Proxy(web, settings.web.proxy_requests_per_second))
-            log.write("listening", url=url_of(listener), api="proxy", version=__version__)
+            log.write("listening", url=listen(listener), api="proxy", version=__version__)
             await _run(prepare(settings, app), listener, stop)
     finally:
         await web.close()

@@ -29,10 +29,10 @@ from belljar.frontends.api.listening import (
     begin,
     bind,
     finish,
+    listen,
     prepare,
     stopping_at_signals,
     sweep,
-    url_of,
 )
 from belljar.frontends.api.request import BodyRoom
 from belljar.frontends.api.service import Service
@@ -73,8 +73,8 @@ async def serve(settings: Settings, log: Log) -> None:
             servers = [prepare(settings, app) for app in apps]
             _tune()
             names = ["native", *(dialect.name for dialect, _ in asked)]
-            for name, listener in zip(names, listeners, strict=True):
-                url = url_of(listener)
+            urls = [listen(listener) for listener in listeners]
+            for name, url in zip(names, urls, strict=True):
                 log.write("listening", url=url, api=name, version=__version__, needs_key=not keys.is_empty)
             await _run(servers, listeners, service, endpoint, stop)
     finally:
