@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import os
+import signal
 import subprocess
 import sys
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import belljar
-from belljar.contract.errors import CallerError, Draining, SessionEnded
-from belljar.contract.execution import Finished
+from belljar.contract.errors import CallerError, InvalidExecution, SessionBusy, SessionEnded
+from belljar.contract.execution import Finished, Output
 from belljar.settings import Settings
 
 
@@ -77,8 +82,94 @@ def test_closing_the_sandbox_closes_its_sessions(settings: Settings) -> None:
     with belljar.Sandbox(settings=settings) as box:
         session = box.session().open()
         session.run("x = 1")
-    with pytest.raises(Draining):
-        session.run("x")
+        events = session.stream("1")
+        next(events)
+    for use in (lambda: session.run("x"), lambda: list(session.stream("x")), lambda: session.branch(), session.files):
+        with pytest.raises(CallerError, match="this sandbox is closed; make a new one"):
+            use()
+    events.close()
+
+
+def test_a_session_keeps_its_sandbox(settings: Settings) -> None:
+    with belljar.Sandbox(settings=settings).session() as session:
+        gc.collect()
+        session.run("x = 6")
+        (copy,) = session.branch()
+    del session
+    gc.collect()
+    assert copy.run("x * 7").displays[0].content == b"42"
+    copy.close()
+
+
+def test_an_async_session_keeps_its_sandbox(settings: Settings) -> None:
+    async def open_one() -> tuple[belljar.AsyncSession, Callable[..., Any]]:
+        box = belljar.AsyncSandbox(settings=settings)
+        return await box.session(), box.close
+
+    async def scene() -> bytes:
+        session, close = await open_one()
+        gc.collect()
+        try:
+            await session.run("x = 6")
+            return (await session.run("x * 7")).displays[0].content
+        finally:
+            await close()
+
+    assert asyncio.run(scene()) == b"42"
+
+
+def test_a_forked_child_may_not_use_a_session(box: belljar.Sandbox) -> None:
+    with box.session() as session:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads: that is what is tried
+            child = os.fork()
+        if not child:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(30)  # whatever happens, it ends
+            try:
+                session.run("1")
+            except CallerError as error:
+                os._exit(0 if "after a fork" in error.message else 1)
+            os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert session.run("1").ok
+
+
+@pytest.mark.parametrize("name", ["wait", "waits"])
+def test_who_does_not_want_to_wait_for_a_cell_is_told_that_it_runs(box: belljar.Sandbox, name: str) -> None:
+    with box.session() as session:
+        events = session.stream("print('runs', flush=True); import time; time.sleep(60)")
+        next(event for event in events if isinstance(event, Output))
+        asked: Any = {name: False}
+        with pytest.raises(SessionBusy):
+            session.run("1", **asked)
+        events.close()
+
+
+def test_an_unknown_keyword_is_named_as_python_names_it(box: belljar.Sandbox) -> None:
+    asked: Any = {"foo": 1}
+    with box.session() as session:
+        for call, use in (
+            ("run", lambda: box.run("1", **asked)),
+            ("stream", lambda: list(box.stream("1", **asked))),
+            ("session", lambda: box.session(**asked)),
+            ("run", lambda: session.run("1", **asked)),
+            ("stream", lambda: list(session.stream("1", **asked))),
+        ):
+            with pytest.raises(TypeError, match=rf"^{call}\(\) got an unexpected keyword argument 'foo'$"):
+                use()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        pytest.param(5, "content must be a string or bytes, not int", id="number"),
+        pytest.param("\ud83d", "content has a lone surrogate", id="no_text"),
+    ],
+)
+def test_what_cannot_be_in_a_file_is_refused(box: belljar.Sandbox, content: Any, said: str) -> None:
+    with box.session() as session, pytest.raises(InvalidExecution, match=said):
+        session.write_file("x", content)
 
 
 def test_the_example_finds_a_board_by_branching(repository: Path) -> None:

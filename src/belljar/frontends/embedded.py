@@ -13,26 +13,27 @@ import asyncio
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import os
 import threading
 import warnings
 import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack, cast, overload
 
 from belljar.assembly import build_engine
-from belljar.contract.errors import BelljarError, CallerError, InvalidExecution, Overloaded
+from belljar.contract.errors import BelljarError, CallerError, InvalidExecution
 from belljar.contract.execution import Coverage, Event, Execution, Limits, Outcome
 from belljar.contract.files import File
 from belljar.contract.restriction import Restriction
 from belljar.contract.tools import ALL_TOOLS
 from belljar.engine.admission import admit
 from belljar.engine.execute import Engine
-from belljar.frontends.embedded_sessions import AsyncSession, Session, SessionAsked
-from belljar.frontends.embedded_thread import Call, Life
+from belljar.frontends.embedded_sessions import AsyncSession, Session, SessionAsked, refuse_unknown
+from belljar.frontends.embedded_thread import CLOSED, FORKED, Call, Life
 from belljar.settings import Settings, load
 
 _AHEAD = 16  # `run_many` holds this many times `max_in_flight` answers, so that one slow program delays no others
@@ -86,9 +87,9 @@ class _Owned:
 
     def _check_usable(self) -> None:
         if os.getpid() != self._pid:
-            raise CallerError("this sandbox belongs to the process that made it; make a new one after a fork")
+            raise CallerError(FORKED)
         if self._closed:
-            raise CallerError("this sandbox is closed; make a new one")
+            raise CallerError(CLOSED)
 
     def _width(self, max_in_flight: int | None) -> int:
         if max_in_flight is None:
@@ -134,6 +135,7 @@ class AsyncSandbox(_Owned):
         Raises:
             CallerError: the request must change. Overloaded: it may work later. SandboxFault: we broke.
         """
+        refuse_unknown("run", asked, Asked)
         if asked.get("tools"):
             with contextlib.ExitStack() as loans:
                 return await self._run(code, await self._lend(asked, loans))
@@ -146,6 +148,7 @@ class AsyncSandbox(_Owned):
 
     async def stream(self, code: str, **asked: Unpack[Asked]) -> AsyncGenerator[Event, None]:
         """Yield what a program does while it does it; closing this early (`aclose`) ends the program."""
+        refuse_unknown("stream", asked, Asked)
         # Not an asynchronous context manager: an interpreter that exits would close it and this one side by side.
         with contextlib.ExitStack() as loans:
             execution = await self._admit(code, await self._lend(asked, loans))
@@ -209,6 +212,7 @@ class AsyncSandbox(_Owned):
     def session(self, **asked: Unpack[SessionAsked]) -> AsyncSession:
         """An interpreter that stays: `async with box.session() as s: await s.run("x = 1")`."""
         self._check_usable()
+        refuse_unknown("session", asked, SessionAsked)
         return AsyncSession(self.settings, self._ready, asked)
 
     def facts(self) -> Mapping[str, Any]:
@@ -350,12 +354,16 @@ class Sandbox(_Owned):
     def session(self, **asked: Unpack[SessionAsked]) -> Session:
         """An interpreter that stays: `with box.session() as s: s.run("x = 1")`."""
         life = self._ready()
-        return Session(life.box.session(**asked), lambda work: life.call(work).result())
+        return Session(life.box.session(**asked), functools.partial(self._answer, life))
 
     def facts(self) -> Mapping[str, Any]:
         """Numbers for monitoring: what runs, what waits."""
         life = self._ready()
         return life.call(_facts(life.box)).result()
+
+    def _answer(self, life: Life, work: Coroutine[Any, Any, _T]) -> _T:
+        """A method, so that the sandbox is not collected while somebody still has a session of it."""
+        return life.call(work).result()
 
     def _iterate(self, life: Life, events: AsyncGenerator[Event, None]) -> Generator[Event, None, None]:
         """A method, so that the sandbox is not collected while somebody still reads from it."""
@@ -363,7 +371,7 @@ class Sandbox(_Owned):
             while (event := life.call(_next(events)).result()) is not None:
                 yield event
         finally:
-            with contextlib.suppress(Overloaded):  # closed meanwhile: the program is gone already
+            with contextlib.suppress(CallerError):  # closed meanwhile: the program is gone already
                 life.call(_end(events)).wait()
 
     def _ready(self) -> Life:

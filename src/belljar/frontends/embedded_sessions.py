@@ -10,13 +10,14 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Gene
 from types import TracebackType
 from typing import Any, Self, TypedDict, Unpack
 
-from belljar.contract.errors import CallerError, InvalidExecution, NotFound
+from belljar.contract.errors import CallerError, InvalidExecution, NotFound, Overloaded
 from belljar.contract.execution import Event, Execution, Limits, Outcome
 from belljar.contract.files import File
 from belljar.contract.sessions import SessionState, WorkFile
 from belljar.contract.tools import ALL_TOOLS
 from belljar.engine.admission import admit_cell, admit_session
 from belljar.engine.execute import Engine
+from belljar.engine.wording import measure, wrong_type
 from belljar.settings import Settings
 
 
@@ -66,6 +67,15 @@ class CellAsked(TypedDict, total=False):
     timeout: float | None
     limits: Mapping[str, float] | None
     artifacts: Sequence[str]
+    wait: bool  # False: SessionBusy at once when another cell runs
+    waits: bool  # the same
+
+
+def refuse_unknown(call: str, given: Mapping[str, object], known: type) -> None:
+    """Raise TypeError, as Python itself would, for a keyword that `known` does not have."""
+    for name in given:
+        if name not in known.__annotations__:
+            raise TypeError(f"{call}() got an unexpected keyword argument {name!r}")
 
 
 class AsyncSession:
@@ -82,7 +92,7 @@ class AsyncSession:
         self._loan: _Loan | None = None
 
     async def open(self) -> Self:
-        """Open it now; `async with` does."""
+        """Open it now; `async with` does, and so does `await` of the session itself."""
         if not self.id:
             engine = await self._ready()
             asked: dict[str, Any] = dict(self._asked)
@@ -108,6 +118,9 @@ class AsyncSession:
             self._loan.give_back()
             self._loan = None
 
+    def __await__(self) -> Generator[Any, None, Self]:
+        return self.open().__await__()
+
     async def __aenter__(self) -> Self:
         return await self.open()
 
@@ -116,19 +129,21 @@ class AsyncSession:
     ) -> None:
         await self.close()
 
-    async def run(self, code: str, *, waits: bool = True, **asked: Unpack[CellAsked]) -> Outcome:
+    async def run(self, code: str, **asked: Unpack[CellAsked]) -> Outcome:
         """Run one cell to its end; cancelling this interrupts it.
 
         Raises:
-            SessionEnded: it is gone; the reason says why. SessionBusy: a cell runs, and `waits` is false.
+            SessionEnded: it is gone; the reason says why. SessionBusy: a cell runs, and `wait` is false.
         """
+        refuse_unknown("run", asked, CellAsked)
         engine = await self._engine()
-        return await engine.sessions.run("", self.id, self._admit(code, asked), waits=waits)
+        return await engine.sessions.run("", self.id, self._admit(code, asked), waits=_waits(asked))
 
-    async def stream(self, code: str, *, waits: bool = True, **asked: Unpack[CellAsked]) -> AsyncGenerator[Event, None]:
+    async def stream(self, code: str, **asked: Unpack[CellAsked]) -> AsyncGenerator[Event, None]:
         """Yield what a cell does while it does it; closing this early (`aclose`) interrupts the cell."""
+        refuse_unknown("stream", asked, CellAsked)
         engine = await self._engine()
-        events = engine.sessions.stream("", self.id, self._admit(code, asked), waits=waits)
+        events = engine.sessions.stream("", self.id, self._admit(code, asked), waits=_waits(asked))
         async with contextlib.aclosing(events):
             async for event in events:
                 yield event
@@ -159,8 +174,7 @@ class AsyncSession:
 
     async def write_file(self, path: str, content: str | bytes) -> None:
         """Make or replace a file in the work directory."""
-        written = content.encode() if isinstance(content, str) else content
-        await (await self._engine()).sessions.write_file("", self.id, path, written)
+        await (await self._engine()).sessions.write_file("", self.id, path, _read_content(content))
 
     async def read_file(self, path: str) -> bytes:
         """The content of a file in the work directory."""
@@ -175,7 +189,8 @@ class AsyncSession:
         return await (await self._engine()).sessions.list_files("", self.id)
 
     def _admit(self, code: str, asked: CellAsked) -> Execution:
-        return admit_cell(self._settings, self._limits, code, **asked)
+        rest: dict[str, Any] = {name: value for name, value in asked.items() if name not in ("wait", "waits")}
+        return admit_cell(self._settings, self._limits, code, **rest)
 
     async def _engine(self) -> Engine:
         if not self.id:
@@ -212,19 +227,20 @@ class Session:
     ) -> None:
         self.close()
 
-    def run(self, code: str, *, waits: bool = True, **asked: Unpack[CellAsked]) -> Outcome:
+    def run(self, code: str, **asked: Unpack[CellAsked]) -> Outcome:
         """Run one cell to its end; an interrupt of this thread (Ctrl-C) interrupts it."""
-        outcome: Outcome = self._call(self._twin.run(code, waits=waits, **asked))
+        outcome: Outcome = self._call(self._twin.run(code, **asked))
         return outcome
 
-    def stream(self, code: str, *, waits: bool = True, **asked: Unpack[CellAsked]) -> Generator[Event, None, None]:
+    def stream(self, code: str, **asked: Unpack[CellAsked]) -> Generator[Event, None, None]:
         """Yield what a cell does while it does it; closing this early interrupts the cell."""
-        events = self._twin.stream(code, waits=waits, **asked)
+        events = self._twin.stream(code, **asked)
         try:
             while (event := self._call(_next(events))) is not None:
                 yield event
         finally:
-            self._call(_end(events))
+            with contextlib.suppress(CallerError, Overloaded):  # the sandbox was closed meanwhile: the cell is gone
+                self._call(_end(events))
 
     def branch(self, count: int = 1, *, reseed: bool = True) -> list[Session]:
         """Independent copies of the live state, to be closed like any session."""
@@ -254,6 +270,19 @@ class Session:
     def files(self) -> list[WorkFile]:
         """Every regular file of the work directory."""
         return list(self._call(self._twin.files()))
+
+
+def _waits(asked: CellAsked) -> bool:
+    return asked.get("wait", True) and asked.get("waits", True)
+
+
+def _read_content(content: object) -> bytes:
+    if isinstance(content, str):
+        measure("content", content)
+        return content.encode()
+    if not isinstance(content, (bytes, bytearray, memoryview)):
+        raise wrong_type("content", "a string or bytes", content)
+    return bytes(content)
 
 
 async def _next(events: AsyncGenerator[Event, None]) -> Event | None:

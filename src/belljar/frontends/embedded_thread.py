@@ -10,10 +10,13 @@ import threading
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from belljar.contract.errors import Draining
+from belljar.contract.errors import CallerError, Draining
 
 if TYPE_CHECKING:
     from belljar.frontends.embedded import AsyncSandbox
+
+FORKED = "this sandbox belongs to the process that made it; make a new one after a fork"
+CLOSED = "this sandbox is closed; make a new one"
 
 _EXIT_SECONDS = 10.0  # how long an interpreter that exits without `close` waits for programs to be gone
 
@@ -43,13 +46,16 @@ class Life:
         """Hand `work` to the loop's thread.
 
         Raises:
-            Draining: the sandbox was closed meanwhile.
+            CallerError: the sandbox is closed, or another process's.
         """
+        if os.getpid() != self._pid:
+            work.close()
+            raise CallerError(FORKED)
         call = Call(self, work)
         with self._counter:
             if not self._takes_calls:
                 work.close()
-                raise _closed_meanwhile()
+                raise CallerError(CLOSED)
             self.loop.call_soon_threadsafe(call.start)
         return call
 
@@ -141,12 +147,9 @@ class Call(Generic[_T]):
             self._task.cancel()
 
     def _pass_on(self, task: asyncio.Task[_T]) -> None:
-        error = _closed_meanwhile() if task.cancelled() else task.exception()
+        closed = Draining("the sandbox was closed while this ran or waited")
+        error = closed if task.cancelled() else task.exception()
         if error is not None:
             self._answer.set_exception(error)
         else:
             self._answer.set_result(task.result())
-
-
-def _closed_meanwhile() -> Draining:
-    return Draining("the sandbox was closed while this ran or waited")
