@@ -64,6 +64,22 @@ def test_bad_request_is_refused(server: Server, body: bytes, status: int, code: 
 
 
 @pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        pytest.param(rb'{"code": "print(1) # \ud83d"}', "lone surrogate", id="half_a_character_at_the_end"),
+        pytest.param(rb'{"code": "\ud83d: print(1)"}', "lone surrogate", id="half_a_character"),
+        pytest.param(rb'{"code": "\ude00", "stdin": ""}', "lone surrogate", id="the_other_half"),
+        pytest.param(rb'{"code": "\ud83d"', "truncated", id="truncated_after_it"),
+        pytest.param(rb'{"code": "\ud83d\ud', "truncated", id="truncated_in_it"),
+    ],
+)
+def test_message_says_why_it_is_not_json(server: Server, body: bytes, reason: str) -> None:
+    answer = server.ask("POST", "/v1/execute", body)
+    assert (answer.status, answer.code) == (400, "not_json")
+    assert reason in answer.body["error"]["message"]
+
+
+@pytest.mark.parametrize(
     ("asked", "named"),
     [
         pytest.param({"limits": {"wall": 1}}, ["limits", "'wall'", "wall_seconds"], id="unknown_inner_field"),

@@ -95,6 +95,40 @@ def test_what_cannot_be_read_does_not_end_the_conversation(plug: Plug) -> None:
         assert wire.call("run_code", code="print(1)")["isError"] is False
 
 
+BROKEN_TEXT = [
+    pytest.param(rb"print(1) # \ud83d", -32602, "lone surrogate (U+D83D)", id="half_a_character"),
+    pytest.param(rb"print(1) # \uDE00", -32602, "lone surrogate (U+DE00)", id="the_other_half"),
+    pytest.param(b"print(1) # \xff", -32700, "not UTF-8", id="no_text"),
+]
+
+
+@pytest.mark.parametrize(("code", "number", "said"), BROKEN_TEXT)
+def test_a_request_with_broken_text_is_answered(wire: Wire, code: bytes, number: int, said: str) -> None:
+    call = b'"method": "tools/call", "params": {"name": "run_code", "arguments": {"code": "%b"}}}\n' % code
+    assert wire.process.stdin is not None
+    wire.process.stdin.write(b'{"jsonrpc": "2.0", ' + call + b'{"jsonrpc": "2.0", "id": 7001, ' + call)
+    wire.process.stdin.flush()
+    error = wire.finish(7001)["error"]
+    assert error["code"] == number
+    assert said in error["message"]
+    assert wire.call("run_code", code=r"print('\U0001f600', r'\ud83d')")["content"][0]["text"] == "\U0001f600 \\ud83d"
+
+
+@pytest.mark.parametrize("is_closed", [pytest.param(False, id="dev_null"), pytest.param(True, id="closed")])
+@pytest.mark.parametrize("name", ["mcp", "code-sandbox-mcp"])
+def test_without_a_client_it_ends(command: list[str], environ: dict[str, str], name: str, is_closed: bool) -> None:
+    entry = "import sys; from belljar.frontends.cli.mcp import be_code_sandbox; sys.exit(be_code_sandbox())"
+    start = command if name == "mcp" else [sys.executable, "-c", entry]
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" <&-', "sh", *start] if is_closed else start,
+        stdin=subprocess.DEVNULL,
+        env=environ,
+        capture_output=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
 def test_fifty_calls_at_once_each_get_their_own_answer(wire: Wire) -> None:
     numbers = [
         wire.begin("tools/call", {"name": "run_code", "arguments": {"code": f"print({at} ** 2)"}}) for at in range(50)

@@ -167,6 +167,11 @@ def test_a_picture_arrives_whole(wire: Wire) -> None:
     assert png.endswith(b"IEND\xaeB`\x82")
 
 
+def test_a_picture_without_words_comes_alone(wire: Wire) -> None:
+    result = wire.call("run_code", code="import matplotlib.pyplot as plt; plt.plot([1])")
+    assert [block["type"] for block in result["content"]] == ["image"]
+
+
 def test_files_come_back_as_resources(wire: Wire) -> None:
     code = "open('a.csv', 'w').write('x,y'); open('b.bin', 'wb').write(bytes([255, 0])); open('c', 'w').write('no')"
     result = wire.call("run_code", code=code, artifacts=["*.csv", "*.bin"])

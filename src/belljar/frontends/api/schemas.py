@@ -128,7 +128,7 @@ class BodyReader(Generic[_T]):
             _check_is_json(body)  # a body that is broken further on is broken, whatever comes first
             raise self._explain(str(error)) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise _not_json(error) from None
+            raise _not_json(error, body) from None
 
     def _explain(self, said: str) -> Refusal:
         problem, _, place = said.partition(" - at `")
@@ -185,18 +185,34 @@ def _check_is_json(body: bytes) -> None:
         _skim(body)
         body.decode()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _not_json(error) from None
+        raise _not_json(error, body) from None
 
 
-def _not_json(error: Exception) -> Refusal:
+def _not_json(error: Exception, body: bytes) -> Refusal:
     if isinstance(error, RecursionError):
         reason = "it is nested too deeply"
     elif isinstance(error, UnicodeDecodeError):
         reason = "it is not valid UTF-8"
+    elif "surrogate" in str(error) or _ends_with_half_a_character(body):
+        reason = "it has a lone surrogate, which is half of a character"
     else:
         reason = str(error).removeprefix("JSON is malformed: ")
         reason = reason[:1].lower() + reason[1:]
     return Refusal(400, "not_json", f"the body is not JSON: {reason}; send one JSON object in UTF-8")
+
+
+_LAST_HALF = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?=[^\\]{0,5}$)", re.DOTALL)
+_TAIL_BYTES = 16
+
+
+def _ends_with_half_a_character(body: bytes) -> bool:
+    """Whether nothing else is wrong: the decoder looks for the other half past the end, and takes it for cut off."""
+    tail = body[-_TAIL_BYTES:]
+    mended = _LAST_HALF.sub(rb"\\ufffd", tail)
+    try:
+        return mended != tail and bool(_skim(body[:-_TAIL_BYTES] + mended))
+    except (msgspec.DecodeError, RecursionError):
+        return False
 
 
 def admit_body(caller: Caller, asked: ExecuteBody) -> Execution:

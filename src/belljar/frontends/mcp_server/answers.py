@@ -114,10 +114,8 @@ def show(outcome: Outcome, session_id: str | None = None, *, is_structured: bool
         resource_block(f"{place}display-{number}", each.content, each.mime)
         for number, each in enumerate(shown.others, 1)
     ]
-    answer: Json = {
-        "content": [text_block(tell(outcome, artifacts)), *images, *others, *files],
-        "isError": False,
-    }
+    text, rest = tell(outcome, artifacts), [*images, *others, *files]
+    answer: Json = {"content": [*([text_block(text)] if text or not rest else []), *rest], "isError": False}
     if is_structured:
         answer["structuredContent"] = _summarize(outcome, session_id, len(images), artifacts)
     return answer

@@ -117,7 +117,8 @@ class _Desk:
             code = types.INVALID_PARAMS if is_newer else _RESOURCE_NOT_FOUND
             raise MCPError(code=code, message=error.message, data={"uri": str(params.uri)}) from None
         except BelljarError as error:
-            raise MCPError(code=types.INTERNAL_ERROR, message=self._explain(error)) from None
+            code = types.INVALID_PARAMS if isinstance(error, CallerError) else types.INTERNAL_ERROR
+            raise MCPError(code=code, message=self._explain(error)) from None
 
     async def _call_tool(self, context: Context, params: types.CallToolRequestParams) -> Json:
         """Whatever goes wrong is told as the result of the tool: only there a model sees it and can do better."""
