@@ -74,6 +74,19 @@ def probe_machine(settings: Settings) -> dict[str, Any]:
     return found
 
 
+def prepare_environment(settings: Settings, name: str, tell: Callable[[str], None]) -> None:
+    """Build an environment that is not there yet, unless no program could run in it here: that takes minutes.
+
+    Raises:
+        UnknownEnvironment, EnvironmentBroken: there is none, or it cannot be built.
+        WallMissing: a wall cannot be had and was not given up.
+    """
+    environments = build_environments(settings)
+    if settings.backend == "local" and environments.find(name) is None:
+        LocalSandbox(settings, environments, tell).check_walls()
+    environments.ensure(name, tell)
+
+
 def build_environments(settings: Settings) -> Environments:
     """The guest environments of this installation."""
     return Environments(settings.state_dir, settings.environments)

@@ -78,24 +78,51 @@ class LocalSandbox:
             WallMissing: a wall cannot be had and was not given up.
             SandboxFault: the jail does not work here.
         """
-        jail = self._settings.jail
         _raise_descriptor_limit()
-        self._landlock_version = syscalls.landlock_version() if "landlock" not in jail.without_walls else 0
         try:
-            self._instance = instance.claim(self._settings.runtime_dir, jail.uid_base)
-            missing = self._find_missing_walls()
-            if missing:
-                raise WallMissing("; ".join(missing) + ". Nothing was run.", walls=missing)
+            self._claim()
             kept = max(1, self._settings.pool.ready_guests)
             self._berths = Berths(self._cgroups, changes_uid=os.geteuid() == 0, kept=kept)
             await self._worlds.enter(self._first_world())
         except OSError as error:
             await self.close()
-            raise SandboxFault(f"cannot use {self._settings.runtime_dir}: {error}") from error
+            raise self._unusable(error) from error
         except BaseException:
             await self.close()
             raise
         self._maintain()
+
+    def check_walls(self) -> None:
+        """Refuse what `open` would refuse for want of a wall, and leave nothing behind; takes milliseconds.
+
+        Raises:
+            WallMissing, SandboxFault.
+        """
+        try:
+            self._claim()
+        except OSError as error:
+            raise self._unusable(error) from error
+        finally:
+            self._give_back()
+
+    def _claim(self) -> None:
+        jail = self._settings.jail
+        self._landlock_version = syscalls.landlock_version() if "landlock" not in jail.without_walls else 0
+        self._instance = instance.claim(self._settings.runtime_dir, jail.uid_base)
+        missing = self._find_missing_walls()
+        if missing:
+            raise WallMissing("; ".join(missing) + ". Nothing was run.", walls=missing)
+
+    def _give_back(self) -> None:
+        if self._cgroups is not None:
+            self._cgroups.close()  # everyone in them is dead: this takes no time
+            self._cgroups = None
+        if self._instance is not None:
+            self._instance.close()
+            self._instance = None
+
+    def _unusable(self, error: OSError) -> SandboxFault:
+        return SandboxFault(f"cannot use {self._settings.runtime_dir}: {error}")
 
     def _first_world(self) -> str:
         configured = self._settings.environments
@@ -375,12 +402,7 @@ class LocalSandbox:
             self._ways_out = None
         if hasattr(self, "_berths"):
             self._berths.close()
-        if self._cgroups is not None:
-            self._cgroups.close()  # everyone in them is dead: this takes no time
-            self._cgroups = None
-        if self._instance is not None:
-            self._instance.close()
-            self._instance = None
+        self._give_back()
 
     def facts(self) -> Mapping[str, Any]:
         """Numbers for monitoring."""

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from belljar.assembly import prepare_environment
 from belljar.contract.errors import SandboxFault
-from belljar.environments import Environments
 from belljar.frontends.cli import benchmark_http, terminal
 from belljar.frontends.cli.options import define_json, define_walls, load_settings
 from belljar.frontends.embedded import AsyncSandbox
@@ -79,7 +79,7 @@ def execute(options: argparse.Namespace) -> int:
         return benchmark_http.execute(options)
     settings = load_settings(options)
     with terminal.progress() as tell:
-        Environments(settings.state_dir, settings.environments).ensure(options.environment, tell)
+        prepare_environment(settings, options.environment, tell)
         lines = asyncio.run(_measure(settings, options.environment, 100 if options.quick else 1000))
     if options.json:
         print(json.dumps({"lines": [line.as_json() for line in lines]}, indent=2))

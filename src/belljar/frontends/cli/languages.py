@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from belljar.assembly import build_engine, build_environments
+from belljar.assembly import build_engine, build_environments, prepare_environment
 from belljar.contract.errors import BelljarError, CallerError
 from belljar.engine.admission import admit
 from belljar.engine.execute import Engine
@@ -107,7 +107,7 @@ def _python_version(settings: Settings) -> str | None:
 def _check(settings: Settings, options: argparse.Namespace) -> int:
     toolchains = choose(options.names) if options.names else [each for each in load_all().values() if each.run]
     with terminal.progress() as tell:
-        build_environments(settings).ensure("default", tell)
+        prepare_environment(settings, "default", tell)
         rows = asyncio.run(check_all(settings, toolchains, tell if not options.json else lambda _: None))
     if options.json:
         print(json.dumps({"languages": rows}, indent=2))
@@ -181,7 +181,10 @@ def _install(settings: Settings, options: argparse.Namespace) -> int:
     if still_missing:
         terminal.say(f"still missing: {', '.join(still_missing)}; `belljar languages list` says what of them")
         return 1
-    print("installed; `belljar languages check` proves it, and a running server finds it within seconds")
+    if planned.steps:
+        print("installed; `belljar languages check` proves it, and a running server finds it within seconds")
+    else:
+        print("nothing was installed")
     return 0
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from belljar.assembly import build_engine
+from belljar.assembly import build_engine, prepare_environment
 from belljar.contract.errors import BelljarError, CallerError, SandboxFault
 from belljar.contract.execution import (
     MIB,
@@ -32,7 +32,6 @@ from belljar.contract.execution import (
 from belljar.contract.files import File
 from belljar.engine.admission import admit
 from belljar.engine.execute import Engine
-from belljar.environments import Environments
 from belljar.frontends.cli import BROKEN_PIPE, saving, terminal
 from belljar.frontends.cli.options import define_network, define_walls, load_settings
 from belljar.frontends.cli.outlet import STDERR, STDOUT, Outlet
@@ -127,7 +126,7 @@ def execute(options: argparse.Namespace) -> int:
         saving.refuse_existing(output_dir, execution.artifacts)
     # Here and not when the engine opens: a Ctrl-C must end a build that takes minutes.
     with terminal.progress() as tell:
-        Environments(settings.state_dir, settings.environments).ensure(execution.environment, tell)
+        prepare_environment(settings, execution.environment, tell)
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING_SIGNALS)  # until the loop listens: none may tear its making apart
     return asyncio.run(_OneRun(for_one_environment(settings, execution.environment), execution, options).run())
 

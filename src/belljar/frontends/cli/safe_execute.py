@@ -10,11 +10,10 @@ import argparse
 import asyncio
 import sys
 
-from belljar.assembly import build_engine
+from belljar.assembly import build_engine, prepare_environment
 from belljar.contract.errors import CallerError, InvalidSettings
 from belljar.contract.execution import Execution, Outcome
 from belljar.contract.restriction import PRINT_CHARACTERS_MAX
-from belljar.environments import Environments
 from belljar.frontends.cli import terminal
 from belljar.frontends.cli.options import define_walls, load_settings
 from belljar.frontends.cli.run import for_one_environment
@@ -83,7 +82,7 @@ def execute(options: argparse.Namespace) -> int:
         text = refuse("ValueError", error.message)
     else:
         with terminal.progress() as tell:
-            Environments(settings.state_dir, settings.environments).ensure(execution.environment, tell)
+            prepare_environment(settings, execution.environment, tell)
         outcome = asyncio.run(_run(for_one_environment(settings, execution.environment), execution))
         text = answer(execution, outcome)
     sys.stdout.write(text if text.endswith("\n") else text + "\n")

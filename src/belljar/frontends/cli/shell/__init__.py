@@ -6,9 +6,9 @@ import argparse
 import dataclasses
 from pathlib import Path
 
+from belljar.assembly import prepare_environment
 from belljar.contract.errors import CallerError
 from belljar.engine.admission import admit_session
-from belljar.environments import Environments
 from belljar.frontends.cli import terminal
 from belljar.frontends.cli.options import define_network, define_walls, load_settings
 from belljar.frontends.cli.run import for_one_environment, read_files, split_variable
@@ -127,7 +127,7 @@ def _find_place(settings: Settings, options: argparse.Namespace) -> Place:
     # Nobody else is here whom an idle session could be in the way of.
     order = dataclasses.replace(order, idle_seconds=_WEEK_SECONDS)
     with terminal.progress() as tell:
-        Environments(settings.state_dir, settings.environments).ensure(order.environment, tell)
+        prepare_environment(settings, order.environment, tell)
     return Here(for_one_environment(settings, order.environment), order)
 
 
