@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import logging
 import secrets
 import socket
@@ -49,15 +50,15 @@ class Daemon:
             EngineUnavailable: it is not there, or does not answer in time.
             InvalidSettings: the client library is not installed.
         """
+        if importlib.util.find_spec("docker") is None:  # before anything else: all that follows, errors too, needs it
+            raise InvalidSettings(
+                "the container back end needs the package docker; add it with: pip install 'belljar[container]'"
+            )
         await self._call("answer", self._connect)
 
     def _connect(self) -> None:
-        try:
-            import docker  # few servers need it, and it takes a while
-        except ImportError as error:
-            raise InvalidSettings(
-                "the container back end needs the package docker; install belljar[container]"
-            ) from error
+        import docker  # few servers need it, and it takes a while
+
         address = self.address if "://" in self.address else f"unix://{self.address}"
         self._client = docker.DockerClient(base_url=address, timeout=self._settings.call_seconds, version="auto")
         version = self._client.version()

@@ -17,6 +17,7 @@ from belljar.client.asynchronous import AsyncClient
 from belljar.client.retries import Retries
 from belljar.client.session_request import SessionAsked
 from belljar.client.sessions import AsyncSession
+from belljar.contract.errors import InvalidSettings
 from belljar.contract.execution import Event
 from belljar.contract.sessions import SessionOrder, SessionState, WorkFile
 from belljar.engine.admission import admit_cell
@@ -136,9 +137,12 @@ class There:
     """A server."""
 
     def __init__(self, url: str, api_key: str | None, asked: SessionAsked) -> None:
-        """Raises CallerError: the URL or the key cannot be one. ImportError: httpx is not installed."""
+        """Raises CallerError: the URL or the key cannot be one, or httpx is not installed."""
         options = {"api_key": api_key} if api_key else {}
-        self._client = AsyncClient.from_env(url=url, retries=Retries(total_seconds=_PATIENT_SECONDS), **options)
+        try:
+            self._client = AsyncClient.from_env(url=url, retries=Retries(total_seconds=_PATIENT_SECONDS), **options)
+        except ImportError as error:  # says what to install
+            raise InvalidSettings(str(error)) from error
         self._asked = asked
 
     async def open(self) -> Live:
