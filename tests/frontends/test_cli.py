@@ -451,7 +451,7 @@ def test_a_standard_descriptor_that_is_closed_does_no_harm(config: Path, closed:
         pytest.param(["run", "-c", "1", "--timeout", "nan"], 2, "finite", id="not_a_number"),
         pytest.param(["run", "-c", "1", "--memory", "much"], 2, "invalid float value", id="not_numeric"),
         pytest.param(["run", "-c", "1", "--environment", "no"], 2, "there is no environment 'no'", id="no_environment"),
-        pytest.param(["run", "-c", "1", "--without-wall", "moat"], 125, "there is no wall 'moat'", id="no_such_wall"),
+        pytest.param(["run", "-c", "1", "--without-wall", "moat"], 2, "there is no wall 'moat'", id="no_such_wall"),
         pytest.param(["run", "-c", "1", "--config", "/none"], 125, "cannot read the settings file", id="no_settings"),
         pytest.param(["env", "remove", "none"], 2, "there is no environment 'none' to remove", id="nothing_to_remove"),
         pytest.param(["env", "create", "Bad Name"], 125, "environment name 'Bad Name'", id="bad_environment_name"),
@@ -469,6 +469,29 @@ def test_errors_are_one_clear_line(
     assert message in text
     assert "Traceback" not in text
     assert "belljar" in text
+
+
+@pytest.mark.parametrize(
+    ("module", "words", "extra"),
+    [
+        pytest.param("httpx", ["shell", "--url", "http://127.0.0.1:1"], "'belljar[client]'", id="client"),
+        pytest.param(
+            "docker", ["serve", "--backend", "container", "--port", "0"], "'belljar[container]'", id="container"
+        ),
+    ],
+)
+def test_what_is_not_installed_is_named(config: Path, module: str, words: list[str], extra: str) -> None:
+    code = f"import sys; sys.modules[{module!r}] = None; from belljar.frontends.cli import main; sys.exit(main())"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "--config", config, *words],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        env=clean_environ(),
+        timeout=DEADLINE_SECONDS,
+    )
+    assert done.returncode == 125
+    assert done.stderr.splitlines()[-1].endswith(f"pip install {extra}"), done.stderr
 
 
 def test_debug_shows_where_it_went_wrong(belljar: Belljar) -> None:
@@ -534,6 +557,38 @@ def test_config_show_tells_values_and_sources_and_can_be_read_back(
     assert tomllib.loads(again) == tomllib.loads(shown)
     tree = json.loads(belljar("config", "show", "--json").stdout)
     assert tree["jail.cgroup_parent"] == {"value": CGROUP_PARENT, "source": f"file {config}"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        pytest.param("[pool]\nmax_runing = 3", "did you mean 'pool.max_running'?", id="misspelt"),
+        pytest.param("[pool]\nmax_running = 'x'", "must be a whole number, not 'x'", id="no_whole_number"),
+        pytest.param("[server]\nhead_seconds = 'x'", "must be a number, not 'x'", id="no_number"),
+        pytest.param("[server]\ndebug = 'maybe'", "must be true or false, not 'maybe'", id="neither_true_nor_false"),
+        pytest.param("[jail]\nwithout_walls = 5", "must be a list, not 5", id="no_list"),
+        pytest.param("state_dir = 5", "must be a path, not 5", id="no_path"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_explained(belljar: Belljar, tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "bad.toml").write_text(text)
+    done = belljar("config", "show", "--config", "bad.toml")
+    assert done.returncode == 125
+    assert said in done.stderr.decode()
+
+
+def test_one_is_no_plural(belljar: Belljar, tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text(f"[server]\nkeys_file = '{tmp_path}/keys.json'\n")
+    titles = []
+    for name in ("one", "two"):
+        assert belljar("--config", "own.toml", "key", "create", name).returncode == 0
+        titles.append(belljar("--config", "own.toml", "key", "list").stdout.decode().split("\n")[0].strip())
+    assert titles == ["1 key", "2 keys"]
+
+
+def test_what_is_here_is_not_installed_again(belljar: Belljar) -> None:
+    done = belljar("languages", "install", "sh")
+    assert (done.returncode, done.stdout) == (0, b"here already: sh\nnothing was installed\n")
 
 
 def test_config_show_keeps_a_key_to_itself(config: Path) -> None:
@@ -693,6 +748,16 @@ def test_doctor_finds_every_wall_here_as_root(belljar: Belljar) -> None:
     assert not cgroups_left()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="a plain user lacks walls, whatever is built")
+def test_doctor_finds_nothing_wrong_before_an_environment_is_built(belljar: Belljar, tmp_path: Path) -> None:
+    (tmp_path / "new.toml").write_text(SETTINGS.format(base=tmp_path, cgroup_parent=CGROUP_PARENT))
+    done = belljar("doctor", "--json", "--config", "new.toml")
+    tree, missing = examine(done)
+    assert (done.returncode, tree["ok"], missing) == (0, True, set())
+    (inside,) = tree["program"]
+    assert (inside["state"], inside["fix"]) == ("note", "build one: belljar env create default")
+
+
 def test_doctor_shows_walls_that_were_given_up(belljar: Belljar) -> None:
     done = belljar("doctor", *(word for wall in ("landlock", "cgroup", "uid") for word in ("--without-wall", wall)))
     shown = done.stdout.decode()
@@ -744,6 +809,24 @@ def plain_user(sources: Path) -> Iterator[Belljar]:
         yield lambda *words: run_as([chosen, "-m", "belljar", "--config", f"{home}/settings.toml", *map(str, words)])
     finally:
         shutil.rmtree(home)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(["run", "-c", "print(1)"], id="run"),
+        pytest.param(["safe-execute", "--code", "print(1)"], id="safe_execute"),
+        pytest.param(["shell"], id="shell"),
+        pytest.param(["bench", "--quick"], id="bench"),
+        pytest.param(["languages", "check", "sh"], id="languages"),
+    ],
+)
+def test_nothing_is_built_where_a_wall_is_missing(plain_user: Belljar, words: list[str]) -> None:
+    refused = plain_user(*words)
+    assert (refused.returncode, refused.stdout) == (125, b""), refused.stderr
+    (line,) = refused.stderr.decode().splitlines()
+    assert line.startswith("belljar: wall 'uid' is missing")
+    assert "wall 'cgroup' is missing" in line
 
 
 @pytest.mark.timeout(600)

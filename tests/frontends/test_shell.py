@@ -312,6 +312,18 @@ def test_states_can_be_gone_back_to(piped: Piped) -> None:
     assert "back to the state before that cell" in done.stderr
 
 
+def test_with_nothing_left_to_go_back_to_nothing_is_advised_that_was_done(piped: Piped) -> None:
+    done = piped("x = 1\n:back\n:back\n", "--branch")
+    assert "there is no state to go back to; no earlier one is kept" in done.stderr
+    assert "start with belljar shell --branch" in piped("x = 1\n:back\n").stderr
+
+
+def test_a_timeout_that_was_set_is_the_one_that_is_told(piped: Piped) -> None:
+    done = piped(":timeout 1\nimport time; time.sleep(50)\n:sessions\n")
+    assert "not done in time (1 s unless you allow more with :timeout)" in done.stderr
+    assert done.stdout.split("\n")[0].strip() == "1 session"
+
+
 def test_every_cell_can_be_undone_however_many_there_were(piped: Piped) -> None:
     done = piped("x = 0\n" + "x += 1\n" * 20 + ":back 2\nx\n", "--branch")
     assert (done.stdout, done.returncode) == ("18\n", 0), done.stderr

@@ -30,6 +30,9 @@ _OTHER_VARIABLES = re.compile(
     r"BELLJAR_((URL|API_KEY|IMAGE|MEMORY|TEST_\w+|SERVICE_(HOST|PORT)\w*|PORT_\d+_\w+)=|PORT=\w+://)"
 )
 
+#: What a value of the wrong type should have been.
+_WORDS: Mapping[type, str] = {tuple: "a list", bool: "true or false", float: "a number", int: "a whole number"}
+
 #: Names that people have set for other code servers, with all they mean here. They count for less than ours.
 _FAMILIAR: Mapping[str, tuple[str, ...]] = {
     "HOST": ("server.host",),
@@ -188,12 +191,20 @@ def _replace(settings: Settings, name: str, value: Any) -> Settings:
         roots = {**settings.languages.roots, parts[2]: str(Path(str(value)).expanduser().absolute())}
         return dataclasses.replace(settings, languages=dataclasses.replace(settings.languages, roots=roots))
     if name not in names():
-        raise InvalidSettings(f"unknown setting {name!r}; known are: {', '.join(names())}", setting=name)
+        raise _unknown(name)
     if len(parts) == 1:
         return dataclasses.replace(settings, **{name: _convert(name, settings, name, value)})
     section = getattr(settings, parts[0])
     section = dataclasses.replace(section, **{parts[1]: _convert(name, section, parts[1], value)})
     return dataclasses.replace(settings, **{parts[0]: section})
+
+
+def _unknown(name: str) -> InvalidSettings:
+    import difflib  # who spells every name right need not wait for it
+
+    near = difflib.get_close_matches(name, names(), n=1)
+    advice = f"did you mean {near[0]!r}? Known are" if near else "known are"
+    return InvalidSettings(f"unknown setting {name!r}; {advice}: {', '.join(names())}", setting=name)
 
 
 def _replace_named(settings: Settings, name: str, parts: list[str], value: Any) -> Settings:
@@ -228,8 +239,8 @@ def _convert(name: str, owner: Any, attribute: str, value: Any) -> Any:
             return int(value)
         return str(value)
     except (TypeError, ValueError):
-        wanted = type(current).__name__
-        raise InvalidSettings(f"setting {name!r} must be a {wanted}, not {value!r}", setting=name) from None
+        wanted = _WORDS.get(type(current), "a path")
+        raise InvalidSettings(f"setting {name!r} must be {wanted}, not {value!r}", setting=name) from None
 
 
 def _read_bool(value: Any) -> bool:

@@ -85,7 +85,7 @@ def _examine(settings: Settings, tell: Callable[[str], None], tries_languages: b
         "walls": walls,
         "machine": list(_machine_rows(probed["facts"])),
         "environments": environments,
-        "program": [_program_row(rest, usable, lacking - {*settings.jail.without_walls})],
+        "program": [_program_row(rest, environments, lacking - {*settings.jail.without_walls})],
         "network": [_network_row(rest, usable)],
         "languages": list(_language_rows(rest, tell, tries_languages and bool(usable))),
     }
@@ -298,11 +298,13 @@ print(json.dumps({
 _TOPS = {"bin", "dev", "env", "etc", "lib", "lib32", "lib64", "libx32", "proc", "sbin", "tmp", "usr", "work"}
 
 
-def _program_row(settings: Settings, usable: list[str], lacking: set[str]) -> Row:
+def _program_row(settings: Settings, environments: list[Row], lacking: set[str]) -> Row:
     broken = Row(name="a program", state=MISSING, seen="", meaning="what a program sees from inside")
+    usable = [row.name for row in environments if row.state == OK]
     if not usable:
-        seen, fix = "there is no environment to run one in", "build one: belljar env create default"
-        return dataclasses.replace(broken, seen=seen, fix=fix)
+        is_built_later = all(row.state == NOTE for row in environments)  # on first use: nothing is wrong here
+        seen, fix = "not tried: there is no environment to run one in", "build one: belljar env create default"
+        return dataclasses.replace(broken, state=NOTE if is_built_later else MISSING, seen=seen, fix=fix)
     name = "default" if "default" in usable else usable[0]
     try:
         outcome = _run(settings, name, _LOOK_AROUND)

@@ -81,7 +81,7 @@ def _list(file: KeyFile, options: argparse.Namespace) -> int:
         for key in keys
     ]
     columns = ["name", "created", "concurrent", "per minute", "sessions", "limits", "may use"]
-    terminal.draw_table(terminal.console(), f"{len(keys)} keys", columns, rows)
+    terminal.draw_table(terminal.console(), terminal.count(len(keys), "key"), columns, rows)
     return 0
 
 

@@ -24,9 +24,16 @@ def define_walls(parser: argparse._ArgumentGroup | argparse.ArgumentParser) -> N
     """Add --without-wall."""
     from belljar.settings import WALL_NAMES
 
+    def read(name: str) -> str:
+        if name not in WALL_NAMES:
+            known = ", ".join(WALL_NAMES)
+            raise argparse.ArgumentTypeError(f"there is no wall {name!r} that can be given up; these can: {known}")
+        return name
+
     parser.add_argument(
         "--without-wall",
         metavar="NAME",
+        type=read,
         action="append",
         default=[],
         help=f"do without this wall, knowingly (again for more): {', '.join(WALL_NAMES)}",

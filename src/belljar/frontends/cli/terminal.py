@@ -29,6 +29,11 @@ def printable(text: str) -> str:
     return "".join(each if each.isprintable() or each == "\n" else repr(each)[1:-1] for each in text)
 
 
+def count(number: int, noun: str) -> str:
+    """So many of something."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 @contextlib.contextmanager
 def progress() -> Iterator[Progress]:
     """Something to tell about slow work: one line that changes at a terminal, plain lines elsewhere."""

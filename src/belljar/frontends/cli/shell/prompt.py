@@ -6,7 +6,7 @@ import contextlib
 import shlex
 import signal
 from collections.abc import AsyncGenerator, Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 
@@ -178,11 +178,16 @@ class Prompt:
                 elif isinstance(event, Finished):
                     state = self._now.state
                     state.next_cell = (event.outcome.cell or state.next_cell) + 1
-                    self._screen.finish(event.outcome, self._now.limits)
+                    self._screen.finish(event.outcome, self._limits())
                     return event.outcome
         self._loop.do(_end(events))
         self._screen.say("the cell was given up")
         return None
+
+    def _limits(self) -> Limits:
+        """What a cell may use: the session's limits, but for :timeout."""
+        limits = self._now.limits
+        return limits if self._timeout is None else replace(limits, wall_seconds=self._timeout)
 
     @contextlib.contextmanager
     def _interrupting(self, live: Live) -> Iterator[Callable[[], bool]]:
@@ -261,7 +266,8 @@ class Prompt:
     def _go_back(self, words: list[str]) -> None:
         count, seat = _number(words, 1), self._now
         if not seat.trail:
-            raise CallerError("there is no state to go back to; start with belljar shell --branch")
+            advice = "no earlier one is kept" if self._keeps_states else "start with belljar shell --branch"
+            raise CallerError(f"there is no state to go back to; {advice}")
         for _ in range(min(count, len(seat.trail))):
             self._close_state(seat.state)
             seat.state = seat.trail.pop()
@@ -308,7 +314,7 @@ class Prompt:
             mark = "→" if seat is self._now else ""
             rows.append([f"{mark}{seat.number}", seat.live.id, str(seat.parent or "–"), *facts])
         columns = ["", "id", "branch of", "cells", "MB"]
-        terminal.draw_table(terminal.console(), f"{len(rows)} sessions", columns, rows)
+        terminal.draw_table(terminal.console(), terminal.count(len(rows), "session"), columns, rows)
 
     # ---- files
 
