@@ -30,6 +30,8 @@ _SECONDS = 20.0  # for all of it: the copy of the files may take its time
 _SO_PASSPIDFD, _SCM_PIDFD = 76, 4  # since Linux 6.5
 _SCM_CREDENTIALS = 2
 _CREDENTIALS = struct.Struct("=iII")
+_RIGHTS_MAX = 253  # descriptors that a packet can carry; there must be room for them or the pidfd has none
+_ROOM = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(4) + socket.CMSG_SPACE(_RIGHTS_MAX * 4)
 
 
 class Grown(NamedTuple):
@@ -262,15 +264,18 @@ class _Word(NamedTuple):
 async def _hear(peer: socket.socket, due: bytes) -> _Word:
     """One word, and who has said it: by the kernel's word, not by the speaker's."""
     await _readable(peer)
-    room = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(4)
-    packet, ancillary, _, _ = peer.recvmsg(channel.PACKET_BYTES_MAX, room, socket.MSG_CMSG_CLOEXEC)
+    packet, ancillary, flags, _ = peer.recvmsg(channel.PACKET_BYTES_MAX, _ROOM, socket.MSG_CMSG_CLOEXEC)
     pid, pidfd = 0, -1
+    planted = channel.descriptors_in(ancillary)
+    for descriptor in planted:  # nobody has asked for them, and what they hold would outlive the session here
+        os.close(descriptor)
     for level, kind, content in ancillary:
         if level == socket.SOL_SOCKET and kind == _SCM_CREDENTIALS:
             pid = _CREDENTIALS.unpack(content[: _CREDENTIALS.size])[0]
         elif level == socket.SOL_SOCKET and kind == _SCM_PIDFD:
             (pidfd,) = struct.unpack("=i", content[:4])
-    return _Word(packet == channel.build({}, due), pid, pidfd)
+    is_due = packet == channel.build({}, due) and not planted and not flags & socket.MSG_CTRUNC
+    return _Word(is_due, pid, pidfd)
 
 
 @contextlib.contextmanager
