@@ -21,6 +21,7 @@ import pytest
 
 import belljar
 from belljar import Outcome, Sandbox, Status
+from belljar.contract.errors import SandboxFault
 from belljar.contract.execution import Execution
 from belljar.settings import Settings, load
 
@@ -192,3 +193,37 @@ def test_a_program_that_its_guest_has_not_read_is_read_by_no_other(caplog: pytes
             assert [(each.status, each.stdout) for each in outcomes] == [(Status.OK, f"unread {number}\n")]
             assert [box.run(f"print({each})").stdout for each in range(6)] == [f"{each}\n" for each in range(6)]
     assert "ended unused" not in caplog.text  # as one does that finds a program nobody has sent it
+
+
+def test_a_branch_whose_maker_dies_is_our_trouble_and_not_the_sessions(own_box: Sandbox) -> None:
+    with own_box.session() as session:
+        assert session.run("import os\nfor n in range(3000): open(str(n), 'w').write('x')").ok  # takes time to copy
+        warden = warden_and_zygote()[0]
+        failures: list[BaseException] = []
+
+        def branch() -> None:
+            try:
+                session.branch()
+            except SandboxFault as error:
+                failures.append(error)
+
+        branching = threading.Thread(target=branch)
+        branching.start()
+        while branching.is_alive():
+            time.sleep(0.002)  # else the sandbox, in a thread of this process, hardly has its turn
+            for maker in children(warden):
+                if "warden" in arguments(maker) and copies_files(maker):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(maker, signal.SIGKILL)
+        branching.join()
+        assert "has died" in str(failures[0])
+        with contextlib.closing(session.branch()[0]) as copy:
+            assert copy.run("print(len(os.listdir()))").stdout == "3000\n"
+
+
+def copies_files(pid: int) -> bool:
+    """Whether this process of ours has become the session's uid, as the one does that copies its files."""
+    try:
+        return "\nUid:\t0\t" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False

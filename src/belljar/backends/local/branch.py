@@ -126,8 +126,10 @@ async def _have_made(family: Family, berth: Berth, directories: list[int], limit
             _, maker = await family.world.graft(asked, [*lent, *berth.cgroup.join_files])
         try:
             message, _, made = await _receive(ours, 7)
-        except channel.ChannelClosed as error:  # killed for memory: it is in the branch's cgroup
-            raise _do_not_fit() from error
+        except channel.ChannelClosed as error:
+            if berth.cgroup.oom_kills():  # it is in the branch's cgroup
+                raise _do_not_fit() from error
+            raise SandboxFault("the process that makes the branch's place has died") from error
         finally:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(maker, signal.SIGKILL)
