@@ -21,8 +21,8 @@ import pytest
 
 import belljar
 from belljar import Outcome, Sandbox, Status
-from belljar.contract.errors import SandboxFault
-from belljar.contract.execution import Execution
+from belljar.contract.errors import SandboxFault, ZygoteDied
+from belljar.contract.execution import Execution, Output
 from belljar.settings import Settings, load
 
 
@@ -227,3 +227,27 @@ def copies_files(pid: int) -> bool:
         return "\nUid:\t0\t" not in Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return False
+
+
+def test_cells_lost_with_their_warden_leave_no_pipes(settings: Settings) -> None:
+    before = open_pipes()
+    with belljar.Sandbox(settings=settings) as box:
+        for _ in range(3):
+            with box.session() as session:
+                # Whoever has memory to give back closes its pipes late.
+                cell = session.stream("kept = b'x' * (200 << 20)\nprint('up')\nimport time; time.sleep(60)", timeout=60)
+                while not isinstance(next(cell), Output):
+                    pass
+                os.kill(warden_and_zygote()[0], signal.SIGKILL)
+                with pytest.raises(ZygoteDied):
+                    list(cell)
+    assert open_pipes() <= before
+
+
+def open_pipes() -> set[str]:
+    """Those that this process has an end of."""
+    found = set()
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            found.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+    return {each for each in found if each.startswith("pipe:")}

@@ -25,6 +25,7 @@ class Background:
         self._kept: list[tuple[str, bytes]] = []
         self._kept_bytes = 0
         self._is_reading = False
+        self._is_closed = False
 
     def open(self, stdout: int, stderr: int) -> None:
         """Begin to listen; whoever made the two pipes closes them."""
@@ -33,7 +34,7 @@ class Background:
 
     def adopt(self, stream: Stream) -> None:
         """Listen to, and own, a pipe whose cell has ended."""
-        if not stream.is_open:
+        if not stream.is_open or self._is_closed:
             os.close(stream.descriptor)
             return
         self._lingering.append(stream)
@@ -97,7 +98,8 @@ class Background:
         os.close(stream.descriptor)
 
     def close(self) -> None:
-        """Stop listening; the guest's own pipes are closed by whoever made them."""
+        """Stop listening; the guest's own pipes are closed by whoever made them. Pipes of cells that come later are closed at once."""
+        self._is_closed = True
         self._pause()
         for stream in self._own:
             self._loop.remove_reader(stream.descriptor)

@@ -166,14 +166,15 @@ async def _settle(
     ours.setblocking(False)
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
     ours.setsockopt(socket.SOL_SOCKET, _SO_PASSPIDFD, 1)
-    stdout, their_stdout = os.pipe2(os.O_CLOEXEC)
-    stderr, their_stderr = os.pipe2(os.O_CLOEXEC)
-    for pipe in (stdout, stderr):
-        os.set_blocking(pipe, False)
-        os.fchmod(pipe, 0o666)
-    lent = [their_stdout, their_stderr]
-    owned = [stdout, stderr]
+    lent: list[int] = []
+    owned: list[int] = []  # stdout, stderr and pidfd, and then the directories
     try:
+        for _ in range(2):
+            read, write = os.pipe2(os.O_CLOEXEC)
+            owned.append(read)
+            lent.append(write)
+            os.set_blocking(read, False)
+            os.fchmod(read, 0o666)
         async with forking:
             passing = asyncio.create_task(_admit_passer(ours, berth))
             try:
@@ -188,8 +189,9 @@ async def _settle(
         place = await asyncio.shield(making)
         await _move_in(ours, family, berth, place)
         await _alone(berth)
-        directories = [os.dup(each) for each in place.directories]
-        return Grown(BranchBody(family, berth, ours, stdout, stderr, owned[2]), directories, owned[2])
+        for directory in place.directories:
+            owned.append(os.dup(directory))
+        return Grown(BranchBody(family, berth, ours, *owned[:3]), owned[3:], owned[2])
     except BaseException:
         ours.close()
         lent += owned

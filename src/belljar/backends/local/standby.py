@@ -78,7 +78,8 @@ class Waiting:
         """Have a guest become the command.
 
         Raises:
-            ZygoteDied: the guest is gone. OSError: its cgroup does not take the limits.
+            ZygoteDied: the guest is gone. OSError: its cgroup does not take the limits, or we have no
+                descriptors left.
         """
         self.world = world
         self.guest = guest
@@ -87,18 +88,22 @@ class Waiting:
         cgroup.limit(standby.limits.memory_bytes + INTERPRETER_BYTES[guest.weight], standby.limits.processes)
         self.door, their_door = channel.pair()
         self.door.setblocking(False)
-        their_stdin, self.stdin = os.pipe2(os.O_CLOEXEC)
+        their_stdin = self.stdin = -1
         try:
+            their_stdin, self.stdin = os.pipe2(os.O_CLOEXEC)
             os.fchmod(their_stdin, 0o666)  # as `Run` does
             os.set_blocking(self.stdin, False)
-            with their_door:
-                theirs = [their_stdin] if standby.becomes else [their_door.fileno(), their_stdin]
-                guest.send(_order(standby), theirs)
-        except (channel.ChannelClosed, BlockingIOError) as error:
+            theirs = [their_stdin] if standby.becomes else [their_door.fileno(), their_stdin]
+            guest.send(_order(standby), theirs)
+        except BaseException as error:
             self.close()
-            raise ZygoteDied("the guest was gone before its command came") from error
+            if isinstance(error, (channel.ChannelClosed, BlockingIOError)):
+                raise ZygoteDied("the guest was gone before its command came") from error
+            raise
         finally:
-            os.close(their_stdin)
+            their_door.close()
+            if their_stdin >= 0:
+                os.close(their_stdin)
 
     def take_stdin(self) -> int:
         """The write end of its standard input; the caller owns it now."""

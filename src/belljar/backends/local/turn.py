@@ -29,7 +29,7 @@ from belljar.backends.local.grace import Grace
 from belljar.backends.local.run import in_memfd
 from belljar.backends.local.streams import Stream
 from belljar.contract.backend import Watcher
-from belljar.contract.errors import ZygoteDied
+from belljar.contract.errors import JailSetupFailed, ZygoteDied
 from belljar.contract.execution import Evidence, Execution, ProgramError
 from belljar.jail.cgroups import CellCgroup
 from belljar.settings import RequestSettings
@@ -98,11 +98,11 @@ class Turn(Attended):
 
         Raises:
             ZygoteDied: the guest does not listen.
+            JailSetupFailed: we have no descriptors left; the guest has heard nothing.
         """
         if self._cgroup is not None:
             self._cgroup.begin()
         self._started_at = time.monotonic()
-        background = self._place.take_background()
         theirs: list[int] = []
         try:
             self._open_pipes(theirs)
@@ -114,10 +114,14 @@ class Turn(Attended):
             if len(code) > _INLINE_BYTES:
                 theirs.insert(0, in_memfd(code))
                 message["in_memfd"], code = True, b""
+            background = self._place.take_background()
             self._place.send(channel.build(message, code), theirs)
         except (channel.ChannelClosed, BlockingIOError) as error:
             self._close_pipes()
             raise ZygoteDied("the session's process does not listen") from error
+        except OSError as error:
+            self._close_pipes()
+            raise JailSetupFailed("cell", str(error)) from error
         finally:
             for descriptor in theirs:
                 os.close(descriptor)
@@ -131,12 +135,17 @@ class Turn(Attended):
             self._timers["settle"] = self._loop.call_later(_SETTLE_SECONDS, self._settle_in)
 
     def _open_pipes(self, theirs: list[int]) -> None:
-        ours = []
-        for _ in range(3):
-            read, write = os.pipe2(os.O_CLOEXEC)
-            os.set_blocking(read, False)
-            ours.append(read)
-            theirs.append(write)
+        ours: list[int] = []
+        try:
+            for _ in range(3):
+                read, write = os.pipe2(os.O_CLOEXEC)
+                os.set_blocking(read, False)
+                ours.append(read)
+                theirs.append(write)
+        except OSError:
+            for pipe in ours:
+                os.close(pipe)
+            raise
         for pipe in theirs[:2]:
             os.fchmod(pipe, 0o666)  # it is ours; a program that opens /dev/stdout must be able to
         output_bytes = self._limits.output_bytes
