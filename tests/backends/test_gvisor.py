@@ -23,7 +23,6 @@ from belljar.contract.errors import (
     NotOffered,
     SandboxFault,
     SessionEnded,
-    TooLarge,
     UnsafePath,
 )
 from belljar.settings import NetworkSettings, Settings
@@ -172,8 +171,13 @@ def test_artifacts_and_their_bounds(vbox: belljar.Sandbox) -> None:
     make = "import os\nos.makedirs('a/b')\nopen('a/b/c.txt', 'w').write('c')\nos.symlink('/etc/passwd', 'a/link.txt')"
     outcome = vbox.run(make, artifacts=["**/*.txt"])
     assert [(file.path, file.content) for file in outcome.artifacts] == [("a/b/c.txt", b"c")]
-    with pytest.raises(TooLarge):
-        vbox.run("for n in range(1200): open(f'{n}.txt', 'w')", artifacts=["*.txt"])
+    outcome = vbox.run("for n in range(1200): open(f'{n}.txt', 'w')", artifacts=["*.txt"])
+    assert outcome.stderr.startswith("[artifacts: 1200 files match, at most 1000 can be returned")
+    assert (outcome.status, len(outcome.artifacts)) == ("ok", 1000)
+    made_for_each_other = ["wanted", *("d/*" + "[a-b]" * 48 + f"b*{n}" for n in range(7))]
+    code = "import os\nopen('wanted', 'w')\nos.mkdir('d')\nfor i in range(2000): open(f'd/{i:a>254}', 'w')"
+    outcome = vbox.run(code, artifacts=made_for_each_other)
+    assert outcome.stderr.startswith("[artifacts: these patterns")
 
 
 def test_output_is_cut_and_floods_end(vbox: belljar.Sandbox) -> None:

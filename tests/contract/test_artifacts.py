@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from belljar.contract.artifacts import compile_globs, select
+from belljar.contract.artifacts import STEPS_MAX, Matcher, TooManySteps, select
 
 PATHS = [
     "a.png",
@@ -157,7 +158,48 @@ def test_any_text_is_a_glob(glob: str, path: str) -> None:
     ],
 )
 def test_no_glob_is_a_bomb(globs: list[str], path: str) -> None:
-    compile_globs(tuple(globs))
+    select([], globs)
     began = time.process_time()
     assert select([path] * 10, globs) == []
     assert time.process_time() - began < 0.5
+
+
+@pytest.mark.parametrize(
+    "globs",
+    [
+        pytest.param([("**/*" + "a" * 22 + f"b{n:02}/**") for n in range(64)], id="long_ends"),
+        pytest.param([("**/*" + "a" * 22 + f"b*{n:02}") for n in range(64)], id="long_parts_that_float"),
+        pytest.param(["**/*" + "[a-b]" * 48 + f"b*{n}" for n in range(8)], id="sets"),
+        pytest.param(["**/*" + "?" * 240 + f"b*{n}" for n in range(8)], id="question_marks"),
+        pytest.param(["**/" + "*a" * 120 + f"b*{n}" for n in range(8)], id="stars"),
+        pytest.param([f"**/*a/**/*{n}b" for n in range(64)], id="many_directories"),
+    ],
+)
+def test_all_globs_and_all_paths_together_are_bounded(globs: list[str]) -> None:
+    """As many paths as a tree may have, as long as they may be: the work ends, be it in the middle."""
+    directory = ("a" * 254 + "/") * 3
+    matcher = Matcher(globs)
+    began = time.process_time()
+    with contextlib.suppress(TooManySteps):
+        for number in range(50_000):
+            assert not matcher.matches(f"{directory}{number:a>254}")
+    assert time.process_time() - began < 3  # naively it is minutes
+
+
+def test_what_may_be_used_is_enough_for_honest_globs() -> None:
+    paths = [f"node_modules/package{n // 10}/lib/{n}.js" for n in range(50_000)]
+    assert select([*paths, "out/plot.png"], ["**/*.png", "*.csv", "out/**", "report/*.html"]) == ["out/plot.png"]
+
+
+def test_what_was_used_is_used_up_for_good() -> None:
+    matcher = Matcher(["*" + "a" * 100 + "*b"])
+    with pytest.raises(TooManySteps, match="too much to compare"):
+        for _ in range(STEPS_MAX):
+            matcher.matches("a" * 255)
+    with pytest.raises(TooManySteps):
+        matcher.matches("b")
+
+
+def test_the_order_of_paths_changes_nothing() -> None:
+    globs = ["out/**/*.png", "*/deep/**", "**/c.txt"]
+    assert set(select(PATHS, globs)) == set(select(PATHS[::-1], globs)) == set(select(sorted(PATHS), globs))

@@ -15,6 +15,7 @@ import pytest
 
 import belljar
 from belljar.contract.execution import Finished, Output
+from belljar.contract.files import PATH_BYTES_MAX
 from belljar.jail.workdir import DEPTH_MAX, TooMuch, collect
 
 EVERYTHING = 1 << 30
@@ -131,6 +132,30 @@ def test_more_entries_than_anybody_can_want_end_the_search(work: Path, monkeypat
         (work / f"d{number}").mkdir()
     with pytest.raises(TooMuch, match="100"):
         take(work)
+
+
+def test_what_was_found_before_somebody_had_enough_comes_along(work: Path) -> None:
+    asked: list[str] = []
+
+    def wanted(path: str) -> bool:
+        asked.append(path)
+        if len(asked) > 1:
+            raise TooMuch("enough")
+        return True
+
+    (work / "second.txt").write_text("second")
+    with opened(work) as root, pytest.raises(TooMuch, match="enough") as caught:
+        collect(root, wanted, 10, 1000)
+    assert caught.value.found == [(asked[0], (work / asked[0]).read_bytes())]
+
+
+def test_a_path_longer_than_any_that_goes_in_is_left_out(work: Path) -> None:
+    longest = ("d" * 254 + "/") * 4 + "1234"
+    assert len(longest) == PATH_BYTES_MAX
+    (work / longest).parent.mkdir(parents=True)
+    (work / longest).write_text("x")
+    (work / f"{longest}5").write_text("x")
+    assert set(take(work)) == {"honest.txt", longest}
 
 
 def test_three_thousand_levels_end_at_the_depth_we_look_to(work: Path) -> None:
@@ -352,4 +377,13 @@ def test_more_than_can_be_taken_out_is_said_and_harms_nobody(box: belljar.Sandbo
     assert outcome.status == "ok"
     assert outcome.stderr.startswith("[artifacts: ")
     assert len(outcome.artifacts) <= 1000
+    assert box.run("print('hello')").stdout == "hello\n"
+
+
+def test_globs_and_names_that_are_made_for_each_other_cost_no_answer(box: belljar.Sandbox) -> None:
+    code = "import os\nopen('wanted', 'w')\nos.mkdir('d')\nfor i in range(3000): open(f'd/{i:a>254}', 'w')"
+    outcome = box.run(code, artifacts=["wanted", *("d/*" + "[a-b]" * 48 + f"b*{n}" for n in range(7))])
+    assert outcome.status == "ok"
+    assert outcome.stderr.startswith("[artifacts: these patterns and this many files are too much to compare")
+    assert [file.path for file in outcome.artifacts] == ["wanted"]
     assert box.run("print('hello')").stdout == "hello\n"

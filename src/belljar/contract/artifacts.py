@@ -11,70 +11,182 @@ libraries leave their caches in dotted directories, and `**` should not carry th
 escape; `[*]` is a star.
 
 The globs come from a caller and the paths from a hostile program, so a naive regular expression would let the two
-together stop the server (`*a*a*a*a*b`). Everything between two wildcards is therefore matched atomically, at the
-earliest place it fits: the wildcard after it can make up for anything an earlier choice costs, so trying a later
-place could never turn a failure into a match. That holds for `*` between characters and for `**` between names.
+together stop the server (`*a*a*a*a*b`). Three things keep them from it:
+
+- A path is matched name by name, and what the names above a file leave open is found out once for its directory.
+- In a name, everything between two stars is matched atomically, at the earliest place it fits: the star after it can
+  make up for anything an earlier choice costs, so trying a later place could never turn a failure into a match.
+- What is left, a product of lengths, is counted, and all paths of one tree together have a bound.
 """
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 GLOB_COUNT_MAX = 64
 GLOB_CHARACTERS_MAX = 256
 GLOBS_CHARACTERS_MAX = 2048  # all of one execution: translating costs more than matching
+STEPS_MAX = 80_000_000  # of matching, for one tree; a few nanoseconds each
 
+_STEPS_PER_QUESTION = 60  # to ask a part about a name, whatever the two are
 _NOT_HIDDEN = r"(?!\.)"
-_ANY_NAME = r"(?!\.)[^/]+"
+
+
+class TooManySteps(Exception):
+    """The globs and the paths together are more work than anybody may make."""
+
+
+class Matcher:
+    """Some globs, to be asked about the paths of one tree. Quick if paths of one directory follow each other."""
+
+    def __init__(self, globs: Iterable[str]) -> None:
+        self._parts, starts = _parse(tuple(globs))
+        self._directory = ""
+        self._names: list[str] = []  # of that directory
+        self._levels = [self._level(starts)]  # what is open in each directory above it, and in it
+        self._steps_left = STEPS_MAX
+
+    def matches(self, path: str) -> bool:
+        """Whether at least one glob matches.
+
+        Raises:
+            TooManySteps: all that was asked so far has used up what may be used.
+        """
+        directory, _, name = path.rpartition("/")
+        if directory != self._directory:
+            self._go_to(directory)
+        level = self._levels[-1]
+        self._count(level.last, name)
+        return any(part.fits(name) for part in level.last.parts)
+
+    def _go_to(self, directory: str) -> None:
+        names = directory.split("/") if directory else []
+        shared = 0
+        while shared < min(len(names), len(self._names)) and names[shared] == self._names[shared]:
+            shared += 1
+        del self._levels[shared + 1 :]
+        self._directory, self._names = directory, names
+        for name in names[shared:]:
+            self._levels.append(self._enter(self._levels[-1], name))
+
+    def _enter(self, level: _Level, name: str) -> _Level:
+        self._count(level.open, name)
+        found: set[int] = set()
+        for at, part in zip(level.numbers, level.open.parts, strict=True):
+            if part.fits(name) and (part.stays or not part.is_last):
+                found.update(_open_from(self._parts, at if part.stays else at + 1))
+        return self._level(sorted(found))
+
+    def _level(self, numbers: list[int]) -> _Level:
+        found = [self._parts[at] for at in numbers]
+        return _Level(numbers, _question(found), _question([part for part in found if part.is_last]))
+
+    def _count(self, asked: _Question, name: str) -> None:
+        self._steps_left -= asked.steps + asked.steps_per_character * len(name)
+        if self._steps_left < 0:
+            raise TooManySteps("these patterns and this many files are too much to compare")
+
+
+class _Part(NamedTuple):
+    """What a glob says of one name, or `**`."""
+
+    fits: Callable[[str], object]
+    steps: int  # to ask it about a name, and for each character of that name
+    steps_per_character: int
+    stays: bool  # for names further down, too
+    is_last: bool
+
+
+class _Question(NamedTuple):
+    """Parts that a name is compared with, and what that costs."""
+
+    parts: list[_Part]
+    steps: int
+    steps_per_character: int
+
+
+def _question(parts: list[_Part]) -> _Question:
+    return _Question(parts, sum(part.steps for part in parts), sum(part.steps_per_character for part in parts))
+
+
+class _Level(NamedTuple):
+    """With which parts the names in a directory are compared: those of directories, and those of files."""
+
+    numbers: list[int]
+    open: _Question
+    last: _Question
 
 
 def select(paths: Iterable[str], globs: Iterable[str]) -> list[str]:
     """Return the paths that at least one glob matches, in the order given."""
-    matches = compile_globs(tuple(globs)).fullmatch
-    return [path for path in paths if matches(path)]
+    matcher = Matcher(globs)
+    return [path for path in paths if matcher.matches(path)]
 
 
 @functools.lru_cache(maxsize=256)
-def compile_globs(globs: tuple[str, ...]) -> re.Pattern[str]:
-    """Translate globs into one pattern for `fullmatch`; without globs it matches nothing."""
-    return re.compile("|".join(rf"(?:{_translate(glob)})\Z" for glob in globs) or r"(?!)")
+def _parse(globs: tuple[str, ...]) -> tuple[list[_Part], list[int]]:
+    """The parts of all globs, one after the other, and those with which the names at the top are compared."""
+    parts: list[_Part] = []
+    starts: list[int] = []
+    for glob in globs:
+        begin = len(parts)
+        names = _names(glob)
+        parts += [_part(name, at == len(names) - 1) for at, name in enumerate(names)]
+        if names:
+            starts += _open_from(parts, begin)
+    return parts, starts
 
 
-def _translate(glob: str) -> str:
-    """Cut a glob at each `**` into runs of names; all runs but the outer ones float between directories."""
+def _names(glob: str) -> list[str]:
     names = [name for name in glob.split("/") if name not in ("", ".")]
     if glob.endswith("/"):
         names.append("**")
-    runs: list[list[str]] = [[]]
-    for name in names:
-        if name != "**":
-            runs[-1].append(_translate_name(name))
-        elif runs[-1] or len(runs) == 1:  # `**/**` says no more than `**`
-            runs.append([])
-    first, *floating = ["/".join(run) for run in runs]
-    if not floating:
-        return first or r"(?!)"
-    *middle, last = floating
-    start = first + "/" if first else ""
-    between = "".join(rf"(?>(?:{_ANY_NAME}/)*?{run}/)" for run in middle)
-    return start + between + rf"(?:{_ANY_NAME}/)*?" + (last or _ANY_NAME)
+    return [name for at, name in enumerate(names) if name != "**" or names[at - 1 : at] != ["**"]]
 
 
-def _translate_name(name: str) -> str:
-    """Cut one name at its stars; every part but the outer ones floats between characters."""
-    parts = [""]
+def _open_from(parts: list[_Part], at: int) -> list[int]:
+    """The part at this place, and the one after it where that one may come at once: `**` may be no directory at all."""
+    return [at, at + 1] if parts[at].stays and not parts[at].is_last else [at]
+
+
+def _part(name: str, is_last: bool) -> _Part:
+    if name == "**":
+        return _Part(_is_shown, _STEPS_PER_QUESTION, 0, True, is_last)
+    if not set(name) & set("*?["):
+        return _Part(name.__eq__, _STEPS_PER_QUESTION, 0, False, is_last)
+    first, *floating = _cut_at_stars(name)
+    tried_everywhere = max([len("".join(part)) for part in floating[:-1]], default=0)
+    pattern = re.compile(_translate_name(name, first, floating) + r"\Z")
+    return _Part(pattern.match, _STEPS_PER_QUESTION + len(name), 1 + tried_everywhere, False, is_last)
+
+
+def _is_shown(name: str) -> bool:
+    return name[:1] not in ("", ".")
+
+
+def _cut_at_stars(name: str) -> list[list[str]]:
+    """What stands before, between and after the stars, each an expression for every character."""
+    pieces: list[list[str]] = [[]]
     for token in _tokens(name):
         if token == "*":
-            parts.append("")
+            pieces.append([])
         else:
-            parts[-1] += token
-    guard = "" if name.startswith(".") else _NOT_HIDDEN
-    if len(parts) == 1:
-        return guard + parts[0]
-    floating = "".join(rf"(?>[^/]*?{part})" for part in parts[1:-1] if part)
-    return rf"{guard}(?=[^/])(?>{parts[0]}{floating}[^/]*{parts[-1]}(?![^/]))"
+            pieces[-1].append(token)
+    return pieces
+
+
+def _translate_name(name: str, first: list[str], floating: list[list[str]]) -> str:
+    """One expression for a name that was cut; every piece but the outer ones floats between characters."""
+    start = ("" if name.startswith(".") else _NOT_HIDDEN) + "".join(first)
+    if not floating:
+        return start
+    *middle, last = floating
+    between = "".join(rf"(?>[^/]*?{''.join(piece)})" for piece in middle if piece)
+    end = rf"(?=[^/]{{{len(last)}}})(?>[^/]*)(?<={''.join(last)})" if last else "[^/]*"
+    return rf"(?=[^/]){start}{between}{end}"
 
 
 def _tokens(name: str) -> Iterator[str]:

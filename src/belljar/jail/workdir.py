@@ -7,10 +7,12 @@ bounded. Nothing here changes the tree: clean-up is the last reference to its mo
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 
+from belljar.contract.files import PATH_BYTES_MAX
 from belljar.jail import syscalls
 
 DEPTH_MAX = 32
@@ -29,10 +31,10 @@ def collect(root: int, wanted: Callable[[str], bool], count_max: int, bytes_max:
     Raises:
         TooMuch: they are more in number or bytes than allowed; those that fit come with it.
     """
-    paths = sorted(path for path in walk(root) if wanted(path))
-    trouble = None
+    with contextlib.closing(walk(root)) as every:
+        paths, trouble = pick(every, wanted)
     if len(paths) > count_max:
-        trouble = TooMuch(f"{len(paths)} files match, at most {count_max} can be returned")
+        trouble = trouble or TooMuch(f"{len(paths)} files match, at most {count_max} can be returned")
     found: list[tuple[str, bytes]] = []
     left = bytes_max
     for path in paths[:count_max]:
@@ -50,8 +52,23 @@ def collect(root: int, wanted: Callable[[str], bool], count_max: int, bytes_max:
     return found
 
 
-def walk(root: int) -> Iterator[str]:
-    """Relative paths of every regular file; names that are not UTF-8 cannot be asked for."""
+def pick(paths: Iterable[str], wanted: Callable[[str], bool]) -> tuple[list[str], TooMuch | None]:
+    """Those that are wanted, sorted; and why they are not all, if either of the two has had enough."""
+    found: list[str] = []
+    try:
+        for path in paths:
+            if wanted(path):
+                found.append(path)
+    except TooMuch as error:
+        return sorted(found), error
+    return sorted(found), None
+
+
+def walk(root: int) -> Generator[str, None, None]:
+    """Relative paths of every regular file, directory by directory. What nobody can ask for is left out.
+
+    That is a name that is not UTF-8, and a path that is longer, or deeper, than those that go in may be.
+    """
     pending = [""]
     seen = 0
     while pending:
@@ -67,7 +84,7 @@ def walk(root: int) -> Iterator[str]:
                     if seen > ENTRIES_MAX:
                         raise TooMuch(f"the work directory holds more than {ENTRIES_MAX} entries")
                     path = f"{directory}/{entry.name}" if directory else entry.name
-                    if not _is_text(path):
+                    if not _can_be_asked_for(path):
                         continue
                     if entry.is_dir(follow_symlinks=False):
                         if path.count("/") < DEPTH_MAX:
@@ -78,12 +95,11 @@ def walk(root: int) -> Iterator[str]:
             os.close(descriptor)
 
 
-def _is_text(path: str) -> bool:
+def _can_be_asked_for(path: str) -> bool:
     try:
-        path.encode("utf-8")
+        return len(path.encode("utf-8")) <= PATH_BYTES_MAX
     except UnicodeEncodeError:
         return False
-    return True
 
 
 def read_regular(root: int, path: str, bytes_max: int) -> bytes | None:

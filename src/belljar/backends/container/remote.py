@@ -31,7 +31,6 @@ from belljar.backends.local.pictures import PictureReader
 from belljar.backends.local.run import program_packet
 from belljar.backends.local.session import LocalSession
 from belljar.backends.local.sights import import_pattern
-from belljar.contract.artifacts import compile_globs
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import (
     EnvironmentBroken,
@@ -43,7 +42,7 @@ from belljar.contract.errors import (
 from belljar.contract.execution import Evidence, Execution, Limits
 from belljar.contract.files import File, check_relative_path
 from belljar.environments import Environment
-from belljar.jail import policy
+from belljar.jail import policy, workdir
 from belljar.settings import RequestSettings
 from belljar.zygote.handle import WARMING
 from belljar.zygote.protocol import FRAME
@@ -270,8 +269,9 @@ class RemoteWorld:
         """The files that the caller wants, of those there are; the steward knows no globs."""
         if not asked.execution.artifacts:
             return Collected()
-        matches = compile_globs(asked.execution.artifacts).fullmatch
-        paths = sorted(path for path in ended["paths"] if isinstance(path, str) and matches(path))
+        told = [path for path in ended["paths"] if isinstance(path, str)]
+        wanted = artifacts.wanted(asked.execution.artifacts)
+        paths, trouble = await asyncio.to_thread(workdir.pick, told, wanted)
         count, most = len(paths), self._bounds.file_count
         order = {"do": "fetch", "run": asked.number, "paths": paths[:most], "bytes_max": self._bounds.files_bytes}
         self._send(order)
@@ -288,7 +288,9 @@ class RemoteWorld:
             found.append(File(path=path, content=blob[start : start + int(size)]))
             start += int(size)
         note = ""
-        if count > most:
+        if trouble is not None:
+            note = artifacts.note_of(str(trouble))
+        elif count > most:
             note = artifacts.note_of(f"{count} files match, at most {most} can be returned")
         elif message["is_over"]:
             note = artifacts.note_of("more bytes than can be returned")

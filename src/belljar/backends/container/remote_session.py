@@ -177,10 +177,10 @@ class RemoteSession(LocalSession):
 
     async def _collect(self, is_wanted: Callable[[str], bool], count: int, bytes_max: int) -> list[tuple[str, bytes]]:
         answer, _ = await self._ask({"work": "list"})
-        paths = [entry.path for entry in _entries(answer) if is_wanted(entry.path)]
-        trouble = None
+        listed = [entry.path for entry in _entries(answer)]
+        paths, trouble = await asyncio.to_thread(workdir.pick, listed, is_wanted)
         if len(paths) > count:
-            trouble = workdir.TooMuch(f"{len(paths)} files match, at most {count} can be returned")
+            trouble = trouble or workdir.TooMuch(f"{len(paths)} files match, at most {count} can be returned")
         found, left = [], bytes_max
         for path in paths[:count]:
             try:

@@ -10,7 +10,7 @@ import os
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
-from belljar.contract.artifacts import compile_globs
+from belljar.contract.artifacts import Matcher, TooManySteps
 from belljar.contract.execution import Execution
 from belljar.contract.files import File
 from belljar.jail import workdir
@@ -28,15 +28,30 @@ async def collect(
     execution: Execution, bounds: RequestSettings, on_work_dir: Callable[..., Awaitable[Sequence[tuple[str, bytes]]]]
 ) -> Collected:
     """The files that the globs of a program match, as many as may be returned; `on_work_dir` does such work."""
-    matches = compile_globs(execution.artifacts).fullmatch
     note = ""
     try:
-        found = await on_work_dir(
-            workdir.collect, lambda path: matches(path) is not None, bounds.file_count, bounds.files_bytes
-        )
+        found = await on_work_dir(workdir.collect, wanted(execution.artifacts), bounds.file_count, bounds.files_bytes)
     except workdir.TooMuch as error:
         found, note = error.found, note_of(str(error))
     return Collected(tuple(File(path=path, content=content) for path, content in found), note)
+
+
+def wanted(globs: Sequence[str]) -> Callable[[str], bool]:
+    """Whether these globs match a path of one tree; it raises TooMuch when they have kept us busy for long enough.
+
+    They are translated when it is first called: that takes its time, too.
+    """
+    matcher: Matcher | None = None
+
+    def is_wanted(path: str) -> bool:
+        nonlocal matcher
+        matcher = matcher or Matcher(globs)
+        try:
+            return matcher.matches(path)
+        except TooManySteps as error:
+            raise workdir.TooMuch(str(error)) from error
+
+    return is_wanted
 
 
 def note_of(complaint: str) -> str:

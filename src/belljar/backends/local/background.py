@@ -33,7 +33,7 @@ class Background:
         self.resume()
 
     def adopt(self, stream: Stream) -> None:
-        """Listen to, and own, a pipe whose cell has ended."""
+        """Listen to, and own, a pipe whose cell has ended; one that comes after the end is closed at once."""
         if not stream.is_open or self._is_closed:
             os.close(stream.descriptor)
             return
@@ -98,7 +98,7 @@ class Background:
         os.close(stream.descriptor)
 
     def close(self) -> None:
-        """Stop listening; the guest's own pipes are closed by whoever made them. Pipes of cells that come later are closed at once."""
+        """Stop listening, for good; the guest's own pipes are closed by whoever made them."""
         self._is_closed = True
         self._pause()
         for stream in self._own:
