@@ -72,6 +72,14 @@ def test_report_that_cannot_be_true_is_dropped(told: Any) -> None:
         pytest.param({"missing_branches": [[1, 99]]}, id="a_branch_out_of_the_file"),
         pytest.param({"missing_branches": [["1", 2]]}, id="text_in_a_branch"),
         pytest.param({"missing_branches": 7}, id="a_number_for_branches"),
+        pytest.param({"missing_branches": None}, id="no_list_of_branches"),
+        pytest.param({"branches": None}, id="no_number_of_branches"),
+        pytest.param({"missing_branches": [[2, 4], [2, 4]]}, id="a_branch_twice"),
+        pytest.param({"missing_branches": [[2, 4], [2, 3]]}, id="branches_out_of_order"),
+        pytest.param({"missing_branches": [[2, 3, 4]]}, id="a_branch_and_a_half"),
+        pytest.param({"missing_branches": [[-11, 2]]}, id="a_branch_from_before_the_file"),
+        pytest.param({"missing_branches": [[11, 2]]}, id="a_branch_from_behind_the_file"),
+        pytest.param({"branches": 81}, id="more_branches_than_lines_can_have"),
     ],
 )
 def test_branches_that_cannot_be_true_are_dropped(changed: dict[str, Any]) -> None:

@@ -217,6 +217,33 @@ def test_forged_report_is_dropped(box: belljar.Sandbox) -> None:
     assert outcome.coverage is None
 
 
+#: As large as it can be made, and what stands there can be read as a report.
+HUGE_FORGERY = """\
+import os
+fd = next(fd for fd in map(int, os.listdir("/proc/self/fd")) if "memfd:coverage" in os.readlink(f"/proc/self/fd/{fd}"))
+body = b'[{"path":"main.py","executed":[1],"missing":[],"branches":9,"missing_branches":['
+size = os.fstat(fd).st_size
+body += b"[1,1]," * ((size - len(body) - 20) // 6) + b"[1,1]]}]"
+os.pwrite(fd, len(body).to_bytes(8, "little") + body, 0)
+print(size)
+os._exit(0)
+"""
+
+
+def test_a_forged_report_is_no_larger_than_one_that_could_be_true(box: belljar.Sandbox) -> None:
+    outcome = box.run(HUGE_FORGERY, coverage={"branch": True})
+    assert outcome.exit_code == 0, outcome
+    assert outcome.coverage is None
+    assert int(outcome.stdout) < 4096
+
+
+def test_the_longest_report_fits(box: belljar.Sandbox) -> None:
+    ifs = "def never():\n" + "    if a:\n        b\n" * 3000
+    report = box.run(ifs, files={"ünter/😀.py": "1\n"}, coverage={"branch": True}).coverage
+    assert report is not None
+    assert len(report.files[0].missing) == len(report.files[0].missing_branches or ()) == 6000
+
+
 def test_heavy_program_is_measured(box: belljar.Sandbox) -> None:
     report = box.run("import numpy\nif numpy.ones(3).sum() > 5:\n    a = 1\n", coverage=True).coverage
     assert report is not None

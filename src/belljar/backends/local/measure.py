@@ -3,7 +3,9 @@
 The report is written beside the program, so a hostile one can write it too. It may lie about what ran, and about
 nothing else: every file is one that the host sent, every line is in it, and the percentages are computed here.
 
-It comes in a file in memory whose size is sealed: the guest cannot make it larger, nor smaller under our reading.
+It comes in a file in memory whose size is sealed: the guest cannot make it larger, nor smaller under our reading. That
+size, and every list in it, is bounded by the lines that the host sent, and nothing may be said twice: whoever forges a
+report keeps us no busier than an honest one of such a program.
 """
 
 from __future__ import annotations
@@ -12,8 +14,9 @@ import dataclasses
 import fcntl
 import json
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+
+import msgspec
 
 from belljar.backends.local.extras import Companion, Extra
 from belljar.contract.errors import NotOffered
@@ -21,8 +24,10 @@ from belljar.contract.execution import Coverage, CoverageReport, Evidence, Execu
 from belljar.environments import Environment
 from belljar.jail import policy
 
-_REPORT_BYTES_MAX = 8 * 1024 * 1024
+_REPORT_BYTES_MAX = 4 * 1024 * 1024
 _LENGTH_BYTES = 8
+_FILE_BYTES = 128  # for the names of what is said of each file, and two numbers
+_BRANCHES_PER_LINE = 8  # on average; most have none, few more than two
 _PLACE = f"{policy.ENVIRONMENT_DIR}/share/instruments"
 _SEALS = fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 
@@ -37,7 +42,8 @@ class Measurement(Companion):
         self._asked = asked
         self._line_counts = _count_lines(execution)
         self._file = os.memfd_create("coverage", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(self._file, _REPORT_BYTES_MAX)
+        self._bytes_max = _bound_report(self._line_counts, asked.branch)
+        os.ftruncate(self._file, self._bytes_max)
         fcntl.fcntl(self._file, fcntl.F_ADD_SEALS, _SEALS)
         argument = {"paths": list(self._line_counts), "branch": asked.branch, "place": _PLACE}
         self.extra = Extra("measure", argument, (self._file,))
@@ -48,7 +54,7 @@ class Measurement(Companion):
 
     def _read(self) -> CoverageReport | None:
         size = int.from_bytes(os.pread(self._file, _LENGTH_BYTES, 0), "little")
-        if not 0 < size <= _REPORT_BYTES_MAX - _LENGTH_BYTES:
+        if not 0 < size <= self._bytes_max - _LENGTH_BYTES:
             return None
         return read_report(os.pread(self._file, size, _LENGTH_BYTES), self._line_counts, self._asked)
 
@@ -57,59 +63,74 @@ class Measurement(Companion):
         os.close(self._file)
 
 
+class _Told(msgspec.Struct):
+    """What a guest says of one file."""
+
+    path: str
+    executed: list[int]
+    missing: list[int]
+    branches: int | None = None  # these two if branches were asked for
+    missing_branches: list[tuple[int, int]] | None = None
+
+
+_decode = msgspec.json.Decoder(list[_Told]).decode
+
+
 def read_report(content: bytes, line_counts: Mapping[str, int], asked: Coverage) -> CoverageReport | None:
     """What a guest says it ran; None if it is anything but a report about these files."""
     try:
-        told = json.loads(content)
-        if not isinstance(told, list) or not 0 < len(told) <= len(line_counts):
+        told = _decode(content)
+        if not 0 < len(told) <= len(line_counts) or len({each.path for each in told}) != len(told):
             return None
-        read = [_read_file(each, line_counts, asked.branch) for each in told]
-        if len({each.path for each, _, _ in read}) != len(read):
-            return None
-    except (ValueError, LookupError, TypeError, RecursionError):
+        read = [_read_file(each, line_counts[each.path], asked.branch) for each in told]
+    except (msgspec.DecodeError, ValueError, LookupError, RecursionError):
         return None
     covered, counted = sum(hit for _, hit, _ in read), sum(of for _, _, of in read)
     return CoverageReport(percent=_percent(covered, counted), files=tuple(each for each, _, _ in read))
 
 
-def _read_file(told: Mapping[str, Any], line_counts: Mapping[str, int], branch: bool) -> tuple[FileCoverage, int, int]:
-    """One file with how much of it was covered, and of how much."""
-    path = told["path"]
-    most = line_counts[path]
-    executed, missing = _read_lines(told["executed"], most), _read_lines(told["missing"], most)
-    if set(executed) & set(missing):
+def _read_file(told: _Told, most: int, branch: bool) -> tuple[FileCoverage, int, int]:
+    """One file of so many lines, with how much of it was covered, and of how much."""
+    _check_rising(told.executed, 1, most)
+    _check_rising(told.missing, 1, most)
+    if not set(told.executed).isdisjoint(told.missing):
         raise ValueError("a line that ran and did not")
-    covered, counted = len(executed), len(executed) + len(missing)
+    covered, counted = len(told.executed), len(told.executed) + len(told.missing)
     arcs: tuple[tuple[int, int], ...] | None = None
     if branch:
-        branches = _read_number(told["branches"], 0, 2 * _REPORT_BYTES_MAX)
-        arcs = tuple(_read_arc(each, most) for each in told["missing_branches"])
-        covered += branches - _read_number(len(arcs), 0, branches)
-        counted += branches
+        if told.branches is None or told.missing_branches is None:
+            raise ValueError("nothing is said of branches")
+        if not len(told.missing_branches) <= told.branches <= _BRANCHES_PER_LINE * most:
+            raise ValueError("not a number of branches that can be meant")
+        _check_arcs(told.missing_branches, most)
+        arcs = tuple(told.missing_branches)
+        covered += told.branches - len(arcs)
+        counted += told.branches
     percent = _percent(covered, counted)
-    file = FileCoverage(path=path, percent=percent, executed=executed, missing=missing, missing_branches=arcs)
+    executed, missing = tuple(told.executed), tuple(told.missing)
+    file = FileCoverage(path=told.path, percent=percent, executed=executed, missing=missing, missing_branches=arcs)
     return file, covered, counted
 
 
-def _read_lines(told: Any, most: int) -> tuple[int, ...]:
-    if not isinstance(told, list):
-        raise TypeError("not a list of lines")
-    before = 0
-    for line in told:
-        before = _read_number(line, before + 1, most)
-    return tuple(told)
+def _check_rising(numbers: Sequence[int], least: int, most: int) -> None:
+    before = least - 1
+    for number in numbers:
+        if number <= before:
+            raise ValueError("twice, out of order, or too low")
+        before = number
+    if before > most:
+        raise ValueError("past the end")
 
 
-def _read_arc(told: Any, most: int) -> tuple[int, int]:
+def _check_arcs(arcs: Sequence[tuple[int, int]], most: int) -> None:
     """From a line to a line; a negative one is coverage.py's word for the end of what starts there."""
-    start, end = told
-    return _read_number(start, -most, most), _read_number(end, -most, most)
-
-
-def _read_number(told: Any, least: int, most: int) -> int:
-    if type(told) is not int or not least <= told <= most:
-        raise ValueError("not a number that can be meant")
-    return told
+    before = (-most, -most - 1)
+    for arc in arcs:
+        if arc <= before or not -most <= arc[1] <= most:
+            raise ValueError("twice, out of order, or out of the file")
+        before = arc
+    if before[0] > most:
+        raise ValueError("past the end")
 
 
 def _percent(covered: int, counted: int) -> float:
@@ -125,6 +146,17 @@ def _count_lines(execution: Execution) -> dict[str, int]:
     files = {policy.PROGRAM_NAME: execution.code.encode()}
     files.update({file.path: file.content for file in execution.files if file.path.endswith(".py")})
     return {path: _bound_lines(content) for path, content in files.items()}
+
+
+def _bound_report(line_counts: Mapping[str, int], branch: bool) -> int:
+    """How many bytes the longest report has that can be true: every line is said once, every number with a comma."""
+    total = _LENGTH_BYTES
+    for path, most in line_counts.items():
+        digits = len(str(most))
+        total += _FILE_BYTES + len(json.dumps(path)) + most * (digits + 1)
+        if branch:
+            total += _BRANCHES_PER_LINE * most * len("[-,-],") + _BRANCHES_PER_LINE * most * digits * 2
+    return min(total, _REPORT_BYTES_MAX)
 
 
 def _bound_lines(content: bytes) -> int:

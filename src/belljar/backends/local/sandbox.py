@@ -14,7 +14,6 @@ from belljar.backends.local.bodies import FirstBody
 from belljar.backends.local.cells import Berths
 from belljar.backends.local.extras import Companions
 from belljar.backends.local.guests import Guest
-from belljar.backends.local.measure import Measurement
 from belljar.backends.local.restriction import PolicyReport
 from belljar.backends.local.run import Run
 from belljar.backends.local.session import LocalSession
@@ -265,6 +264,8 @@ class LocalSandbox:
     def _accompany(self, execution: Execution, world: World, watcher: Watcher | None, companions: Companions) -> None:
         """Whatever few programs ask for; what is in `companions` will be closed, however this ends."""
         if execution.coverage is not None:
+            from belljar.backends.local.measure import Measurement  # few programs are measured
+
             companions.append(Measurement(execution, execution.coverage, world.environment))
         if execution.tools:
             from belljar.backends.local.toolline import ToolLine  # few programs call tools
