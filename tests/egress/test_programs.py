@@ -15,7 +15,7 @@ import pytest
 from local_web import ENDLESS, LocalWeb, make_certificate, serving
 
 import belljar
-from belljar.contract.errors import NotOffered
+from belljar.contract.errors import NotOffered, SandboxFault
 from belljar.contract.execution import Output
 from belljar.jail import policy
 from belljar.settings import NetworkSettings, Settings
@@ -71,6 +71,11 @@ def _egress(host: Host, box: belljar.Sandbox) -> Process:
     children = [each for each in host.guest_processes() if each.parent == os.getpid()]
     (found,) = (each for each in children if "belljar.egress" in each.command)
     return found
+
+
+def _own_egress(host: Host) -> set[int]:
+    """Those that go out for all sandboxes of this process."""
+    return {each.pid for each in host.processes() if each.parent == os.getpid() and "belljar.egress" in each.command}
 
 
 def _sockets(process: Process) -> int:
@@ -306,13 +311,9 @@ def test_the_process_that_goes_out_has_no_rights(netbox: belljar.Sandbox, host: 
 def test_a_new_one_goes_out_when_it_has_died(offering: Settings, web: LocalWeb, host: Host) -> None:
     ask = ASK.format(url=f"http://in.test:{web.port}/")
     with belljar.Sandbox(settings=offering) as box:
-        children = {each.pid for each in host.processes() if each.parent == os.getpid()}
+        others = _own_egress(host)
         assert box.run(ask, network=True).stdout == "hello\n"
-        (egress,) = (
-            each.pid
-            for each in host.processes()
-            if each.parent == os.getpid() and each.pid not in children and "egress" in each.command
-        )
+        (egress,) = _own_egress(host) - others
         events = box.stream(
             f"import socket, time\n{PORT}print('begun', flush=True)\n"
             "while True:\n    try:\n        socket.create_connection(('127.0.0.1', port), 5).close()\n"
@@ -323,11 +324,12 @@ def test_a_new_one_goes_out_when_it_has_died(offering: Settings, web: LocalWeb, 
             timeout=60,
         )
         said = ""
-        for event in events:
-            said += event.text if isinstance(event, Output) else ""
-            if said == "begun\n" and egress:
-                os.kill(egress, signal.SIGKILL)
-                egress = 0
+        with pytest.raises(SandboxFault, match="network of this program was lost"):
+            for event in events:
+                said += event.text if isinstance(event, Output) else ""
+                if said == "begun\n" and egress:
+                    os.kill(egress, signal.SIGKILL)
+                    egress = 0
         assert said == "begun\ngone\n"
         assert box.run(ask, network=True).stdout == "hello\n"
 
@@ -368,6 +370,25 @@ def test_a_session_counts_each_cell_and_its_branches_go_their_own_ways(
                 assert quiet.usage.network is not None
                 assert quiet.usage.network.connections == 0
     host.wait_until(lambda: _sockets(egress) <= before, "their sockets are closed")
+
+
+def test_a_session_whose_network_was_lost_has_one_again_in_the_next_cell(
+    offering: Settings, web: LocalWeb, host: Host
+) -> None:
+    ask = f"urllib.request.urlopen('http://in.test:{web.port}/').read()"
+    others = _own_egress(host)
+    with belljar.Sandbox(settings=offering) as box, box.session(network=True) as session:
+        assert session.run(f"import urllib.request\nx = {ask}; x").value == "b'hello'"
+        (copy,) = session.branch()
+        (egress,) = _own_egress(host) - others
+        os.kill(egress, signal.SIGKILL)
+        for each in (session, copy):
+            with pytest.raises(SandboxFault, match="network of this cell was lost"):
+                each.run("y = 1")
+            again = each.run(f"(x, y, {ask})")
+            assert again.usage.network is not None
+            assert (again.value, again.usage.network.connections) == ("(b'hello', 1, b'hello')", 1)
+        copy.close()
 
 
 def test_sessions_of_other_languages_have_one_too(netbox: belljar.Sandbox, web: LocalWeb) -> None:

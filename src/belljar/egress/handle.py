@@ -79,18 +79,22 @@ class OpenPassage:
         self.number = number
         self._process = process
         self._totals = totals
-        self._closing: asyncio.Task[dict[str, int]] | None = None
+        self._closing: asyncio.Task[dict[str, int] | None] | None = None
 
-    async def renew(self) -> dict[str, int]:
-        """What was counted; counting begins anew. Nothing when the process is gone.
+    def is_closing(self) -> bool:
+        """Whether nobody wants it any more."""
+        return self._closing is not None
+
+    async def renew(self) -> dict[str, int] | None:
+        """What was counted; counting begins anew. None: the process has died, and took the connections with it.
 
         A process that does not answer is ended, and with it every connection of every program: who cannot be asked
         cannot be told to stop.
         """
         return await (self._ask("renew") if self._closing is None else self.close())
 
-    async def close(self) -> dict[str, int]:
-        """End every connection of this program, and wait until that is done. What was counted."""
+    async def close(self) -> dict[str, int] | None:
+        """End every connection of this program, and wait until that is done. What was counted, as `renew` says it."""
         self.drop()
         assert self._closing is not None
         return await asyncio.shield(self._closing)
@@ -100,15 +104,15 @@ class OpenPassage:
         if self._closing is None:
             self._closing = asyncio.get_running_loop().create_task(self._ask("close"))
 
-    async def _ask(self, word: str) -> dict[str, int]:
+    async def _ask(self, word: str) -> dict[str, int] | None:
         try:
             async with asyncio.timeout(_ANSWER_SECONDS):
                 counts: dict[str, int] = await self._process.ask(word, self.number)
         except EgressLost:
-            return {}
+            return None
         except TimeoutError:
             self._process.lose()
-            return {}
+            return None
         for name, count in counts.items():
             self._totals[name] += count
         return counts

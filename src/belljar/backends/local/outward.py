@@ -43,9 +43,14 @@ class WaysOut:
         Raises:
             JailSetupFailed: there is none to be had.
         """
+        port, passage = await self.open_passage(world, place, port)
+        return WayOut(self, world, place, port, passage)
+
+    async def open_passage(self, world: World, place: int, port: int) -> tuple[int, OpenPassage]:
+        """What is behind one, and the port that it is at."""
         port, listener = await world.listen(place, port)
         try:
-            return WayOut(self, world, port, await self._egress.open(listener))
+            return port, await self._egress.open(listener)
         except EgressLost as error:
             raise JailSetupFailed("network", str(error)) from error
         finally:
@@ -63,9 +68,10 @@ class WaysOut:
 class WayOut:
     """Open as long as its program or session lives. Close it, whatever happens."""
 
-    def __init__(self, ways: WaysOut, world: World, port: int, passage: OpenPassage) -> None:
+    def __init__(self, ways: WaysOut, world: World, place: int, port: int, passage: OpenPassage) -> None:
         self._ways = ways
         self._world = world
+        self._place = place
         self._port = port
         self._passage = passage
 
@@ -78,16 +84,39 @@ class WayOut:
         return {**named, **upper, **certificates, "NODE_USE_ENV_PROXY": "1", **env}
 
     async def complete(self, evidence: Evidence) -> Evidence:
-        """The evidence of a program, or of a cell, with what it used."""
-        return dataclasses.replace(evidence, network=NetworkUse(**await self._passage.renew()))
+        """The evidence of a cell, with what it used.
+
+        Raises:
+            SandboxFault: the process that goes out has died; the next cell has another.
+        """
+        counts = await self._passage.renew()
+        if counts is None:
+            await self._open_again()
+            raise _lost("cell")
+        return dataclasses.replace(evidence, network=NetworkUse(**counts))
+
+    async def _open_again(self) -> None:
+        """In place of a passage whose process has died; not for who has ended, whose place may be another's by now."""
+        lost = self._passage
+        if lost.is_closing():
+            return
+        _, opened = await self._ways.open_passage(self._world, self._place, self._port)
+        if lost.is_closing():
+            opened.drop()
+        else:
+            self._passage = opened
 
     async def finish(self, evidence: Evidence) -> Evidence:
-        """The same at the end: nothing is open when this returns."""
-        return dataclasses.replace(evidence, network=NetworkUse(**await self._passage.close()))
+        """The same for a program, at its end: nothing is open when this returns."""
+        counts = await self._passage.close()
+        if counts is None:
+            raise _lost("program")
+        return dataclasses.replace(evidence, network=NetworkUse(**counts))
 
     async def forbid_repeating(self, error: ZygoteDied) -> None:
         """A program whose guest was lost is run again, but not once it has reached somebody: it would do so twice."""
-        if (await self._passage.close()).get("connections", 1):
+        counts = await self._passage.close()
+        if counts is None or counts["connections"]:
             raise SandboxFault("the program was lost after it had used the network, so it was not run again") from error
 
     async def branch(self, place: int) -> WayOut:
@@ -101,3 +130,7 @@ class WayOut:
     def drop(self) -> None:
         """End every connection soon."""
         self._passage.drop()
+
+
+def _lost(what: str) -> SandboxFault:
+    return SandboxFault(f"the network of this {what} was lost while it ran, so what became of it says nothing")
