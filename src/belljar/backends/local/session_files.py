@@ -36,7 +36,8 @@ class SessionFiles(ABC):
         except workfiles.NoRoom as error:
             raise TooLarge(f"{path} cannot be written: {error}; remove files or ask for more disk_mb") from None
         except workfiles.NotThere:
-            raise UnsafePath(f"{path}: something that is no directory, or a link, is in the way", path=path) from None
+            message = f"{path}: a directory of that name, or a link or file above it, is in the way; choose another name"
+            raise UnsafePath(message, path=path) from None
 
     async def read_file(self, path: str) -> bytes:
         """The content of a regular file in the work directory."""
