@@ -298,6 +298,19 @@ def test_forged_pictures_do_no_harm(box: belljar.Sandbox, forged: str, exit_code
     assert len(outcome.displays) <= box.settings.request.display_count
 
 
+@pytest.mark.parametrize(
+    "forged",
+    [
+        pytest.param("b'\\xff' * 65536", id="refused"),
+        pytest.param("picture(b'image/png', 1 << 22, b'x') + piece(1, 1 << 22, b'x') * 4000", id="in_small_pieces"),
+    ],
+)
+def test_a_flood_of_pictures_is_a_flood(box: belljar.Sandbox, forged: str) -> None:
+    code = f"{FORGER}content = {forged}\nos.set_blocking(3, True)\nwhile True:\n    os.write(3, content)"
+    outcome = box.run(code, timeout=60)
+    assert (outcome.status, outcome.displays) == ("output_limit", ())
+
+
 def test_the_run_after_a_forger_is_unharmed(box: belljar.Sandbox) -> None:
     outcomes = list(box.run_many([f"{FORGER}forge(b'[]' * 999)", PLOT + "plt.plot([1])"] * 3))
     assert [outcome.status for outcome in outcomes] == ["ok"] * 6

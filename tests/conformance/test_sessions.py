@@ -393,6 +393,14 @@ def test_displays_over_the_bound_are_dropped_and_said_so(session: Any) -> None:
     assert "36 of what this cell showed was dropped" in many.stderr
 
 
+def test_a_flood_of_displays_is_interrupted_and_the_state_survives(session: Any) -> None:
+    session.run("x = 1")
+    outcome = session.run("while True: display({'text/plain': 'y' * (4 << 20)}, raw=True)", timeout=60)
+    assert outcome.status == "output_limit"
+    assert "dropped" in outcome.stderr
+    assert session.run("print(x)").stdout == "1\n"
+
+
 def test_forged_displays_do_no_harm(session: Any) -> None:
     outcome = session.run(
         "import os\nfor n in range(4, 64):\n    try: os.write(n, b'\\xff' * 100)\n    except OSError: pass"

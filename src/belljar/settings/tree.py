@@ -67,7 +67,7 @@ class RequestSettings:
     env_bytes: int = 128 * 1024  # arguments and environment together
     display_count: int = 64
     display_bytes: int = 16 * MIB  # all pictures of one execution
-    flood_bytes: int = 128 * MIB  # output past this ends the program
+    flood_bytes: int = 128 * MIB  # output past this, pictures included, ends the program
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

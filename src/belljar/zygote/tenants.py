@@ -121,7 +121,7 @@ class Run(Tenant):
         self.flooded = False
         self._work_dir = self._pictures = self._stdin = -1
         self._stdin_left = memoryview(b"")
-        self._seen = {"stdout": 0, "stderr": 0}
+        self._seen = {"stdout": 0, "stderr": 0, "pictures": 0}
         self._paused: list[tuple[int, Callable[[], object]]] = []
 
     def begin(self) -> None:
@@ -199,10 +199,13 @@ class Run(Tenant):
         room = max(0, self._asked["output_bytes"] - self._seen[stream])
         self._seen[stream] += len(chunk)
         frames.say({"run": self.number, "stream": stream, "bytes": len(chunk)}, chunk[:room])
+        self._check_flood()
+        return True
+
+    def _check_flood(self) -> None:
         if sum(self._seen.values()) > self._asked["flood_bytes"] and not self.flooded:
             self.flooded = True
             self.kill()
-        return True
 
     def _on_pictures(self) -> bool:
         try:
@@ -212,7 +215,9 @@ class Run(Tenant):
         if not chunk:
             frames.unwatch(self._pictures)
             return False
+        self._seen["pictures"] += len(chunk)
         frames.say({"run": self.number, "pictures": True}, chunk)
+        self._check_flood()
         return True
 
     def _feed(self) -> None:

@@ -10,7 +10,8 @@ import asyncio
 import os
 from typing import Any
 
-from belljar.backends.local.streams import Stream
+from belljar.backends.local.pictures import PictureReader
+from belljar.backends.local.streams import READ_BYTES, Stream
 from belljar.contract.backend import Watcher
 from belljar.contract.execution import Limits
 from belljar.jail.cgroups import CellCgroup
@@ -27,6 +28,8 @@ class Attended:
     _deadline_passed = _cpu_exhausted = _flooded = False
     _resuming: asyncio.Task[None] | None = None
     _streams: tuple[Stream, ...] = ()
+    _pictures: PictureReader | None = None
+    _picture_pipe = -1
 
     def __init__(
         self,
@@ -99,8 +102,29 @@ class Attended:
     def _pass_on(self, stream: Stream, chunk: bytes | None) -> None:
         if chunk and self._watcher is not None:
             self._watcher.wrote(stream.name, chunk)
+        self._check_flood()
+
+    def _on_picture(self, bytes_max: int = READ_BYTES) -> int:
+        """Read some of the pictures; how many bytes there were. What is refused is dropped, and counts as output."""
+        try:
+            chunk = os.read(self._picture_pipe, bytes_max)
+        except BlockingIOError:
+            return 0
+        assert self._pictures is not None
+        for picture in self._pictures.feed(chunk):
+            if self._watcher is not None:
+                self._watcher.displayed(picture)
+        if not chunk:
+            self._unwatch(self._picture_pipe)
+        self._check_flood()
+        return len(chunk)
+
+    def _check_flood(self) -> None:
         stdout, stderr = self._streams
-        if stdout.seen_bytes + stderr.seen_bytes > self._bounds.flood_bytes and not self._flooded:
+        seen_bytes = stdout.seen_bytes + stderr.seen_bytes
+        if self._pictures is not None:
+            seen_bytes += self._pictures.flood_bytes
+        if seen_bytes > self._bounds.flood_bytes and not self._flooded:
             self._flooded = True
             self.stop()
 

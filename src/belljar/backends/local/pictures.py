@@ -9,6 +9,7 @@ from belljar.contract.execution import Display
 from belljar.settings import RequestSettings
 
 PIECE = struct.Struct("=QIH")  # number of the picture, its bytes in all, bytes of this piece
+_PIECE_BYTES = 256  # what a piece counts for beside what is in it: small ones are work, too
 _MIME = re.compile(r"([a-z]+/[A-Za-z0-9.+-]{1,64})(?:;bundle=([0-9]{1,9})(;result)?)?")
 
 
@@ -23,6 +24,8 @@ class PictureReader:
     def __init__(self, bounds: RequestSettings) -> None:
         self.complete: list[Display] = []
         self.is_refused = False  # it broke the rules or the bounds; nothing more is heard
+        self.flood_bytes = 0  # what all that came counts for, against `request.flood_bytes`
+        self._flood_bytes_max = bounds.flood_bytes
         self._bytes_left = bounds.display_bytes
         self._count_max = bounds.display_count
         self._unread = bytearray()
@@ -30,6 +33,9 @@ class PictureReader:
 
     def feed(self, chunk: bytes) -> list[Display]:
         """Take some bytes; the pictures they complete."""
+        self.flood_bytes += len(chunk)
+        if self.flood_bytes > self._flood_bytes_max:
+            self._refuse()
         if self.is_refused:
             return []
         self._unread += chunk
@@ -39,6 +45,7 @@ class PictureReader:
             end = PIECE.size + length
             if len(self._unread) < end:
                 break
+            self.flood_bytes += _PIECE_BYTES
             self._take(number, size, bytes(self._unread[PIECE.size : end]))
             del self._unread[:end]
         return self.complete[already:]
@@ -64,6 +71,7 @@ class PictureReader:
     def _refuse(self) -> None:
         self.is_refused = True
         self._begun.clear()
+        self._unread.clear()
 
 
 def _display(told: re.Match[str], content: bytes) -> Display:

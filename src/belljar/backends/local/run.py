@@ -46,7 +46,7 @@ class Run(Attended):
     """A guest with its program. `play` must be awaited to its end, or cancelled: both leave nothing running."""
 
     # What few runs ever change stands here, so that making one costs less.
-    _stdin = _work_dir = _picture_pipe = -1
+    _stdin = _work_dir = -1
     _stdin_left = memoryview(b"")
     _was_silent = _has_started = _has_settled = False
     _failure: tuple[str, str] | None = None  # why the guest could not start: step and reason
@@ -187,20 +187,6 @@ class Run(Attended):
             self._timers["wall"] = self._loop.call_later(left, self._on_deadline)
         else:
             self._timers["wall"] = self._loop.call_later(_SETTLE_SECONDS, self._await_start)
-
-    def _on_picture(self) -> bool:
-        """Read some of the pictures; False when nothing is left for now. What is refused is read and dropped."""
-        try:
-            chunk = os.read(self._picture_pipe, READ_BYTES)
-        except BlockingIOError:
-            return False
-        assert self._pictures is not None
-        for picture in self._pictures.feed(chunk):
-            if self._watcher is not None:
-                self._watcher.displayed(picture)
-        if not chunk:
-            self._unwatch(self._picture_pipe)
-        return bool(chunk)
 
     def _hear_guest(self) -> None:
         """What our own code in the guest says, once, before the program starts; then it closes the socket."""

@@ -27,7 +27,7 @@ from belljar.backends.local.claims import DisplayReader, read_error
 from belljar.backends.local.extras import Extra
 from belljar.backends.local.grace import Grace
 from belljar.backends.local.run import in_memfd
-from belljar.backends.local.streams import Stream
+from belljar.backends.local.streams import READ_BYTES, Stream
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import JailSetupFailed, ZygoteDied
 from belljar.contract.execution import Evidence, Execution, ProgramError
@@ -37,7 +37,6 @@ from belljar.settings import RequestSettings
 _SETTLE_SECONDS = 0.02
 _AGAIN_SECONDS = 1.5  # one interrupt may be swallowed
 _INLINE_BYTES = 64 * 1024
-_READ_BYTES = 65536
 
 
 class End(NamedTuple):
@@ -89,8 +88,7 @@ class Turn(Attended):
         self._cell = cell
         self._answered: asyncio.Future[Mapping[str, Any] | End] = self._loop.create_future()
         self._is_stopping = False
-        self._pictures = DisplayReader(bounds)
-        self._picture_pipe = -1
+        self._pictures: DisplayReader = DisplayReader(bounds)
         self.extra: Extra | None = None  # what the guest has to prepare anew before this cell, as a branch has
 
     def start(self) -> None:
@@ -165,17 +163,6 @@ class Turn(Attended):
     def _has_ended(self) -> bool:
         return self._answered.done()
 
-    def _on_picture(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            self._take_pictures(os.read(self._picture_pipe, _READ_BYTES))
-
-    def _take_pictures(self, chunk: bytes) -> None:
-        for picture in self._pictures.feed(chunk):
-            if self._watcher is not None:
-                self._watcher.displayed(picture)
-        if not chunk:
-            self._unwatch(self._picture_pipe)
-
     def _on_deadline(self) -> None:
         self._deadline_passed = True
         self.stop()
@@ -248,10 +235,8 @@ class Turn(Attended):
                 left -= stream.seen_bytes - before
                 self._pass_on(stream, chunk)
         left = 1 << 30 if everything else _readable_bytes(self._picture_pipe)
-        with contextlib.suppress(BlockingIOError):
-            while left > 0 and (chunk := os.read(self._picture_pipe, min(left, _READ_BYTES))):
-                left -= len(chunk)
-                self._take_pictures(chunk)
+        while left > 0 and (count := self._on_picture(min(left, READ_BYTES))):
+            left -= count
 
     async def _evidence(self, answer: Mapping[str, Any], wall_seconds: float) -> Evidence:
         cgroup = self._cgroup
