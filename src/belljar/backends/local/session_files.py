@@ -36,7 +36,7 @@ class SessionFiles(ABC):
         except workfiles.NoRoom as error:
             raise TooLarge(f"{path} cannot be written: {error}; remove files or ask for more disk_mb") from None
         except workfiles.NotThere:
-            message = f"{path}: a directory of that name, or a link or file above it, is in the way; choose another name"
+            message = f"{path}: a directory of that name, or a link or file above it, is in the way; choose another"
             raise UnsafePath(message, path=path) from None
 
     async def read_file(self, path: str) -> bytes:
