@@ -16,7 +16,6 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from belljar.contract.execution import (
-    MIB,
     Display,
     Event,
     Execution,
@@ -24,9 +23,9 @@ from belljar.contract.execution import (
     Limits,
     Outcome,
     Output,
-    Status,
     cut_note,
 )
+from belljar.frontends.kernel_words import error_of
 
 Line = dict[str, Any]
 
@@ -165,19 +164,3 @@ def last_lines(outcome: Outcome, limits: Limits) -> list[Line]:
     if error is not None:
         lines.append({"error": error, "traceback": list(outcome.error.traceback) if outcome.error else []})
     return lines
-
-
-def error_of(outcome: Outcome, limits: Limits) -> str | None:
-    """`Name: value`; None if all went well."""
-    has_ended = outcome.error is not None and outcome.error.type == "SessionEnded"
-    if outcome.status is Status.TIMED_OUT:
-        after = "the session has ended; the next call starts a new one" if has_ended else "the session goes on"
-        return f"TimeoutError: not done after {limits.wall_seconds:g} s, and interrupted; {after}"
-    if outcome.status is Status.OUT_OF_MEMORY:
-        return (
-            f"MemoryError: more than the session's {limits.memory_bytes / MIB:g} MB were needed; it has ended, and the "
-            "next call starts a new one"
-        )
-    if outcome.error is not None:
-        return f"{outcome.error.type}: {outcome.error.message}" if outcome.error.message else outcome.error.type
-    return None if outcome.ok else f"RuntimeError: the cell ended as {outcome.status}"

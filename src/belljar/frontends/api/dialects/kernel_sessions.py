@@ -8,7 +8,6 @@ longest makes room, never somebody else's.
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,14 +20,13 @@ from belljar.engine.admission import admit_session
 from belljar.engine.sessions import Sessions
 from belljar.frontends.api.callers import Caller
 from belljar.frontends.api.dialects.fastapi import read_body
-from belljar.frontends.api.replies import Refusal, encode_json, reply
+from belljar.frontends.api.replies import encode_json, reply
 from belljar.frontends.api.request import Request
 from belljar.frontends.api.schemas import FileBody, as_file
 from belljar.frontends.api.service import Service
+from belljar.frontends.kernel_words import id_of, name_of
 
 _WORK_DIR = "/work"  # as a program sees it
-_PLAIN = re.compile(rb"[A-Za-z0-9._-]")
-_ODD_START = "0~~"  # before a name that does not start with a letter or digit; no escape looks like this
 _REPLACED_MAX = 8  # sessions that one request may push out, if others open theirs meanwhile
 
 
@@ -171,36 +169,6 @@ def _read_files(asked: SessionBody) -> tuple[Sequence[File], list[str]]:
 def _no_download(url: str) -> str:
     shown = url if len(url) <= 200 else url[:200] + "…"
     return f"{shown}: this server fetches nothing; send the file itself, as files: [{{path, content, encoding}}]"
-
-
-# ---- names
-
-
-def id_of(name: str | None) -> str:
-    """A session's id for the name a client gives it, which may be any text; empty for none.
-
-    Raises:
-        Refusal: it is too long.
-    """
-    if not name:
-        return ""
-    kept = (chr(byte) if _PLAIN.match(bytes([byte])) else f"~{byte:02X}" for byte in name.encode("utf-8", "replace"))
-    text = "".join(kept)
-    if not text[0].isalnum():
-        text = _ODD_START + text
-    if len(text) > 128:
-        raise Refusal(422, "invalid_request", "session_id is too long; use up to 128 plain letters and digits")
-    return text
-
-
-def name_of(session_id: str) -> str:
-    """The name that `id_of` made an id of; other ids are their own."""
-    text = session_id.removeprefix(_ODD_START)
-    pieces = re.split(r"~([0-9A-F]{2})", text)
-    content = b"".join(
-        bytes([int(piece, 16)]) if at % 2 else piece.encode("utf-8", "replace") for at, piece in enumerate(pieces)
-    )
-    return content.decode("utf-8", "replace")
 
 
 def _asked_id(request: Request) -> str:

@@ -23,10 +23,8 @@ from belljar.frontends.api.dialects.kernel_lines import Line, lines_of
 from belljar.frontends.api.dialects.kernel_sessions import (
     create_session,
     find_or_open,
-    id_of,
     interrupt_session,
     list_sessions,
-    name_of,
     show_session,
     terminate_session,
     wrap,
@@ -35,6 +33,7 @@ from belljar.frontends.api.replies import NO_SNIFFING, Headers, Refusal, encode_
 from belljar.frontends.api.request import Request
 from belljar.frontends.api.routing import Answer, Dialect, Methods
 from belljar.frontends.api.service import Service
+from belljar.frontends.kernel_words import id_of, name_of
 
 PREFIXES = ("/api/v1", "/ai/sandbox/v1/api")
 _NDJSON = b"application/x-ndjson; charset=utf-8"
