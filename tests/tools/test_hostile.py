@@ -45,6 +45,14 @@ def run(box: belljar.Sandbox, code: str, **asked: Any) -> belljar.Outcome:
     return box.run(PREAMBLE + textwrap.dedent(code), tools=[note], **asked)
 
 
+def settled_descriptors(box: belljar.Sandbox, host: Any) -> int:
+    """How many we have when every guest is there that is kept waiting: each has some."""
+    still_works(box)
+    ready = box.settings.pool.ready_guests
+    host.wait_until(lambda: box.facts()["sandbox"]["ready_guests"] >= ready, "all guests wait")
+    return int(host.leftovers().descriptors)
+
+
 def still_works(box: belljar.Sandbox) -> None:
     outcome = box.run("import tools\nprint(tools.note(1))", tools=[note])
     assert outcome.stdout == "noted\n", outcome.stderr
@@ -103,8 +111,7 @@ def test_a_forged_question_is_answered_with_an_error(tool_box: belljar.Sandbox, 
     ],
 )
 def test_a_broken_packet_harms_only_whoever_sent_it(tool_box: belljar.Sandbox, sent: str, host: Any) -> None:
-    still_works(tool_box)
-    before = host.leftovers().descriptors
+    before = settled_descriptors(tool_box, host)
     code = f"""
         try:
             {sent}
@@ -146,8 +153,7 @@ def test_a_flood_of_calls_leaves_the_host_free(tool_box: belljar.Sandbox) -> Non
 
 
 def test_a_flood_of_connections_is_bounded(tool_box: belljar.Sandbox, host: Any) -> None:
-    still_works(tool_box)
-    before = host.leftovers().descriptors
+    before = settled_descriptors(tool_box, host)
     code = """
         kept = []
         for _ in range(400):
