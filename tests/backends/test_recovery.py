@@ -178,8 +178,9 @@ def test_a_program_that_its_guest_has_not_read_is_read_by_no_other(caplog: pytes
         for number in range(5):
             assert box.run("print('before')").stdout == "before\n"
             for _ in range(1000):
-                guests = children(warden_and_zygote()[1])
-                if len(guests) == 1 and box.facts()["sandbox"]["ready_guests"] == 1:
+                is_ready = box.facts()["sandbox"]["ready_guests"] == 1
+                guests = children(warden_and_zygote()[1])  # after that: else the one there is may be about to end
+                if is_ready and len(guests) == 1:
                     break
                 time.sleep(0.01)
             (waiting,) = guests
