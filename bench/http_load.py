@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 from meters import descendants, members, memory_of
 from report import replace_between_markers
-from soak import count_cgroups, entries, judge_growth
+from soak import count_cgroups, descriptors_of, judge_growth
 
 _DOCS = Path(__file__).resolve().parent.parent / "docs"
 _CELL_SECONDS = 0.2  # after which a burst's empty cells are given up; else what is counted depends on what ran before
@@ -280,7 +280,7 @@ class Load:
             "p99 ms": 1000 * ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))],
             "server MB": memory_of(self.server.pid).anonymous / 2**20,
             "service Pss MB": everyone,
-            "descriptors": float(sum(entries(f"/proc/{pid}/fd") for pid in lasting)),
+            "descriptors": float(sum(descriptors_of(pid) for pid in lasting)),
             "processes": float(1 + len(descendants(self.server.pid))),
             "cgroup directories": float(count_cgroups(self.parent)),
             "load": os.getloadavg()[0],

@@ -304,7 +304,7 @@ def _count_service(cgroup_parent: str, directory: Path) -> dict[str, float]:
         "zombies": sum(_state(pid) == "Z" for pid in ours),
         "mounts": around["mounts"] + sum(lines_of(f"/proc/{pid}/mountinfo") for pid in wardens),
         "cgroup directories": around["cgroup directories"],
-        "descriptors": sum(entries(f"/proc/{pid}/fd") for pid in lasting),
+        "descriptors": sum(descriptors_of(pid) for pid in lasting),
         "files": around["files"],
         "host MB": sizes["host"],
         "warden MB": sizes["warden"],
@@ -345,11 +345,14 @@ def lines_of(path: str) -> int:
         return 0
 
 
-def entries(path: str) -> int:
-    try:
-        return sum(1 for _ in Path(path).iterdir())
-    except OSError:
-        return 0
+def descriptors_of(pid: int) -> int:
+    """How many it has; without those of cgroups, which are counted as such: each has several."""
+    count = 0
+    with contextlib.suppress(OSError):
+        for each in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):  # closed meanwhile
+                count += not each.readlink().is_relative_to("/sys/fs/cgroup")
+    return count
 
 
 # ---- telling
