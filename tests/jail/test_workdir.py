@@ -354,6 +354,8 @@ def test_those_that_fit_come_back_and_a_listener_is_told(box: belljar.Sandbox) -
     assert outcome.error.type == "ZeroDivisionError"
     note = outcome.stderr.splitlines()[-1]
     assert note.startswith("[artifacts: b has 3221225472 bytes")
+    unended = box.run(code.replace("1 / 0", "import sys; sys.stderr.write('no end of line')"), artifacts=["?"])
+    assert unended.stderr.splitlines() == ["no end of line", note]
     *_, last, finished = box.stream(code, artifacts=["?"])
     assert isinstance(last, Output)
     assert (last.stream, last.text) == ("stderr", f"{note}\n")

@@ -294,8 +294,6 @@ class RemoteWorld:
             note = artifacts.note_of(f"{count} files match, at most {most} can be returned")
         elif message["is_over"]:
             note = artifacts.note_of("more bytes than can be returned")
-        if note and asked.watcher is not None:
-            asked.watcher.wrote("stderr", note.encode())
         return Collected(tuple(found), note)
 
     async def _kill_and_wait(self, number: int, run: _Heard) -> None:
@@ -407,6 +405,9 @@ class _Asked:
         if ended["status"] is None:
             raise ZygoteDied("the program's world ended without a word")
         code = os.waitstatus_to_exitcode(int(ended["status"]))
+        note = found.note_below(self._kept["stderr"])
+        if note and self.watcher is not None:
+            self.watcher.wrote("stderr", note.encode())
         cpu_seconds = int(ended["cpu_microseconds"]) / 1e6
         return Evidence(
             exit_code=code if code >= 0 else None,
@@ -421,7 +422,7 @@ class _Asked:
             stderr_cut=self._seen["stderr"] > len(self._kept["stderr"]),
             displays=tuple(self._pictures.complete),
             artifacts=found.files,
-            note=found.note,
+            note=note,
             wall_seconds=wall_seconds,
             cpu_seconds=cpu_seconds,
             memory_peak_bytes=int(ended["peak_bytes"]),

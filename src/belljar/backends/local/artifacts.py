@@ -23,6 +23,10 @@ class Collected(NamedTuple):
     files: tuple[File, ...] = ()
     note: str = ""
 
+    def note_below(self, stderr: bytes | bytearray) -> str:
+        """The note as a line of its own, whatever the program has written before it."""
+        return f"\n{self.note}" if self.note and stderr and not stderr.endswith(b"\n") else self.note
+
 
 async def collect(
     execution: Execution, bounds: RequestSettings, on_work_dir: Callable[..., Awaitable[Sequence[tuple[str, bytes]]]]

@@ -364,9 +364,10 @@ class Run(Attended):
     async def _with_artifacts(self, evidence: Evidence) -> Evidence:
         on_work_dir = functools.partial(artifacts.on_thread, self._work_dir)
         found = await artifacts.collect(self._execution, self._bounds, on_work_dir)
-        if found.note and self._watcher is not None:
-            self._watcher.wrote("stderr", found.note.encode())
-        return dataclasses.replace(evidence, artifacts=found.files, note=found.note)
+        note = found.note_below(evidence.stderr)
+        if note and self._watcher is not None:
+            self._watcher.wrote("stderr", note.encode())
+        return dataclasses.replace(evidence, artifacts=found.files, note=note)
 
 
 def program_packet(

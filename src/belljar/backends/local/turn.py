@@ -244,13 +244,14 @@ class Turn(Attended):
         peak = cgroup.memory_peak_bytes() if cgroup is not None else 0
         error = read_error(answer.get("error"))
         found = await self._place.collect(self._cell) if self._cell.artifacts else Collected()
-        if found.note and self._watcher is not None:
-            self._watcher.wrote("stderr", found.note.encode())
+        note = found.note_below(self._streams[1].kept)
+        if note and self._watcher is not None:
+            self._watcher.wrote("stderr", note.encode())
         return self._seen(
             exit_code=0 if error is None else 1,
             error=error,
             artifacts=found.files,
-            note=found.note,
+            note=note,
             wall_seconds=wall_seconds,
             cpu_seconds=cpu_seconds,
             memory_peak_bytes=peak,
