@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 from belljar.backends.local import LocalSandbox
-from belljar.contract.backend import Sandbox
 from belljar.contract.errors import SandboxFault
 from belljar.engine.execute import Engine
 from belljar.environments import Environments
@@ -17,16 +16,28 @@ from belljar.tools.source import Source
 
 
 def build_engine(
-    settings: Settings, progress: Callable[[str], None] | None = None, first_language: str = "python"
+    settings: Settings,
+    progress: Callable[[str], None] | None = None,
+    first_language: str = "python",
+    runners: int = 0,
 ) -> Engine:
     """Return an engine that is not open yet; `progress` hears about slow set-up, such as building an environment.
 
-    `first_language` is what will be warm once it is open.
+    `first_language` is what will be warm once it is open. So many `runners` do what one process need not.
     """
     environments = Environments(settings.state_dir, settings.environments)
     tell = progress or logging.getLogger("belljar").info
     tools = build_tools(settings)
-    return Engine(_build_sandbox(settings, environments, tell, tools, first_language), settings, tools)
+    if settings.backend == "container":
+        from belljar.backends.container import ContainerSandbox  # few servers need it
+
+        return Engine(ContainerSandbox(settings, environments, tell, tools), settings, tools)
+    if not runners:
+        return Engine(LocalSandbox(settings, environments, tell, tools, first_language), settings, tools)
+    from belljar.backends.runners import RunnersSandbox  # nor these anybody but servers
+
+    own = LocalSandbox(settings, environments, tell, tools, "")
+    return Engine(RunnersSandbox(settings, environments, tell, own, runners), settings, tools)
 
 
 def build_tools(settings: Settings) -> Broker:
@@ -43,16 +54,6 @@ def build_tools(settings: Settings) -> Broker:
 
         sources += [McpServer(name, each, tools.start_seconds) for name, each in tools.servers.items()]
     return Broker(tools, sources)
-
-
-def _build_sandbox(
-    settings: Settings, environments: Environments, tell: Callable[[str], None], tools: Broker, first_language: str
-) -> Sandbox:
-    if settings.backend == "container":
-        from belljar.backends.container import ContainerSandbox  # few servers need it
-
-        return ContainerSandbox(settings, environments, tell, tools)
-    return LocalSandbox(settings, environments, tell, tools, first_language)
 
 
 def probe_machine(settings: Settings) -> dict[str, Any]:

@@ -301,10 +301,12 @@ class _FactsCollector(Collector):
         ("guests", "belljar_guests", "Jailed forks in all."),
         ("zygotes", "belljar_zygotes", "Warm processes."),
         ("containers", "belljar_containers", "Warm containers."),
+        ("runners", "belljar_runners", "Processes that run programs for the server."),
     )
     _SANDBOX_COUNTERS = (
         ("sandbox_faults", "belljar_sandbox_faults", "Programs that could not be run, through our own fault."),
         ("zygotes_replaced", "belljar_zygotes_replaced", "Warm processes that were replaced."),
+        ("runners_replaced", "belljar_runners_replaced", "Runners that ended and were replaced."),
         ("network_connections", "belljar_network_connections", "Connections that programs made to the internet."),
         ("network_refused", "belljar_network_refused", "Connections that were refused to programs."),
         ("network_sent_bytes", "belljar_network_sent_bytes", "Bytes that programs sent to the internet."),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -136,3 +137,55 @@ def test_killed_server_leaves_nothing_after_the_next_start(start: Start, host: A
 def _under_way(server: Server) -> int:
     facts = server.ask("GET", "/health").body
     return int(facts["running"] + facts["queued"])
+
+
+@pytest.mark.parametrize("runners", [0, 2])
+def test_any_number_of_runners_serves_the_same(start: Start, host: Any, runners: int) -> None:
+    before = host.leftovers()
+    with start(server__runners=runners) as server:
+        assert server.execute("print(1)").body["stdout"] == "1\n"
+        batch = server.ask("POST", "/v1/batch", {"executions": [{"code": f"print({at})"} for at in range(20)]}).body
+        assert [each["stdout"] for each in batch["results"]] == [f"{at}\n" for at in range(20)]
+        with server.streaming("print(1)") as response:
+            assert [json.loads(line)["event"] for line in response][:2] == ["started", "stdout"]
+        session = server.ask("POST", "/v1/sessions", {}).body["id"]
+        assert server.ask("POST", f"/v1/sessions/{session}/execute", {"code": "1 + 1"}).status == 200
+        lines = server.ask("GET", "/metrics").content.decode().splitlines()
+        assert f"belljar_runners {runners:.1f}" in lines
+        assert "belljar_runners_replaced_total 0.0" in lines
+    host.wait_until(lambda: host.leftovers().processes <= before.processes, "every process is gone")
+    assert host.leftovers().cgroups <= before.cgroups
+
+
+def test_a_signal_to_every_process_stops_gracefully(start: Start, host: Any) -> None:
+    """As an init system sends it: the runners stay until the server has no more need of them."""
+    with start(server__grace_seconds=20) as server:
+        with server.streaming("import time; time.sleep(2); print('done')", timeout=60) as response:
+            assert json.loads(response.readline())["event"] == "started"
+            runners = [each.pid for each in host.processes() if each.parent == server.process.pid]
+            assert runners
+            for pid in (*runners, server.process.pid):
+                os.kill(pid, signal.SIGTERM)
+            events = [json.loads(line) for line in response]
+        assert (events[0]["text"], events[-1]["status"]) == ("done\n", "ok")
+        assert server.process.wait(30) == 0
+
+
+def test_a_runner_that_is_killed_costs_no_answer(start: Start, host: Any) -> None:
+    with start() as server:
+        answers: list[Answer] = []
+        ask = threading.Thread(target=lambda: answers.append(server.execute("import time; time.sleep(1); print(1)")))
+        ask.start()
+        host.wait_until(lambda: _under_way(server) == 1, "it runs")
+        (runner,) = [
+            each.pid
+            for each in host.processes()
+            if each.parent == server.process.pid and "runners.process" in each.command
+        ]
+        os.kill(runner, signal.SIGKILL)
+        ask.join(60)
+        assert (answers[0].status, answers[0].body["stdout"]) == (200, "1\n")
+        assert server.wait_for_line("log", logger="belljar.runners", level="error")["message"] == (
+            "a runner ended; replacing it"
+        )
+        assert "belljar_runners_replaced_total 1.0" in server.ask("GET", "/metrics").content.decode().splitlines()

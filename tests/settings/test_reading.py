@@ -13,7 +13,8 @@ import pytest
 import yaml
 
 import belljar
-from belljar.settings import names
+from belljar.contract.errors import InvalidSettings
+from belljar.settings import load, names
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -94,3 +95,9 @@ def test_what_compose_sets_is_read() -> None:
     assert ended.returncode == 0, ended.stderr
     from_there = [name for name, each in json.loads(ended.stdout).items() if each["source"] == "environment"]
     assert len(from_there) == len(given)
+
+
+@pytest.mark.parametrize("runners", [-1, 33])
+def test_so_many_runners_cannot_be(runners: int) -> None:
+    with pytest.raises(InvalidSettings, match=r"server.runners is .* 0 to 32"):
+        load(environ={"BELLJAR_SERVER_RUNNERS": str(runners)})

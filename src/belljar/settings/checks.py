@@ -11,6 +11,8 @@ from belljar.contract.errors import InvalidSettings
 from belljar.contract.execution import Limits
 from belljar.settings.tree import BUILTIN_TOOLS, WALL_NAMES, ServerSettings, SessionSettings, Settings, ToolSettings
 
+_RUNNERS_MAX = 32  # each is an instance of its own, of which a machine has 64
+
 
 def check(settings: Settings) -> None:
     """Raise InvalidSettings when a value makes no sense, alone or beside the others."""
@@ -54,6 +56,8 @@ def _check_server(server: ServerSettings) -> None:
     ):
         if not getattr(server, name) > 0:
             raise InvalidSettings(f"server.{name} must be above 0")
+    if not 0 <= server.runners <= _RUNNERS_MAX:
+        raise InvalidSettings(f"server.runners is {server.runners} but must be 0 to {_RUNNERS_MAX}")
     if server.body_bytes > server.bodies_bytes:
         raise InvalidSettings("server.bodies_bytes must be at least server.body_bytes")
 

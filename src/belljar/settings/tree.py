@@ -85,6 +85,7 @@ class ServerSettings:
 
     host: str = "127.0.0.1"  # any address but loopback needs a key
     port: int = 8000  # 0: any free one
+    runners: int = min(4, max(1, _CORES // 4))  # processes that run Python programs for the server; 0: it does itself
     listen: tuple[str, ...] = ()  # dialects with a port of their own, each as NAME:PORT
     api_key: str = ""  # one key beside those of `belljar key`; its name is "operator"
     keys_file: str = ""  # where `belljar key` keeps its hashes; empty: keys.json in the state directory

@@ -55,7 +55,7 @@ class LocalSandbox:
         tools: ToolHost | None = None,
         first_language: str = "python",
     ) -> None:
-        """`first_language`: what the first program will be in, for which everything is made warm."""
+        """`first_language`: what the first program will be in, for which everything is made warm; none: nothing is."""
         self._settings = settings
         self._first_language = first_language
         self._tools = tools
@@ -82,7 +82,8 @@ class LocalSandbox:
             self._claim()
             kept = max(1, self._settings.pool.ready_guests)
             self._berths = Berths(self._cgroups, changes_uid=os.geteuid() == 0, kept=kept)
-            await self._worlds.enter(self._first_world())
+            if self._first_language:
+                await self._worlds.enter(self._first_world())
         except OSError as error:
             await self.close()
             raise self._unusable(error) from error
@@ -123,9 +124,14 @@ class LocalSandbox:
     def _unusable(self, error: OSError) -> SandboxFault:
         return SandboxFault(f"cannot use {self._settings.runtime_dir}: {error}")
 
-    def _first_world(self) -> str:
+    @property
+    def first_environment(self) -> str:
+        """The one that programs run in whose caller names none."""
         configured = self._settings.environments
-        name = "default" if "default" in configured else next(iter(configured), "default")
+        return "default" if "default" in configured else next(iter(configured), "default")
+
+    def _first_world(self) -> str:
+        name = self.first_environment
         if self._first_language == "python":
             return name
         return f"{name}{_WITH_TOOLCHAINS}{self._machine().root_of(self._first_language)}"

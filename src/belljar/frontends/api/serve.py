@@ -54,7 +54,7 @@ async def serve(settings: Settings, log: Log) -> None:
     asked = [find_listener(each) for each in settings.server.listen]
     listeners: list[socket.socket] = []
     offer = offer_of(settings, os.environ)
-    engine = build_engine(settings)
+    engine = build_engine(settings, runners=settings.server.runners)
     web = build_proxy_access(settings, [dialect.name for dialect, _ in asked])
     try:
         for port in (settings.server.port, *(port for _, port in asked)):

@@ -1,0 +1,195 @@
+"""A runner: a process with a sandbox in it, which does for a server all that running a program takes.
+
+It has the server's settings without its secrets, none of its variables but a few plain ones, and one socket, over which
+it is told what to run. It leaves when that closes, and dies with the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import signal
+import socket
+import sys
+
+from belljar.backends.local import LocalSandbox
+from belljar.backends.runners.wire import Line, Word, pack, pack_error, read_execution, read_settings
+from belljar.contract.execution import Display, ToolAnswered, ToolCalled
+from belljar.environments import Environments
+from belljar.jail import syscalls
+
+_FACTS_SECONDS = 1.0
+_STREAMS = {"stdout": int(Word.STDOUT), "stderr": int(Word.STDERR)}
+_RUN, _RUN_WATCHED, _CANCEL, _ENDED = int(Word.RUN), int(Word.RUN_WATCHED), int(Word.CANCEL), int(Word.ENDED)
+
+
+class Runner:
+    """What the server has told this process to do."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._line = Line(self._hear, self._on_lost)
+        self._left = asyncio.Event()
+        self._told: asyncio.Future[tuple[int, bytes]] = self._loop.create_future()
+        self._runs: dict[int, asyncio.Task[None]] = {}
+        self._watchers: dict[int, _FarWatcher] = {}
+
+    async def serve(self, peer: socket.socket) -> None:
+        """Until the server leaves."""
+        await self._loop.create_connection(lambda: self._line, sock=peer)
+        log_level, body = await self._told
+        logging.basicConfig(handlers=[_FarLog(self._line)], level=log_level)
+        settings = read_settings(body)
+        environments = Environments(settings.state_dir, settings.environments)
+        self._sandbox = LocalSandbox(settings, environments, logging.getLogger("belljar").info)
+        opening = self._loop.create_task(self._sandbox.open())
+        leaving = self._loop.create_task(self._left.wait())
+        try:
+            await asyncio.wait([opening, leaving], return_when=asyncio.FIRST_COMPLETED)
+            if opening.done() and self._say_how_it_went(opening):
+                gc.collect()
+                gc.freeze()
+                gc.set_threshold(20_000, 20, 20)
+                await self._tell_facts_until(leaving)
+        finally:
+            await _end([opening, leaving, *self._runs.values()])
+            await self._sandbox.close()
+            self._line.close()
+
+    def _say_how_it_went(self, opening: asyncio.Task[None]) -> bool:
+        error = opening.exception()
+        if error is None:
+            self._line.say(Word.READY)
+        else:
+            self._line.say(Word.FAILED, 0, pack_error(error))
+        return error is None
+
+    async def _tell_facts_until(self, leaving: asyncio.Task[bool]) -> None:
+        while not leaving.done():
+            self._line.say(Word.FACTS, 0, pack(self._sandbox.facts()))
+            await asyncio.wait([leaving], timeout=_FACTS_SECONDS)
+
+    def _on_lost(self) -> None:
+        self._left.set()
+        if not self._told.done():
+            self._told.cancel()
+
+    def _hear(self, word: int, number: int, body: bytes) -> None:
+        if word == _RUN:
+            self._runs[number] = self._loop.create_task(self._run(number, body, None))
+        elif word == _RUN_WATCHED:
+            watcher = self._watchers[number] = _FarWatcher(number, self._line)
+            self._runs[number] = self._loop.create_task(self._run(number, body, watcher))
+        elif word == _CANCEL:
+            if number in self._runs:  # else it has ended, and the news is on its way
+                self._loop.call_soon(self._runs[number].cancel)  # after it has begun: else it could not answer
+        elif word == Word.SETTINGS:
+            self._told.set_result((number, body))
+        elif number in self._watchers:
+            self._watchers[number].let(word == Word.GO_ON)
+
+    async def _run(self, number: int, body: bytes, watcher: _FarWatcher | None) -> None:
+        say = self._line.say
+        try:
+            evidence = await self._sandbox.run(read_execution(body), watcher)
+            say(_ENDED, number, pack(evidence))
+        except asyncio.CancelledError:
+            say(Word.CANCELLED, number)
+        except Exception as error:  # noqa: BLE001  (whatever it is, somebody waits)
+            say(Word.FAILED, number, pack_error(error))
+        finally:
+            del self._runs[number]
+            if watcher is not None:
+                del self._watchers[number]
+
+
+class _FarWatcher:
+    """Whoever watches sits in the server."""
+
+    def __init__(self, number: int, line: Line) -> None:
+        self._number = number
+        self._line = line
+        self._goes_on = asyncio.Event()
+        self._goes_on.set()
+
+    def let(self, goes_on: bool) -> None:
+        """Whether the reader keeps up."""
+        if goes_on:
+            self._goes_on.set()
+        else:
+            self._goes_on.clear()
+
+    def started(self) -> None:
+        """As `Watcher` says, like all of these."""
+        self._line.say(Word.STARTED, self._number)
+
+    def wrote(self, stream: str, chunk: bytes) -> None:
+        """Passed on."""
+        self._line.say(_STREAMS[stream], self._number, chunk)
+
+    def displayed(self, display: Display) -> None:
+        """Passed on."""
+        self._line.say(Word.DISPLAYED, self._number, pack(display))
+
+    def called(self, call: ToolCalled) -> None:
+        """Programs with tools are not run here."""
+        raise AssertionError("a runner has no tools")
+
+    def answered(self, answer: ToolAnswered) -> None:
+        """Nor answered."""
+        raise AssertionError("a runner has no tools")
+
+    @property
+    def is_behind(self) -> bool:
+        """The reader, or the server as a whole."""
+        return self._line.is_full or not self._goes_on.is_set()
+
+    async def caught_up(self) -> None:
+        """Both of them."""
+        while self.is_behind:
+            await self._goes_on.wait()
+            await self._line.has_room()
+
+
+class _FarLog(logging.Handler):
+    """The log is the server's."""
+
+    def __init__(self, line: Line) -> None:
+        super().__init__()
+        self._line = line
+        self._loop = asyncio.get_running_loop()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """From any thread."""
+        body = pack((record.name, self.format(record)))
+        self._loop.call_soon_threadsafe(self._line.say, Word.LOG, record.levelno, body)
+
+
+async def _end(tasks: list[asyncio.Task[object]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def main(descriptor: int) -> None:
+    """The program of a runner, whose socket this is."""
+    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)  # stuck as we may be
+    for number in (signal.SIGINT, signal.SIGTERM):  # meant for the server, who needs us to stop gracefully
+        signal.signal(number, signal.SIG_IGN)
+    peer = socket.socket(fileno=descriptor)
+    peer.setblocking(False)
+
+    async def serve() -> None:
+        await Runner().serve(peer)
+
+    try:
+        import uvloop
+    except ImportError:  # not everywhere to be had; only slower without
+        asyncio.run(serve())
+    else:
+        uvloop.run(serve())
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

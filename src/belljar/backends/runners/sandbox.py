@@ -1,0 +1,208 @@
+"""Programs of a server in processes of their own.
+
+What it takes to run a program, reading its pipes and looking over its cell, is half of a server's work for a request,
+and all of it is done by one thread. A runner does that part elsewhere: the server only says what to run and hears what
+was seen. Each runner has a whole `LocalSandbox`, with walls, worlds and guests of its own.
+
+What needs the server itself stays with it: sessions, programs that call tools or have a network, other languages. Its
+own sandbox, which has the same walls, becomes warm when the first of these comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+from belljar.backends.local import LocalSandbox
+from belljar.backends.runners.handle import RunnerHandle, RunnerLost
+from belljar.contract.backend import Watcher
+from belljar.contract.errors import EnvironmentBroken, SandboxFault
+from belljar.contract.execution import Evidence, Execution
+from belljar.contract.sessions import LiveSession, SessionOrder
+from belljar.environments import Environments, ensure_unless_cancelled
+from belljar.settings import Settings
+
+_log = logging.getLogger("belljar.runners")
+_ATTEMPTS = 4
+_LOOKS = 6  # at a runner that says nothing, before it is ended
+
+
+class RunnersSandbox:
+    """A sandbox that has runners. Bound to the event loop that opens it."""
+
+    name = "local"
+
+    def __init__(
+        self,
+        settings: Settings,
+        environments: Environments,
+        progress: Callable[[str], None],
+        own: LocalSandbox,
+        count: int,
+        patience_seconds: float = 30.0,
+    ) -> None:
+        """`own` runs what no runner can. One that says nothing for as long as `patience_seconds` is replaced."""
+        ready_guests = -(-settings.pool.ready_guests // count)
+        pool = dataclasses.replace(settings.pool, ready_guests=ready_guests)
+        self._settings = dataclasses.replace(settings, pool=pool)
+        self._environments = environments
+        self._progress = progress
+        self._own = own
+        self._count = count
+        self._patience_seconds = patience_seconds
+        self._runners: list[RunnerHandle] = []
+        self._starting: set[asyncio.Task[None]] = set()
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._known: set[str] = set()  # environments that have been built
+        self._looking: asyncio.TimerHandle | None = None
+        self._replaced = 0
+        self._past: Counter[str] = Counter()  # what runners that are gone have counted
+        self._is_closing = False
+
+    async def open(self) -> None:
+        """Refuse if a wall is missing, build the default environment, start the runners.
+
+        Raises:
+            WallMissing: a wall cannot be had and was not given up.
+            SandboxFault: the jail does not work here.
+        """
+        self._is_closing = False
+        try:
+            await self._own.open()
+            await self._build(self._own.first_environment)
+            for _ in range(self._count):
+                self._start_one()
+            await asyncio.gather(*self._starting)
+        except BaseException:
+            await self.close()
+            raise
+        self._look_after()
+
+    async def _build(self, environment: str) -> None:
+        """Here, where there is somebody to tell how far it is."""
+        await ensure_unless_cancelled(self._environments, environment, self._progress)
+        self._known.add(environment)
+
+    def run(self, execution: Execution, watcher: Watcher | None = None) -> Coroutine[Any, Any, Evidence]:
+        """Run one program."""
+        if execution.language == "python" and not execution.tools and not execution.network:
+            return self._run_elsewhere(execution, watcher)
+        return self._own.run(execution, watcher)
+
+    async def _run_elsewhere(self, execution: Execution, watcher: Watcher | None) -> Evidence:
+        """A program that is lost with its runner is run by another, unseen by the caller, a few times."""
+        if execution.environment not in self._known:
+            await self._build(execution.environment)
+        for attempt in range(_ATTEMPTS):
+            runners = self._runners or await self._wait_for_one()
+            runner = runners[0] if len(runners) == 1 else min(runners, key=_load)
+            try:
+                return await runner.run(execution, watcher)
+            except RunnerLost as error:
+                if watcher is not None or attempt == _ATTEMPTS - 1 or self._is_closing:
+                    self._past["sandbox_faults"] += 1
+                    raise
+                _log.warning("running again in another runner: %s", error)
+            except EnvironmentBroken:
+                self._known.discard(execution.environment)
+                raise
+        raise AssertionError("unreachable")
+
+    async def open_session(self, order: SessionOrder) -> LiveSession:
+        """Start an interpreter that stays."""
+        return await self._own.open_session(order)
+
+    # ---- the runners
+
+    async def _wait_for_one(self) -> list[RunnerHandle]:
+        """None is there: wait for those that are being started, or start one."""
+        while not self._runners:
+            if self._is_closing:
+                raise SandboxFault("the sandbox is being closed")
+            if not self._starting:
+                self._start_one()
+            starting = asyncio.wait(list(self._starting), return_when=asyncio.FIRST_COMPLETED)
+            for task in (await starting)[0]:
+                if not self._runners:
+                    task.result()
+        return self._runners
+
+    def _start_one(self) -> None:
+        task = asyncio.get_running_loop().create_task(self._start())
+        self._starting.add(task)
+        task.add_done_callback(self._started)
+
+    async def _start(self) -> None:
+        runner = RunnerHandle(self._lost)
+        await runner.start(self._settings)
+        if not runner.is_lost:
+            self._runners.append(runner)
+
+    def _started(self, task: asyncio.Task[None]) -> None:
+        self._starting.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            _log.error("a runner could not be started: %s", error)
+
+    def _lost(self, runner: RunnerHandle) -> None:
+        if runner not in self._runners:  # one that we have sent away, or that never came up
+            return
+        self._runners.remove(runner)
+        self._leave(runner)
+        if not self._is_closing:
+            _log.error("a runner ended; replacing it")
+            self._replaced += 1
+            self._past.update(_counts(runner.facts))
+            self._start_one()
+
+    def _leave(self, runner: RunnerHandle) -> None:
+        task = asyncio.get_running_loop().create_task(runner.close())
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+    def _look_after(self) -> None:
+        """A runner says something every second; one that has not for long is stuck, and so are its programs."""
+        for runner in self._runners:
+            runner.missed += 1
+            if runner.missed > _LOOKS:
+                _log.error("a runner does not answer; ending it")
+                runner.kill()
+        seconds = self._patience_seconds / _LOOKS
+        self._looking = asyncio.get_running_loop().call_later(seconds, self._look_after)
+
+    async def close(self) -> None:
+        """End everything, sessions too, and leave nothing behind."""
+        self._is_closing = True
+        if self._looking is not None:
+            self._looking.cancel()
+        for task in self._starting:
+            task.cancel()
+        await asyncio.gather(*self._starting, return_exceptions=True)
+        for runner in self._runners:
+            self._leave(runner)
+        self._runners = []
+        while self._leaving:
+            await asyncio.wait(self._leaving)
+        await self._own.close()
+
+    def facts(self) -> Mapping[str, Any]:
+        """Numbers for monitoring: ours, and those of the runners, which are up to a second old."""
+        total = Counter(self._past)
+        for each in (self._own.facts(), *(runner.facts for runner in self._runners)):
+            total.update({name: value for name, value in each.items() if isinstance(value, int)})
+        counts = {"runners": len(self._runners), "runners_replaced": self._replaced}
+        return {"backend": self.name, **total, **counts}
+
+
+def _load(runner: RunnerHandle) -> int:
+    return runner.load
+
+
+def _counts(facts: Mapping[str, Any]) -> dict[str, int]:
+    """What only ever grows of these."""
+    names = ("sandbox_faults", "zygotes_replaced")
+    return {name: facts[name] for name in names if name in facts}

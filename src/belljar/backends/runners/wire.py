@@ -1,0 +1,165 @@
+"""What a server and its runners say to each other, over a stream socket that nobody else ever holds.
+
+A frame is its length, a word, the number of a run, and a body. Executions and evidence travel as MessagePack, which is
+checked against their types on arrival: whatever a program has written is bytes in there, and stays that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import enum
+import struct
+from collections.abc import Callable
+from typing import Any, cast
+
+import msgspec
+
+from belljar.contract import errors
+from belljar.contract.errors import BelljarError, SandboxFault
+from belljar.contract.execution import Display, Evidence, Execution
+from belljar.settings import LlmSettings, ServerSettings, Settings, ToolSettings, WebSettings
+
+_HEAD = struct.Struct("<IBI")
+_HEAD_BYTES = _HEAD.size
+_KEPT_OF_ERRORS = ("step", "retry_after_seconds")
+
+
+class Word(enum.IntEnum):
+    """What a frame is about. Those above 100 come from a runner."""
+
+    SETTINGS = 1  # its number is the level of the log
+    RUN = 2
+    RUN_WATCHED = 3
+    CANCEL = 4
+    WAIT = 5  # whoever reads its output is behind
+    GO_ON = 6
+    READY = 101
+    FACTS = 102  # every second, be they the same: a runner that says nothing is stuck
+    LOG = 103  # its number is the level
+    STARTED = 104
+    STDOUT = 105
+    STDERR = 106
+    DISPLAYED = 107
+    ENDED = 108
+    FAILED = 109  # the number 0: it could not open its sandbox
+    CANCELLED = 110
+
+
+class Line(asyncio.Protocol):
+    """One end of it."""
+
+    def __init__(self, hear: Callable[[int, int, bytes], None], lost: Callable[[], None]) -> None:
+        self.is_full = False  # the other end does not read as fast as we write
+        self._hear = hear
+        self._lost = lost
+        self._loop = asyncio.get_running_loop()
+        self._outbox: list[bytes] = []
+        self._inbox = bytearray()  # of a frame that is not whole yet
+        self._wanted_bytes = 0  # for it to be whole, as far as we know
+        self._transport: asyncio.WriteTransport | None = None
+        self._has_room = asyncio.Event()
+        self._has_room.set()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The socket is ours."""
+        self._transport = cast("asyncio.WriteTransport", transport)  # uvloop's is none by descent
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """The other end is gone."""
+        self._transport = None
+        self.resume_writing()
+        self._lost()
+
+    def pause_writing(self) -> None:
+        """More is on its way than should be."""
+        self.is_full = True
+        self._has_room.clear()
+
+    def resume_writing(self) -> None:
+        """Most of it has been read."""
+        self.is_full = False
+        self._has_room.set()
+
+    async def has_room(self) -> None:
+        """Return once `is_full` is false."""
+        await self._has_room.wait()
+
+    def data_received(self, chunk: bytes) -> None:
+        """Hear whole frames, keep the rest."""
+        if self._inbox:
+            self._inbox += chunk
+            if len(self._inbox) < self._wanted_bytes:
+                return
+            chunk = bytes(self._inbox)
+            self._inbox = bytearray()
+        start, end = 0, len(chunk)
+        while end - start >= _HEAD_BYTES:
+            size, word, number = _HEAD.unpack_from(chunk, start)
+            body = start + _HEAD_BYTES
+            if end - body < size:
+                self._wanted_bytes = _HEAD_BYTES + size
+                break
+            start = body + size
+            self._hear(word, number, chunk[body:start])
+        else:
+            self._wanted_bytes = _HEAD_BYTES
+        if start < end:
+            self._inbox += chunk[start:]
+
+    def say(self, word: int, number: int = 0, body: bytes = b"") -> None:
+        """Send one frame, with all others of this turn of the loop; to nobody, if the other end is gone."""
+        if not self._outbox:
+            self._loop.call_soon(self._flush)
+        self._outbox.append(_HEAD.pack(len(body), word, number) + body)
+
+    def _flush(self) -> None:
+        said, self._outbox = self._outbox, []
+        if said and self._transport is not None:
+            self._transport.write(said[0] if len(said) == 1 else b"".join(said))
+
+    def close(self) -> None:
+        """Leave, once all that was said is sent."""
+        self._flush()
+        if self._transport is not None:
+            self._transport.close()
+
+
+pack = msgspec.msgpack.Encoder(enc_hook=str).encode
+read_execution = msgspec.msgpack.Decoder(Execution).decode
+read_evidence = msgspec.msgpack.Decoder(Evidence).decode
+read_display = msgspec.msgpack.Decoder(Display).decode
+read_facts = msgspec.msgpack.Decoder(dict[str, Any]).decode
+read_record = msgspec.msgpack.Decoder(tuple[str, str]).decode  # a logger and what it says
+
+
+def pack_settings(settings: Settings) -> bytes:
+    """What a runner needs of them: no key and no password."""
+    bare = dataclasses.replace(
+        settings, server=ServerSettings(), tools=ToolSettings(), llm=LlmSettings(), web=WebSettings(), provenance={}
+    )
+    return pack(bare)
+
+
+def read_settings(body: bytes) -> Settings:
+    """As `pack_settings` has packed them."""
+    return msgspec.msgpack.decode(body, type=Settings, dec_hook=lambda kind, value: kind(value))
+
+
+def pack_error(error: BaseException) -> bytes:
+    """What went wrong, for whoever waits."""
+    if not isinstance(error, BelljarError):
+        error = SandboxFault(f"{type(error).__name__}: {error}")
+    kept = {name: getattr(error, name) for name in _KEPT_OF_ERRORS if hasattr(error, name)}
+    return pack({"kind": type(error).__name__, "message": error.message, "details": error.details, "kept": kept})
+
+
+def read_error(body: bytes) -> BelljarError:
+    """The same error, as if it had been raised here."""
+    told = read_facts(body)
+    kind = getattr(errors, told["kind"], SandboxFault)
+    error: BelljarError = kind.__new__(kind)  # each has arguments of its own, long turned into what it says
+    BelljarError.__init__(error, told["message"], **told["details"])
+    for name, value in told["kept"].items():
+        setattr(error, name, value)
+    return error
