@@ -38,10 +38,12 @@ _QUIET_SECONDS_MAX = 15.0
 _MISTAKES_KEPT = 20
 _JUDGED_REQUESTS = 5_000  # fewer say nothing about growth
 _PUBLISHED_REQUESTS = 50_000  # fewer do not belong into docs/
+_LASTING = ("host", "runner", "keeper", "warden", "zygote")  # who keep what they have from run to run
 
 #: What is counted, and by how much the last quarter may exceed the first: absolute, and as a share.
 ALLOWED_GROWTH = {
     "server MB": (4.0, 0.06),
+    "runners MB": (4.0, 0.06),
     "service Pss MB": (10.0, 0.06),
     "descriptors": (6.0, 0.05),
     "processes": (3.0, 0.05),
@@ -271,7 +273,8 @@ class Load:
             with contextlib.suppress(OSError):
                 everyone += memory_of(member.pid).proportional / 2**20
         ordered, self.latencies = sorted(self.latencies) or [0.0], []
-        lasting = [each.pid for each in found if each.role.split()[0] in ("host", "keeper", "warden", "zygote")]
+        lasting = [each.pid for each in found if each.role.split()[0] in _LASTING]
+        runners = (memory_of(each.pid).anonymous for each in found if each.role == "runner")
         return {
             "runs": float(self.done),
             "seconds": seconds,
@@ -279,6 +282,7 @@ class Load:
             "p50 ms": 1000 * ordered[len(ordered) // 2],
             "p99 ms": 1000 * ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))],
             "server MB": memory_of(self.server.pid).anonymous / 2**20,
+            "runners MB": sum(runners) / 2**20,
             "service Pss MB": everyone,
             "descriptors": float(sum(descriptors_of(pid) for pid in lasting)),
             "processes": float(1 + len(descendants(self.server.pid))),
@@ -428,7 +432,7 @@ def _draw(report: dict[str, Any], path: Path) -> None:
     panels = [
         ("requests per second", ["rate"]),
         ("ms, small programs", ["p50 ms", "p99 ms"]),
-        ("memory in MB", ["service Pss MB", "server MB"]),
+        ("memory in MB", ["service Pss MB", "server MB", "runners MB"]),
         ("descriptors, processes, cgroup directories", ["descriptors", "processes", "cgroup directories"]),
     ]
     figure, grid = pyplot.subplots(2, 2, figsize=(11, 6.5), layout="constrained", sharex=True)

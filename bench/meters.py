@@ -145,13 +145,19 @@ class Member:
     """One process of a running Belljar."""
 
     pid: int
-    role: str  # host, keeper, warden, sleeper, "zygote …" or "ready guest …", with the weight
+    role: str  # host, runner, keeper, warden, sleeper, "zygote …" or "ready guest …", with the weight
 
 
 def members(host: int) -> list[Member]:
-    """Who is who, from the shape of the tree: the host starts a keeper, that the warden, that all others."""
+    """Who is who, from the shape of the tree: the host starts a keeper, that the warden, that all others.
+
+    A runner of a server is the host of a tree of its own.
+    """
     found = [Member(host, "host")]
     for keeper in _children(host):
+        if is_runner(keeper):
+            found += [Member(each.pid, each.role.replace("host", "runner")) for each in members(keeper)]
+            continue
         found.append(Member(keeper, "keeper"))
         for warden in _children(keeper):
             found.append(Member(warden, "warden"))
@@ -163,6 +169,14 @@ def members(host: int) -> list[Member]:
                 found.append(Member(child, f"zygote {weight}"))
                 found += [Member(guest, f"ready guest {weight}") for guest in _children(child)]
     return found
+
+
+def is_runner(pid: int) -> bool:
+    """Whether this process runs programs for a server."""
+    try:
+        return b"runners.process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def _children(pid: int) -> list[int]:
