@@ -4,12 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator
 
 from belljar.backends.local import LocalSandbox
 from belljar.backends.local.world import World
 from belljar.environments import Environments
 from belljar.settings import Settings
+
+_SETTLED_SECONDS = 0.5
+
+
+async def settled_descriptors() -> int:
+    """How many this process has open once their number stays the same: what was used last is closed a moment later."""
+    async with asyncio.timeout(20):
+        seen, since = -1, 0.0
+        while seen < 0 or asyncio.get_running_loop().time() - since < _SETTLED_SECONDS:
+            count = len(os.listdir("/proc/self/fd"))
+            if count != seen:
+                seen, since = count, asyncio.get_running_loop().time()
+            await asyncio.sleep(0.01)
+    return seen
 
 
 @contextlib.asynccontextmanager
