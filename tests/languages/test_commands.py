@@ -188,6 +188,19 @@ def test_without_apt_the_packages_are_named(tmp_path: Path, monkeypatch: pytest.
         plan(_empty_machine(tmp_path), choose(["lua"]))
 
 
+def test_libraries_are_installed_for_a_toolchain_that_is_there_already(tmp_path: Path, packagers: Path) -> None:
+    machine = Machine(tmp_path / "state", {})
+    query = tmp_path / "bin/dpkg-query"
+    query.write_text("#!/bin/sh\nexit 1\n")  # as it says of packages that it has never heard of
+    query.chmod(0o755)
+    planned = plan(machine, choose(["perl"]))
+    assert [each.name for each in planned.present] == ["pl"]
+    assert planned.steps[-1].argv[-2:] == ("--no-install-recommends", "libtest-deep-perl")
+    query.write_text("#!/bin/sh\necho libtest-deep-perl installed\n")
+    assert not plan(machine, choose(["perl"])).steps
+    assert not packagers.exists()
+
+
 def test_names_are_never_guessed() -> None:
     with pytest.raises(UnknownLanguage, match="choose from: core, all"):
         choose(["cobol"])

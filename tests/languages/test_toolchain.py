@@ -183,7 +183,7 @@ print(json.dumps(sorted(name for name in sys.modules if name.startswith("belljar
 
 def _row(toolchain: Toolchain) -> str:
     install = toolchain.install
-    ways = [("Debian", install.debian), ("npm", install.npm), ("PyPI", install.pypi)]
+    ways = [("Debian", (*install.debian, *install.debian_libraries)), ("npm", install.npm), ("PyPI", install.pypi)]
     packages = "; ".join(f"{where}: {', '.join(names)}" for where, names in ways if names)
     steps = "warm process" if not toolchain.run else "compile, run" if toolchain.compile else "one step"
     names = ", ".join(f"`{alias}`" for alias in toolchain.aliases)

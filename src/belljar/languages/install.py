@@ -83,7 +83,9 @@ def plan(machine: Machine, toolchains: Sequence[Toolchain]) -> InstallPlan:
     lacks_of_system = [
         each for each in wanted if any(not need.startswith(TOOLCHAINS_DIR) for need in machine.find_missing(each.name))
     ]
-    debian = list(dict.fromkeys(package for each in lacks_of_system for package in each.install.debian))
+    packages = [package for each in lacks_of_system for package in each.install.debian]
+    packages += _find_absent(package for each in (*present, *wanted) for package in each.install.debian_libraries)
+    debian = list(dict.fromkeys(packages))
     if shutil.which("npm") is None and any(each.install.npm for each in wanted):
         debian.append("npm")
     steps = _system_steps(debian) if debian else []
@@ -103,6 +105,16 @@ def plan(machine: Machine, toolchains: Sequence[Toolchain]) -> InstallPlan:
         present=present,
         elsewhere=tuple(each for each in missing if each not in wanted),
     )
+
+
+def _find_absent(packages: Iterable[str]) -> list[str]:
+    """Those that are not installed; none of them, on a system whose packages are others."""
+    asked = list(dict.fromkeys(packages))
+    if not asked or shutil.which("dpkg-query") is None:
+        return []
+    query = ["dpkg-query", "--show", "--showformat=${Package} ${db:Status-Status}\n", *asked]
+    said = subprocess.run(query, stdin=subprocess.DEVNULL, capture_output=True, text=True).stdout
+    return [package for package in asked if f"{package} installed" not in said.splitlines()]
 
 
 def _system_steps(packages: Sequence[str]) -> list[Step]:

@@ -79,6 +79,7 @@ class Install:
     """Where the toolchain comes from. Every name was tried; none is ever guessed."""
 
     debian: tuple[str, ...] = ()
+    debian_libraries: tuple[str, ...] = ()  # that programs expect beside it, wherever the toolchain itself came from
     npm: tuple[str, ...] = ()  # with their version
     pypi: tuple[str, ...] = ()  # with their version
     integrity: Mapping[str, str] = field(default_factory=dict)  # of npm packages, as npm writes it
@@ -367,6 +368,7 @@ def _read_install(table: _Table | None) -> Install:
         return Install()
     install = Install(
         debian=table.words("debian"),
+        debian_libraries=table.words("debian_libraries"),
         npm=table.words("npm"),
         pypi=table.words("pypi"),
         integrity=table.strings("integrity"),
