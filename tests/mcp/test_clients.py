@@ -80,7 +80,9 @@ class TestInspector:
         if request.param == "http":
             target = [request.getfixturevalue("site").mcp_url, "--transport", "http"]
         else:
-            target = [*command]
+            # It gives a server none of our variables but those that it is told to.
+            own = [f"{name}={value}" for name, value in environ.items() if name.startswith("BELLJAR_")]
+            target = [word for each in own for word in ("-e", each)] + command
 
         def inspect(*arguments: str) -> Any:
             words = [place / "node_modules" / ".bin" / "mcp-inspector", "--cli", *target, *arguments]
