@@ -241,6 +241,10 @@ def warm_up(imports: list[str], environ: dict[str, str], always_loaded: frozense
         _lend_matplotlib_its_cache()
     for name in imports:
         importlib.import_module(name)
+    if imports:
+        from belljar.zygote import first_use  # not for those who import nothing: it needs modules of its own
+
+        first_use.try_out(imports)
     if receive_program is not script.receive:
         mounts.lend_scratch("/dev/shm")
         _import_shell().prepare()
