@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from belljar.backends.local import LocalSandbox
 from belljar.backends.runners import RunnersSandbox
-from belljar.backends.runners.wire import Line, pack_error, pack_settings, read_error, read_settings
+from belljar.backends.runners.wire import MOMENT_SECONDS, Line, pack_error, pack_settings, read_error, read_settings
 from belljar.contract import errors
 from belljar.contract.errors import (
     BelljarError,
@@ -425,6 +425,79 @@ def test_frames_arrive_however_the_stream_is_cut(frames: list[tuple[int, int, by
         for start, end in itertools.pairwise(edges):
             line.data_received(wire.sent[start:end])
         assert heard == frames
+
+    asyncio.run(main())
+
+
+class Written:
+    """What a transport of a line was given, piece by piece."""
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+
+    def write(self, chunk: bytes) -> None:
+        """All of it."""
+        self.pieces.append(chunk)
+
+    def close(self) -> None:
+        """It need not be."""
+
+
+def line_to(wire: Written) -> Line:
+    line = Line(lambda *_: None, lambda: None)
+    line.connection_made(wire)  # type: ignore[arg-type]
+    return line
+
+
+def test_frames_that_can_wait_are_sent_together() -> None:
+    async def main() -> None:
+        wire = Written()
+        line = line_to(wire)
+        for number in range(6):
+            line.say_among(3, 1, number, b"x")
+            await asyncio.sleep(0)
+            assert line.unsent == (number + 1) % 3
+        assert [len(piece) for piece in wire.pieces] == [30, 30]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("end", ["in_a_moment", "with_another", "by_leaving"])
+def test_no_frame_waits_for_long(end: str) -> None:
+    async def main() -> None:
+        wire = Written()
+        line = line_to(wire)
+        line.say_among(3, 1, 7, b"x")
+        await asyncio.sleep(0)
+        assert not wire.pieces
+        if end == "in_a_moment":
+            await until(lambda: wire.pieces, "it is sent")
+        elif end == "with_another":
+            line.say(2, 8)
+            await asyncio.sleep(0)
+        else:
+            line.close()
+        assert len(wire.pieces) == 1
+        await asyncio.sleep(3 * MOMENT_SECONDS)
+        assert len(wire.pieces) == 1  # and nothing twice
+
+    asyncio.run(main())
+
+
+def test_when_all_places_are_taken_every_end_is_still_told(settings: Settings) -> None:
+    """Several at a time, which nobody but the processor notices."""
+
+    async def main() -> None:
+        async with opened(settings) as sandbox:
+            places = asyncio.Semaphore(settings.pool.max_running)
+
+            async def one(number: int) -> bytes:
+                async with places:
+                    code = f"print({number})"
+                    return (await sandbox.run(Execution(code=code, limits=settings.default_limits))).stdout
+
+            said = await asyncio.gather(*map(one, range(300)))
+            assert said == [b"%d\n" % number for number in range(300)]
 
     asyncio.run(main())
 

@@ -14,12 +14,13 @@ import socket
 import sys
 
 from belljar.backends.local import LocalSandbox
-from belljar.backends.runners.wire import Line, Word, pack, pack_error, read_execution, read_settings
+from belljar.backends.runners.wire import MOMENT_SECONDS, Line, Word, pack, pack_error, read_execution, read_settings
 from belljar.contract.execution import Display, ToolAnswered, ToolCalled
 from belljar.environments import Environments
 from belljar.jail import syscalls
 
 _FACTS_SECONDS = 1.0
+_GAP_SECONDS_MAX, _GAP_WEIGHT = 0.1, 1 / 8
 _STREAMS = {"stdout": int(Word.STDOUT), "stderr": int(Word.STDERR)}
 _RUN, _RUN_WATCHED, _CANCEL, _ENDED = int(Word.RUN), int(Word.RUN_WATCHED), int(Word.CANCEL), int(Word.ENDED)
 
@@ -34,6 +35,9 @@ class Runner:
         self._told: asyncio.Future[tuple[int, bytes]] = self._loop.create_future()
         self._runs: dict[int, asyncio.Task[None]] = {}
         self._watchers: dict[int, _FarWatcher] = {}
+        self._share = 0  # of all the programs that may run at once
+        self._ended_at = 0.0  # when the last one did
+        self._gap_seconds = _GAP_SECONDS_MAX  # between two ends, lately
 
     async def serve(self, peer: socket.socket) -> None:
         """Until the server leaves."""
@@ -41,6 +45,7 @@ class Runner:
         log_level, body = await self._told
         logging.basicConfig(handlers=[_FarLog(self._line)], level=log_level)
         settings = read_settings(body)
+        self._share = -(-settings.pool.max_running // max(1, settings.server.runners))
         environments = Environments(settings.state_dir, settings.environments)
         self._sandbox = LocalSandbox(settings, environments, logging.getLogger("belljar").info)
         opening = self._loop.create_task(self._sandbox.open())
@@ -90,18 +95,31 @@ class Runner:
             self._watchers[number].let(word == Word.GO_ON)
 
     async def _run(self, number: int, body: bytes, watcher: _FarWatcher | None) -> None:
-        say = self._line.say
         try:
             evidence = await self._sandbox.run(read_execution(body), watcher)
-            say(_ENDED, number, pack(evidence))
+            self._say_ended(number, pack(evidence))
         except asyncio.CancelledError:
-            say(Word.CANCELLED, number)
+            self._line.say(Word.CANCELLED, number)
         except Exception as error:  # noqa: BLE001  (whatever it is, somebody waits)
-            say(Word.FAILED, number, pack_error(error))
+            self._line.say(Word.FAILED, number, pack_error(error))
         finally:
             del self._runs[number]
             if watcher is not None:
                 del self._watchers[number]
+
+    def _say_ended(self, number: int, evidence: bytes) -> None:
+        """At once; but where there are as many as may be, and they end one after the other, several at a time.
+
+        Others run meanwhile, so nothing stands still, and the server wakes up once for all of them: for their answers,
+        and for those who come next.
+        """
+        now = self._loop.time()
+        gap_seconds, self._ended_at = min(now - self._ended_at, _GAP_SECONDS_MAX), now
+        self._gap_seconds += (gap_seconds - self._gap_seconds) * _GAP_WEIGHT
+        if self._gap_seconds < MOMENT_SECONDS and len(self._runs) + self._line.unsent >= self._share:
+            self._line.say_among(self._share // 2, _ENDED, number, evidence)
+        else:
+            self._line.say(_ENDED, number, evidence)
 
 
 class _FarWatcher:

@@ -48,7 +48,8 @@ class RunnersSandbox:
         """`own` runs what no runner can. One that says nothing for as long as `patience_seconds` is replaced."""
         ready_guests = -(-settings.pool.ready_guests // count)
         pool = dataclasses.replace(settings.pool, ready_guests=ready_guests)
-        self._settings = dataclasses.replace(settings, pool=pool)
+        server = dataclasses.replace(settings.server, runners=count)
+        self._settings = dataclasses.replace(settings, pool=pool, server=server)
         self._environments = environments
         self._progress = progress
         self._own = own

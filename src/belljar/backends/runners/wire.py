@@ -23,6 +23,7 @@ from belljar.settings import LlmSettings, ServerSettings, Settings, ToolSettings
 _HEAD = struct.Struct("<IBI")
 _HEAD_BYTES = _HEAD.size
 _KEPT_OF_ERRORS = ("step", "retry_after_seconds")
+MOMENT_SECONDS = 0.004
 
 
 class Word(enum.IntEnum):
@@ -55,6 +56,8 @@ class Line(asyncio.Protocol):
         self._lost = lost
         self._loop = asyncio.get_running_loop()
         self._outbox: list[bytes] = []
+        self._is_due = False  # it is sent at the end of this turn of the loop
+        self._later: asyncio.TimerHandle | None = None  # it is sent then
         self._inbox = bytearray()  # of a frame that is not whole yet
         self._wanted_bytes = 0  # for it to be whole, as far as we know
         self._transport: asyncio.WriteTransport | None = None
@@ -109,11 +112,30 @@ class Line(asyncio.Protocol):
 
     def say(self, word: int, number: int = 0, body: bytes = b"") -> None:
         """Send one frame, with all others of this turn of the loop; to nobody, if the other end is gone."""
-        if not self._outbox:
-            self._loop.call_soon(self._flush)
         self._outbox.append(_HEAD.pack(len(body), word, number) + body)
+        if not self._is_due:
+            self._is_due = True
+            self._loop.call_soon(self._flush)
+
+    def say_among(self, count: int, word: int, number: int, body: bytes) -> None:
+        """Send one frame when there are this many, at the latest in a moment: the other end wakes up once for them."""
+        if len(self._outbox) + 1 >= count:
+            self.say(word, number, body)
+            return
+        self._outbox.append(_HEAD.pack(len(body), word, number) + body)
+        if self._later is None and not self._is_due:
+            self._later = self._loop.call_later(MOMENT_SECONDS, self._flush)
+
+    @property
+    def unsent(self) -> int:
+        """How many frames wait for others."""
+        return len(self._outbox)
 
     def _flush(self) -> None:
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
+        self._is_due = False
         said, self._outbox = self._outbox, []
         if said and self._transport is not None:
             self._transport.write(said[0] if len(said) == 1 else b"".join(said))
@@ -136,7 +158,12 @@ read_record = msgspec.msgpack.Decoder(tuple[str, str]).decode  # a logger and wh
 def pack_settings(settings: Settings) -> bytes:
     """What a runner needs of them: no key and no password."""
     bare = dataclasses.replace(
-        settings, server=ServerSettings(), tools=ToolSettings(), llm=LlmSettings(), web=WebSettings(), provenance={}
+        settings,
+        server=ServerSettings(runners=settings.server.runners),
+        tools=ToolSettings(),
+        llm=LlmSettings(),
+        web=WebSettings(),
+        provenance={},
     )
     return pack(bare)
 
