@@ -42,7 +42,7 @@ $(INSTALLED): pyproject.toml
 setup: $(INSTALLED) ## install everything; run, test, bench and soak do it by themselves
 	@$(BELLJAR) env create default --if-missing
 
-languages: setup ## install every toolchain that Debian, npm and PyPI offer (about 4.5 GB)
+languages: $(INSTALLED) ## install every toolchain that Debian, npm and PyPI offer (about 4.5 GB)
 	@$(BELLJAR) languages install all --yes
 
 run: setup ## start the server on http://127.0.0.1:8000

@@ -150,11 +150,14 @@ def main() -> int:
         rounds: dict[str, list[Measured]] = {server.name: [] for server in servers}
         batches, engine = [], []
         for number in range(options.rounds):
+            if number % 2:  # the two that are compared follow each other, now this one first and now that one
+                engine.append(asyncio.run(run_engine(options.seconds, options.connections)))
             for server in servers:
                 rounds[server.name].append(load(server, options))
                 print(f"round {number + 1}: {server.name}: {rounds[server.name][-1]}", file=sys.stderr)
+                if len(engine) == number:
+                    engine.append(asyncio.run(run_engine(options.seconds, options.connections)))
             batches.append(run_batch(servers[0]))
-            engine.append(asyncio.run(run_engine(options.seconds, options.connections)))
     report = summarise(rounds, batches, engine, options)
     print(markdown(report))
     directory = options.output_dir or (Path(tempfile.mkdtemp(prefix="belljar-http-")) if options.quick else _DOCS)
@@ -313,10 +316,12 @@ def summarise(
         servers[name]["wrong"] = sum(each.wrong for each in measured)
     report: dict[str, Any] = {"servers": servers, "batch": middle(batches), "engine": middle(engine)}
     ours = servers[OURS]
+    shares = [each.requests_per_second / alone["per_second"] for each, alone in zip(rounds[OURS], engine, strict=True)]
+    report["of_engine"] = {"median": round(statistics.median(shares), 3), "rounds": [round(each, 3) for each in shares]}
     report["reached"] = {
         "cpu_ms": ours["cpu_ms"] <= TARGETS["cpu_ms"],
         "batch_cpu_ms": report["batch"]["cpu_ms"] <= TARGETS["batch_cpu_ms"],
-        "of_engine": ours["requests_per_second"] >= TARGETS["of_engine"] * report["engine"]["per_second"],
+        "of_engine": report["of_engine"]["median"] >= TARGETS["of_engine"],
     }
     report["when"] = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
     report["rounds"], report["seconds"], report["connections"] = options.rounds, options.seconds, options.connections
@@ -343,10 +348,11 @@ def markdown(report: dict[str, Any]) -> str:
         "| target | limit | measured | verdict |",
         "| --- | ---: | ---: | --- |",
     ]
-    share = report["servers"][OURS]["requests_per_second"] / engine["per_second"]
+    shares = report["of_engine"]["rounds"]
+    rate = f"requests/s of the engine's own rate (rounds {min(shares):.2f}–{max(shares):.2f})"
     for name, what, limit, measured in (
         ("cpu_ms", "server CPU per request", f"≤ {TARGETS['cpu_ms']} ms", report["servers"][OURS]["cpu_ms"]),
-        ("of_engine", "requests/s of the engine's own rate", f"≥ {TARGETS['of_engine']} ×", share),
+        ("of_engine", rate, f"≥ {TARGETS['of_engine']} ×", report["of_engine"]["median"]),
         ("batch_cpu_ms", "server CPU per execution of a batch", f"≤ {TARGETS['batch_cpu_ms']} ms", batch["cpu_ms"]),
     ):
         lines.append(f"| {what} | {limit} | {measured:.3f} | {'met' if report['reached'][name] else 'NOT met'} |")
@@ -355,7 +361,8 @@ def markdown(report: dict[str, Any]) -> str:
         f"`wrk`, {report['connections']} connections, medians of {report['rounds']} interleaved rounds of "
         f"{report['seconds']} s each, on {report['cores']} cores, {report['when']}; load average at the end "
         f"{report['load_average']:.1f}. The server's CPU is that of its own process; who reads a program's pipes and "
-        f"cgroup is another, its runner, told beside it. The engine alone does both in one process.",
+        f"cgroup is another, its runner, told beside it. The engine alone does both in one process; in each round it "
+        f"is measured just before or just after the server, and the median of these pairs is what counts.",
         "",
         "![requests per second of every server](http-performance.png)",
     ]
