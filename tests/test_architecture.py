@@ -68,7 +68,10 @@ def jailed_files(sources: Path) -> list[Path]:
     files = [
         package / "__init__.py",
         package / "channel.py",
-        *(package / f"zygote/{name}.py" for name in ("__init__", "heap", "pages", "plain", "protocol", "server")),
+        *(
+            package / f"zygote/{name}.py"
+            for name in ("__init__", "first_use", "heap", "pages", "plain", "protocol", "server", "touched")
+        ),
     ]
     for folder in ("guest", "jail"):
         found = sorted((package / folder).rglob("*.py"))

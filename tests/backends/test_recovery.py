@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import fcntl
 import os
 import signal
@@ -120,6 +121,23 @@ def test_the_world_is_rebuilt_when_its_warden_dies(own_box: Sandbox) -> None:
     for thread in threads:
         thread.join()
     assert [(each.status, each.stdout) for each in outcomes] == [(Status.OK, "again\n")] * 3
+
+
+def test_a_program_whose_cell_is_lost_while_it_is_made_gets_another(settings: Settings) -> None:
+    nothing_ahead = dataclasses.replace(settings, pool=dataclasses.replace(settings.pool, ready_guests=0))
+
+    async def lose_it() -> None:
+        async with local_world.opened(nothing_ahead) as (sandbox, world):
+            warden = warden_and_zygote()[0]
+            os.kill(warden, signal.SIGSTOP)
+            running = asyncio.create_task(sandbox.run(Execution(code="print(1)", limits=settings.default_limits)))
+            async with asyncio.timeout(20):
+                while not world._stock._being_made:
+                    await asyncio.sleep(0.01)
+            os.kill(warden, signal.SIGKILL)
+            assert (await running).stdout == b"1\n"
+
+    asyncio.run(lose_it())
 
 
 def test_a_stuck_warden_does_not_hold_up_an_answer_for_ever(own_box: Sandbox) -> None:

@@ -338,10 +338,19 @@ class World(ZygoteListener):
 
         Raises:
             JailSetupFailed: none can be made.
+            ZygoteDied: this world has ended meanwhile; another may have one.
         """
         guest = self.lease_ready(weight, limits)
         if guest is not None:
             return guest
+        try:
+            return await self._make_guest(weight, limits)
+        except JailSetupFailed as error:
+            if self.is_lost:
+                raise ZygoteDied("the warm process died before it had a guest for this program") from error
+            raise
+
+    async def _make_guest(self, weight: str, limits: Limits) -> Guest:
         allowance = self.allowance(limits)
         while True:
             if await self._stock.wait_for_renewal():
