@@ -401,34 +401,6 @@ def test_a_mistake_of_ours_is_our_fault() -> None:
     assert told.message == "KeyError: 'x'"
 
 
-@given(
-    frames=st.lists(st.tuples(st.integers(0, 255), st.integers(0, 2**32 - 1), st.binary(max_size=40)), max_size=8),
-    cuts=st.lists(st.integers(0, 400), max_size=12),
-)
-def test_frames_arrive_however_the_stream_is_cut(frames: list[tuple[int, int, bytes]], cuts: list[int]) -> None:
-    class Wire:
-        def __init__(self) -> None:
-            self.sent = b""
-
-        def write(self, chunk: bytes) -> None:
-            self.sent += chunk
-
-    async def main() -> None:
-        heard: list[tuple[int, int, bytes]] = []
-        line = Line(lambda *frame: heard.append(frame), lambda: None)
-        wire = Wire()
-        line.connection_made(wire)  # type: ignore[arg-type]
-        for frame in frames:
-            line.say(*frame)
-        await asyncio.sleep(0)
-        edges = [0, *sorted(cut for cut in cuts if cut < len(wire.sent)), len(wire.sent)]
-        for start, end in itertools.pairwise(edges):
-            line.data_received(wire.sent[start:end])
-        assert heard == frames
-
-    asyncio.run(main())
-
-
 class Written:
     """What a transport of a line was given, piece by piece."""
 
@@ -443,10 +415,31 @@ class Written:
         """It need not be."""
 
 
-def line_to(wire: Written) -> Line:
-    line = Line(lambda *_: None, lambda: None)
+def line_to(wire: Written, hear: Callable[[int, int, bytes], None] = lambda *_: None) -> Line:
+    line = Line(hear, lambda: None)
     line.connection_made(wire)  # type: ignore[arg-type]
     return line
+
+
+@given(
+    frames=st.lists(st.tuples(st.integers(0, 255), st.integers(0, 2**32 - 1), st.binary(max_size=40)), max_size=8),
+    cuts=st.lists(st.integers(0, 400), max_size=12),
+)
+def test_frames_arrive_however_the_stream_is_cut(frames: list[tuple[int, int, bytes]], cuts: list[int]) -> None:
+    async def main() -> None:
+        heard: list[tuple[int, int, bytes]] = []
+        wire = Written()
+        line = line_to(wire, lambda *frame: heard.append(frame))
+        for frame in frames:
+            line.say(*frame)
+        await asyncio.sleep(0)
+        sent = b"".join(wire.pieces)
+        edges = [0, *sorted(cut for cut in cuts if cut < len(sent)), len(sent)]
+        for start, end in itertools.pairwise(edges):
+            line.data_received(sent[start:end])
+        assert heard == frames
+
+    asyncio.run(main())
 
 
 def test_frames_that_can_wait_are_sent_together() -> None:

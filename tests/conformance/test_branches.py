@@ -374,11 +374,10 @@ def memory_of(box: Any, host: Host) -> int:
     first = box._life.box._engine.sandbox._instance.uid_base  # other sandboxes of these tests come and go meanwhile
     total = 0
     for process in host.guest_processes():
-        with contextlib.suppress(OSError):
-            if process.uid not in range(first, first + policy.UIDS_PER_INSTANCE):
-                continue
-            text = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
-            total += sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:"))
+        if process.uid in range(first, first + policy.UIDS_PER_INSTANCE):
+            with contextlib.suppress(OSError):
+                text = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
+                total += sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:"))
     return total * 1024
 
 

@@ -15,15 +15,25 @@ from belljar.settings import Settings
 _SETTLED_SECONDS = 0.5
 
 
-async def settled_descriptors() -> int:
-    """How many this process has open once their number stays the same: what was used last is closed a moment later."""
+def descriptors() -> set[tuple[str, str]]:
+    """Each that this process has open, with what it is."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile, as the one that listed them
+            found.add((name, os.readlink(f"/proc/self/fd/{name}")))
+    return found
+
+
+async def settled_descriptors() -> set[tuple[str, str]]:
+    """Those that are open once they stay the same: what was used last is closed a moment later."""
+    clock = asyncio.get_running_loop().time
     async with asyncio.timeout(20):
-        seen, since = -1, 0.0
-        while seen < 0 or asyncio.get_running_loop().time() - since < _SETTLED_SECONDS:
-            count = len(os.listdir("/proc/self/fd"))
-            if count != seen:
-                seen, since = count, asyncio.get_running_loop().time()
+        seen, since = descriptors(), clock()
+        while clock() - since < _SETTLED_SECONDS:
             await asyncio.sleep(0.01)
+            now = descriptors()
+            if now != seen:
+                seen, since = now, clock()
     return seen
 
 
