@@ -20,10 +20,12 @@ import _socket
 import array
 import json
 import os
-import socket
 import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import socket
 
 PACKET_BYTES_MAX = 120 * 1024  # the kernel's default socket buffer takes it in one piece
 DESCRIPTORS_MAX = 16
@@ -31,12 +33,12 @@ _HEAD = struct.Struct(">I")
 NO_MESSAGE = _HEAD.pack(0)  # how a packet begins that is all blob
 _DESCRIPTOR_BYTES = array.array("i").itemsize
 
-# Plain numbers: the enums of `socket` make objects on every use.
-_SOL_SOCKET, _SCM_RIGHTS = int(socket.SOL_SOCKET), int(socket.SCM_RIGHTS)
-_NO_SIGNAL, _CLOSE_ON_EXEC = int(socket.MSG_NOSIGNAL), int(socket.MSG_CMSG_CLOEXEC)
-_CUT_SHORT = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
-_UNIX, _PACKETS = int(socket.AF_UNIX), int(socket.SOCK_SEQPACKET)
-NOW = int(socket.MSG_DONTWAIT)  # a flag for `send_packet` and for `recv`: whatever the socket, never wait
+# Plain numbers: the enums of `socket` make objects on every use, and hundreds of them when it is imported.
+_SOL_SOCKET, _SCM_RIGHTS = _socket.SOL_SOCKET, _socket.SCM_RIGHTS
+_NO_SIGNAL, _CLOSE_ON_EXEC = _socket.MSG_NOSIGNAL, _socket.MSG_CMSG_CLOEXEC
+_CUT_SHORT = _socket.MSG_TRUNC | _socket.MSG_CTRUNC
+_UNIX, _PACKETS = _socket.AF_UNIX, _socket.SOCK_SEQPACKET
+NOW = _socket.MSG_DONTWAIT  # a flag for `send_packet` and for `recv`: whatever the socket, never wait
 
 Peer = _socket.socket  # which every socket is
 
@@ -47,6 +49,8 @@ class ChannelClosed(Exception):
 
 def pair() -> tuple[socket.socket, socket.socket]:
     """Two connected ends, neither inherited by an exec."""
+    import socket  # here, since guests never come by
+
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
@@ -91,7 +95,7 @@ def receive(peer: Peer, descriptors_max: int = 0, flags: int = 0) -> tuple[dict[
         ChannelClosed: the peer left, or sent anything but a well-formed packet.
         BlockingIOError: `peer` does not block and nothing is there.
     """
-    space = socket.CMSG_SPACE(descriptors_max * _DESCRIPTOR_BYTES) if descriptors_max else 0
+    space = _socket.CMSG_SPACE(descriptors_max * _DESCRIPTOR_BYTES) if descriptors_max else 0
     try:
         packet, ancillary, flags, _ = peer.recvmsg(PACKET_BYTES_MAX, space, _CLOSE_ON_EXEC | flags)
     except ConnectionError as error:

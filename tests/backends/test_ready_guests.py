@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
+import local_world
 import pytest
 
 import belljar
-from belljar.settings import load
+from belljar.contract.execution import Execution
+from belljar.settings import Settings, load
 
 _READY = 6
 _DEADLINE_SECONDS = 20.0
@@ -52,3 +56,26 @@ def test_pages_copied_ahead_are_counted_as_the_interpreters(box: belljar.Sandbox
     outcome = box.run("x = bytearray(15 << 20); print(len(x))", limits={"memory_mb": 16})
     assert outcome.stdout == f"{15 << 20}\n", outcome
     assert box.run("x = bytearray(24 << 20)", limits={"memory_mb": 16}).status == "out_of_memory"
+
+
+#: What a guest writes to is copied before its program comes; without that it would be more than a hundred pages.
+_FAULTS_LEFT_MAX = 60
+
+
+def test_few_pages_are_left_to_copy_once_the_program_comes(settings: Settings) -> None:
+    async def count() -> tuple[int, int]:
+        async with local_world.opened(settings) as (sandbox, world):
+            await sandbox.run(Execution(code="pass"))
+            async with asyncio.timeout(_DEADLINE_SECONDS):
+                while len(world._ready["bare"]) < settings.pool.ready_guests:
+                    await asyncio.sleep(0.01)
+            await asyncio.sleep(0.2)  # nothing tells that the last of them has come to rest
+            cgroup = world._ready["bare"][0].cell.berth.cgroup
+            assert cgroup is not None
+            [pid] = cgroup.processes()
+            waiting = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[7]
+            seen = await sandbox.run(Execution(code="print(open('/proc/self/stat').read().split()[9])"))
+            return int(waiting), int(seen.stdout)
+
+    waiting, running = asyncio.run(count())
+    assert 0 < running - waiting < _FAULTS_LEFT_MAX, (waiting, running)

@@ -87,6 +87,20 @@ os.close(answers)
 os.waitpid(pid, 0)
 """
 
+_BYTECODE = """
+import marshal, sys
+from belljar.zygote.bytecode import compile_elsewhere
+
+source, path = b"def function():\\n    return [1, 'two']\\n", "/somewhere/module.py"
+namespace = {}
+exec(marshal.loads(compile_elsewhere(source, path)), namespace)
+print(namespace["function"](), namespace["function"].__code__.co_filename)
+try:
+    compile_elsewhere(b"no Python", path)
+except SyntaxError as error:
+    print(error.filename)
+"""
+
 
 def _run(sources: Path, code: str) -> str:
     finished = subprocess.run(
@@ -110,3 +124,7 @@ def test_gathered_functions_compute_the_same_from_new_constants(sources: Path) -
 
 def test_pages_that_a_fork_has_written_to_are_found(sources: Path) -> None:
     assert _run(sources, _TOUCHED).startswith("True")
+
+
+def test_a_module_is_compiled_by_a_fork(sources: Path) -> None:
+    assert _run(sources, _BYTECODE).splitlines() == ["[1, 'two'] /somewhere/module.py", "/somewhere/module.py"]

@@ -13,7 +13,6 @@ import json
 import os
 import select
 import signal
-import socket
 import struct
 from typing import Any
 
@@ -132,7 +131,7 @@ def start(order: dict[str, Any]) -> Interpreter:
     return child
 
 
-def serve(peer: socket.socket, child: Interpreter, background: tuple[int, int]) -> None:
+def serve(peer: channel.Peer, child: Interpreter, background: tuple[int, int]) -> None:
     """Run cells until the host leaves. Never returns."""
     waiting = select.poll()
     for descriptor in (peer.fileno(), child.stdout, child.stderr, child.ended):
@@ -147,7 +146,7 @@ def serve(peer: socket.socket, child: Interpreter, background: tuple[int, int]) 
                 _copy(descriptor, background[descriptor == child.stderr])
 
 
-def _obey(peer: socket.socket, child: Interpreter) -> None:
+def _obey(peer: channel.Peer, child: Interpreter) -> None:
     try:
         message, code, descriptors = channel.receive(peer, 8)
         if "in_memfd" in message:

@@ -9,10 +9,11 @@ does the part of it that a program can see and ends the process.
 
 from __future__ import annotations
 
+import _socket  # not `socket`: that makes hundreds of enums, and every guest has them copied
 import gc
+import marshal
 import os
 import select
-import socket
 import sys
 from collections.abc import Callable
 from ctypes import memmove, string_at
@@ -29,29 +30,29 @@ _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 _HEAD, _HEAD_BYTES = channel.NO_MESSAGE, len(channel.NO_MESSAGE)
 _STARTED = (channel.NO_MESSAGE + b"started",)
 _PACKET_BYTES = channel.PACKET_BYTES_MAX
-_DESCRIPTOR_SPACE = socket.CMSG_SPACE(8 * 4)
-_CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)
+_DESCRIPTOR_SPACE = _socket.CMSG_SPACE(8 * 4)
+_CLOSE_ON_EXEC = _socket.MSG_CMSG_CLOEXEC
 _CHANNEL = 3  # as in `jail/enter.py`
 _receive: Callable[[int, int, int], tuple[bytes, list[tuple[int, int, bytes]], int, Any]]
 _send: Callable[[tuple[bytes]], int]
 _poll: Callable[[int], list[tuple[int, int]]]
 _SAMPLE = "def name(value):\n    return value + 1\nprint('', name(2))\n"
-_SAMPLE_PROGRAM = f"import os\n{_SAMPLE}os.read({_CHANNEL}, 1)\n".encode()
+SAMPLE_PACKET = channel.NO_MESSAGE + _SAMPLE.encode()
 _rehearses = True
 _has_generators = False  # of random numbers, beside the one that reseeds itself
 _numpy_state: tuple[int, int] | None = None  # where numpy's global generator has its state, and its bytes
 _always_loaded: frozenset[str] = frozenset()  # what every interpreter loads before it looks at a program
-_unloaded: dict[str, Any] = {}  # modules of ours that few programs need, compiled; a guest cannot see their files
+_unloaded: dict[str, Any] = {}  # modules of ours that few programs need, as bytecode; a guest cannot see their files
 
 
-def prepare(always_loaded: frozenset[str]) -> None:
+def prepare(always_loaded: frozenset[str], compile_module: Callable[[bytes, str], bytes]) -> None:
     """In the warm process, before the first fork: everything that every guest would do anyway."""
     global _always_loaded, _has_generators
     _always_loaded = always_loaded
     _has_generators = "numpy.random" in sys.modules or "torch" in sys.modules
     _prepare_numpy()
     _name_program([])
-    _keep_unloaded()
+    _keep_unloaded(compile_module)
     ending.prepare()
 
 
@@ -64,7 +65,7 @@ def renew_main() -> None:
     sys.modules["__main__"] = fresh
 
 
-def speak_over(peer: socket.socket) -> None:
+def speak_over(peer: channel.Peer) -> None:
     """In the warm process: every guest will speak over the socket that this object stands for by then."""
     global _receive, _send, _poll
     _receive, _send = peer.recvmsg, peer.sendmsg
@@ -73,7 +74,7 @@ def speak_over(peer: socket.socket) -> None:
     _poll = waiting.poll
 
 
-def receive(peer: socket.socket) -> bool:
+def receive(peer: channel.Peer) -> bool:
     """Wait for the program and lay it out in the work directory; False when the host has no use for this guest.
 
     The first half is for a program and nothing else, as most are, and touches as few objects as it can.
@@ -115,16 +116,18 @@ def need_no_rehearsal() -> None:
     _rehearses = False
 
 
-def receive_sample() -> None:
-    """As `receive`, for a program of our own. It says that it is there and waits to be looked at."""
-    _rehearse()
-    descriptor = open_file(_PROGRAM, _NEW_FILE, 0o644)
-    write(descriptor, _SAMPLE_PROGRAM)
-    close(descriptor)
-    enable_gc()
+def wait_at_the_end(does: bool) -> None:
+    """In the warm process: whether the last step of the next guest's program is to wait until it has been looked at."""
+    ending.leave_by(_wait_to_be_seen if does else os._exit)
 
 
-def _receive_more(peer: socket.socket, packet: bytes, descriptors: list[int]) -> bool:
+def _wait_to_be_seen(code: int) -> None:
+    write(2, b".")
+    os.read(2, 1)
+    os._exit(code)
+
+
+def _receive_more(peer: channel.Peer, packet: bytes, descriptors: list[int]) -> bool:
     message, blob = channel.parse(packet)
     if "in_memfd" in message:  # too large for a packet: the packet is a file
         message, blob = channel.parse(_read_all(descriptors.pop(0)))
@@ -158,22 +161,22 @@ def _receive_more(peer: socket.socket, packet: bytes, descriptors: list[int]) ->
 def load(name: str) -> Any:
     """A module of ours that few programs need: run when needed, once, and never in `sys.modules`."""
     module = _unloaded[name]
-    if type(module) is not type(sys):
-        code, module = module, type(sys)(f"_belljar_{name}")
+    if type(module) is bytes:
+        code, module = marshal.loads(module), type(sys)(f"_belljar_{name}")
         module.load = load  # type: ignore[attr-defined]  # one may consist of several
         exec(code, module.__dict__)
         _unloaded[name] = module
     return module
 
 
-def _keep_unloaded() -> None:
+def _keep_unloaded(compile_module: Callable[[bytes, str], bytes]) -> None:
     """Before the fork: every guest mounts its own /tmp over the place where our files are."""
     folder = os.path.dirname(__file__)
     for file_name in os.listdir(folder):
         name, _, ending = file_name.rpartition(".")
         if ending == "py" and name not in ("__init__", "script", "displays", "ending"):
             with open(f"{folder}/{file_name}", "rb") as file:
-                _unloaded[name] = compile(file.read(), f"<belljar {name}>", "exec", dont_inherit=True)
+                _unloaded[name] = compile_module(file.read(), f"<belljar {name}>")
 
 
 def _forget_shadowed(files: list[tuple[str, int]]) -> None:
@@ -191,7 +194,7 @@ def _move(source: int, target: int) -> int:
     return target
 
 
-def _report_start(peer: socket.socket, keep_work_dir: bool) -> None:
+def _report_start(peer: channel.Peer, keep_work_dir: bool) -> None:
     """The last thing the host believes from in here; with it goes the directory it will collect files from."""
     kept = [os.open(".", os.O_PATH | os.O_DIRECTORY)] if keep_work_dir else []
     channel.send(peer, {}, b"started", kept)

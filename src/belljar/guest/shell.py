@@ -16,7 +16,6 @@ import os
 import random
 import select
 import signal
-import socket
 import sys
 from os import close, dup2, getpid
 from typing import Any
@@ -43,7 +42,7 @@ def prepare() -> None:
     builtins.input = interpreter.refuse_input
 
 
-def serve(peer: socket.socket) -> bool:
+def serve(peer: channel.Peer) -> bool:
     """Open a session and run its cells until the host leaves. Returns, False, only when none was wanted."""
     try:
         message, blob, descriptors = channel.receive(peer, 8)
@@ -81,7 +80,7 @@ def serve(peer: socket.socket) -> bool:
     return False  # never
 
 
-def _serve_cells(peer: socket.socket) -> None:
+def _serve_cells(peer: channel.Peer) -> None:
     while True:
         message, blob, descriptors = _next(peer)
         if message:
@@ -106,7 +105,7 @@ def _keep(descriptor: int) -> int:
     return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _KEPT_FROM)
 
 
-def _next(peer: socket.socket) -> tuple[dict[str, Any], bytes, list[int]]:
+def _next(peer: channel.Peer) -> tuple[dict[str, Any], bytes, list[int]]:
     """Wait for a cell, or for the order to branch.
 
     The program's own signal handlers may raise in here; that is no reason to end.
@@ -130,7 +129,7 @@ def _next(peer: socket.socket) -> tuple[dict[str, Any], bytes, list[int]]:
     return message, blob, descriptors
 
 
-def _run_cell(peer: socket.socket, message: dict[str, Any], code: str, descriptors: list[int]) -> None:
+def _run_cell(peer: channel.Peer, message: dict[str, Any], code: str, descriptors: list[int]) -> None:
     global _on_interrupt, _is_unseeded, _collects_again
     number = message["cell"]
     if _collects_again:
@@ -168,7 +167,7 @@ def _run_cell(peer: socket.socket, message: dict[str, Any], code: str, descripto
     channel.send(peer, {"ended": number, "error": error})
 
 
-def _branch(peer: socket.socket, order: bytes, descriptors: list[int]) -> None:
+def _branch(peer: channel.Peer, order: bytes, descriptors: list[int]) -> None:
     """Become two: the copy says so over a channel of its own, which then stands where this one stood.
 
     Every object that either touches from here on is a page that both must have. So little is done and said, without
@@ -193,19 +192,19 @@ def _branch(peer: socket.socket, order: bytes, descriptors: list[int]) -> None:
     channel.send(peer, {}, answer)
 
 
-def _pass_on(peer: socket.socket, own_channel: int) -> None:
+def _pass_on(peer: channel.Peer, own_channel: int) -> None:
     """Be put to where the copy belongs, so that all that it takes, from the first page on, is counted there."""
     dup2(own_channel, 3, False)
     channel.send(peer, {}, b"passing")
     channel.receive(peer)
 
 
-def _live_as_copy(peer: socket.socket, order: bytes, descriptors: list[int], files: list[Any], state: Any) -> None:
+def _live_as_copy(peer: channel.Peer, order: bytes, descriptors: list[int], files: list[Any], state: Any) -> None:
     _become_copy(peer, order, descriptors, files, state)
     _serve_cells(peer)
 
 
-def _become_copy(peer: socket.socket, order: bytes, descriptors: list[int], files: list[Any], state: Any) -> None:
+def _become_copy(peer: channel.Peer, order: bytes, descriptors: list[int], files: list[Any], state: Any) -> None:
     global _pid, _is_unseeded
     _, stdout, stderr = descriptors
     try:

@@ -13,6 +13,7 @@ to the host over the inherited socket, in one packet, which the kernel never mix
 
 from __future__ import annotations
 
+import _socket  # as in `guest/script.py`
 import _thread
 import array
 import errno
@@ -20,7 +21,6 @@ import fcntl
 import json
 import keyword
 import os
-import socket
 import struct
 import sys
 from collections import deque
@@ -63,9 +63,9 @@ class _Line:
     """The socket of this process, and the calls that wait for answers."""
 
     def __init__(self, descriptor: int) -> None:
-        self._shared = socket.socket(fileno=descriptor)  # a fork inherits it, and only ever connects over it
+        self._shared = _socket.socket(fileno=descriptor)  # a fork inherits it, and only ever connects over it
         self._start_over()
-        self._peer: socket.socket | None = self._shared
+        self._peer: _socket.socket | None = self._shared
 
     def _start_over(self) -> None:
         self._peer = None
@@ -85,7 +85,7 @@ class _Line:
     def replace(self, descriptor: int) -> None:
         """Speak over another socket from now on."""
         old = self._shared
-        self._shared = socket.socket(fileno=descriptor)
+        self._shared = _socket.socket(fileno=descriptor)
         self._start_over()
         self._peer = self._shared
         old.close()
@@ -109,15 +109,15 @@ class _Line:
             with self._state:
                 self._waiting.pop(number, None)
 
-    def _connect(self) -> socket.socket:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    def _connect(self) -> _socket.socket:
+        ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         ours = _out_of_the_way(ours)
-        passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [theirs.fileno()]))]
+        passed = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, array.array("i", [theirs.fileno()]))]
         self._shared.sendmsg([_HEAD.pack(0, _CONNECT)], passed)
         theirs.close()
         return ours
 
-    def _wait(self, peer: socket.socket, call: _Call) -> bytes:
+    def _wait(self, peer: _socket.socket, call: _Call) -> bytes:
         while True:
             with self._state:
                 if call.answer is not None:
@@ -139,7 +139,7 @@ class _Line:
                             _wake(other)
                             break
 
-    def _take(self, peer: socket.socket) -> None:
+    def _take(self, peer: _socket.socket) -> None:
         packet = peer.recv(_PACKET_BYTES_MAX)
         if len(packet) < _HEAD.size:
             raise OSError(errno.EPIPE, "the host has closed the line")
@@ -250,10 +250,10 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"a {type(value).__name__} is no JSON value")
 
 
-def _out_of_the_way(peer: socket.socket) -> socket.socket:
+def _out_of_the_way(peer: _socket.socket) -> _socket.socket:
     moved = fcntl.fcntl(peer.fileno(), fcntl.F_DUPFD_CLOEXEC, _HIGH_DESCRIPTOR)
     peer.close()
-    return socket.socket(fileno=moved)
+    return _socket.socket(fileno=moved)
 
 
 # ---- functions with their real signatures

@@ -21,6 +21,9 @@ RESIDUE_BYTES_MAX = 4 << 20  # slabs and page tables of past guests, which the k
 _OLD_PEAK_BYTES_MAX = 16 << 20  # of an earlier guest: the next may be told that, where the peak cannot begin anew
 _HOST_LEAF = "belljar-host"
 CONTROLLERS = ("memory", "pids", "cpuacct")  # version 2 calls the last one cpu
+#: Where a process writes itself. A thread that moves itself, and nobody else, needs no lock that all forks and exits on
+#: the machine have to take; version 2 has no such file for what is no threaded cgroup.
+_JOIN_FILES = {1: "tasks", 2: "cgroup.procs"}
 
 
 class CgroupsUnavailable(Exception):
@@ -178,7 +181,7 @@ class CellCgroup:
 
     def __init__(self, directories: list[tuple[Hierarchy, str]]) -> None:
         self._paths = [path for _, path in directories]
-        self.join_files: list[int] = []  # each guest writes itself into these
+        self.join_files: list[int] = []  # each guest, single-threaded by then, writes itself into these
         self.kill_file: int | None = None
         self.oom_event: int | None = None  # readable when version 1 has killed one process of several
         self._socket_max: int | None = None
@@ -186,7 +189,7 @@ class CellCgroup:
         self._peak_begins_anew = True
         for hierarchy, path in directories:
             os.makedirs(path, exist_ok=True)
-            self.join_files.append(_open(f"{path}/cgroup.procs", os.O_WRONLY))
+            self.join_files.append(_open(f"{path}/{_JOIN_FILES[hierarchy.version]}", os.O_WRONLY))
             if hierarchy.version == 2 and self.kill_file is None and os.path.exists(f"{path}/cgroup.kill"):
                 self.kill_file = _open(f"{path}/cgroup.kill", os.O_WRONLY)
             for controller in hierarchy.controllers:
@@ -302,9 +305,9 @@ class CellCgroup:
             return [int(line) for line in file if line.strip() != "0"]
 
     def admit(self, pid: int) -> None:
-        """Put a process in."""
-        for file in self.join_files:
-            os.write(file, str(pid).encode())
+        """Put a process in, with all its threads."""
+        for path in self._paths:
+            _write(f"{path}/cgroup.procs", str(pid))
 
     def kill_all(self) -> None:
         """End everyone in it; again, until it is empty: who forks meanwhile may have been missed."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import _socket
 import fcntl
 import os
-import socket
 import struct
 
 from belljar.jail import syscalls
@@ -83,11 +83,14 @@ def drop_capabilities() -> None:
 
 def raise_loopback() -> None:
     """Bring up `lo` of the current network namespace."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+    any_socket = _socket.socket(_socket.AF_INET, _socket.SOCK_DGRAM)
+    try:
         name = b"lo".ljust(16, b"\0")
         answer = fcntl.ioctl(any_socket, _SIOCGIFFLAGS, name + bytes(24))
         (flags,) = struct.unpack_from("=H", answer, 16)
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, name + struct.pack("=H", flags | _IFF_UP) + bytes(22))
+    finally:
+        any_socket.close()
 
 
 def _write(path: str, text: str) -> None:

@@ -10,12 +10,12 @@ behind in a guest is never freed: freeing touches pages, too.
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # `signal` converts to enums, and each conversion touches pages
+import _socket  # as in `guest/script.py`
 import gc
 import importlib
 import operator
 import os
 import select
-import socket
 import struct
 import sys
 from collections.abc import Callable
@@ -30,29 +30,32 @@ from belljar.jail import limits, mounts, namespaces, policy, seccomp, syscalls
 from belljar.jail.enter import CHANNEL, StepFailed, choose_pid_namespace, enter
 from belljar.jail.mounts import fresh_dir_options
 from belljar.zygote import heap, pages, protocol, touched
+from belljar.zygote.bytecode import compile_elsewhere
 
-_control: socket.socket  # stands where a guest's own socket will: the same object then speaks over that
+_control: channel.Peer  # stands where a guest's own socket will: the same object then speaks over that
 _cells: dict[int, tuple[int, int, list[int]]] = {}  # sleeper, channel and cgroup files by the number of the cell
 _guests: dict[int, int] = {}  # number of the guest by its pid
 _births = -1  # the file in which the host finds who is who, should this process die
 _counts_cpu = False  # no cgroup does
 _woken = -1
+_sample_ends: list[channel.Peer] = []
 _poll: Callable[[], list[tuple[int, int]]]
 
-# What every run uses stands ready by its own name: `socket.recvmsg` looked up and bound anew touches five pages.
+# What every run uses stands ready by its own name: `_control.recvmsg` looked up and bound anew touches five pages.
 _receive: Callable[[int, int, int], tuple[bytes, list[tuple[int, int, bytes]], int, Any]]
 _send: Callable[[tuple[bytes]], int]
 _pack_end, _pack_birth, _BIRTH_BYTES = protocol.ENDED.pack, protocol.BIRTH.pack, protocol.BIRTH.size
 _unpack_order = protocol.FORK.unpack_from
 _unpack_descriptors = struct.Struct("=ii").unpack
 _HEAD, _HEAD_BYTES = channel.NO_MESSAGE, len(channel.NO_MESSAGE)
-_DESCRIPTOR_SPACE = socket.CMSG_SPACE(channel.DESCRIPTORS_MAX * 4)
+_DESCRIPTOR_SPACE = _socket.CMSG_SPACE(channel.DESCRIPTORS_MAX * 4)
 _ORDER_BYTES = 4096
 _SAMPLE_DISK_BYTES, _SAMPLE_SECONDS = 1 << 20, 10
+_NO_GUEST, _NO_CELL = 0, 0  # the host has no such guest, and has told us of no cell yet
 _TOUCHED_BYTES = 65536
-_CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)
+_CLOSE_ON_EXEC = _socket.MSG_CMSG_CLOEXEC
 _set_wakeup_fd, _set_signal = _signal.set_wakeup_fd, _signal.signal
-_SIGCHLD, _SIG_DFL = int(_signal.SIGCHLD), _signal.SIG_DFL
+_SIGCHLD, _SIGKILL, _SIG_DFL = int(_signal.SIGCHLD), int(_signal.SIGKILL), _signal.SIG_DFL
 
 
 def serve(always_loaded: frozenset[str]) -> None:
@@ -71,7 +74,7 @@ def serve(always_loaded: frozenset[str]) -> None:
 def _get_warm(always_loaded: frozenset[str]) -> bool:
     """True if it is worth knowing what guests will touch."""
     global _control, _births, _counts_cpu, _woken, _poll, _receive, _send, receive_program, _unpack_descriptors
-    _control = socket.socket(fileno=CHANNEL)
+    _control = channel.Peer(fileno=CHANNEL)
     _receive, _send = _control.recvmsg, _control.sendmsg
     script.speak_over(_control)
     greeting, _, (_births,) = channel.receive(_control, descriptors_max=1)
@@ -101,47 +104,83 @@ def _get_warm(always_loaded: frozenset[str]) -> bool:
     if not greeting["stays"]:  # a session's lives as long as its process
         script.renew_main()
     channel.send(_control, {"warm": sys.version.split()[0]})
-    heap.fill_holes()  # those that this has left
     pages.share_heap()
     return bool(greeting["makes_ready"])
 
 
 def _try_alone() -> bool:
-    """Fork for a program of ours to see which pages it touches; True in that fork, which is to run it.
+    """Fork a guest for a program of ours, to see which pages it touches; True in that guest, which is to run it.
 
-    It goes behind the same walls as a guest, but for those that a cell holds: it has no cgroup, and stays in our pid
-    and network namespace. If anything about it fails, guests copy their pages one by one.
+    It is ordered as the host would do it, and is behind the same walls as any other, but for those that a cell holds:
+    it has no cgroup, and stays in our pid and network namespace. If anything fails, guests copy pages one by one.
     """
-    said, says = os.pipe2(os.O_CLOEXEC)
-    waits, answers = os.pipe2(os.O_CLOEXEC)
-    found, finds = os.pipe2(os.O_CLOEXEC)
-    runner = fork()
-    if runner == 0:
+    global choose_pid_namespace
+    bystander = fork()  # shares every page: what only the runner has is then what it has written to itself
+    if bystander == 0:
         _signal.alarm(_SAMPLE_SECONDS)
-        own, cgroup = os.pidfd_open(os.getpid()), os.open("/dev/null", os.O_WRONLY)
-        try:
-            enter(own, (cgroup,) * 3, policy.SAMPLE_UID, fresh_dir_options(_SAMPLE_DISK_BYTES), (), waits, says, says)
-        except StepFailed:
-            os._exit(71)
-        _set_wakeup_fd(-1)
-        _set_signal(_SIGCHLD, _SIG_DFL)
-        script.receive_sample()
+        _signal.pause()
+        os._exit(0)
+    host = os.dup(CHANNEL)
+    _order_sample()
+    script.wait_at_the_end(True)
+    choosing, choose_pid_namespace = choose_pid_namespace, _stay_here
+    if _loop():
         return True
-    looker = fork()  # looking makes objects, and where ours lie is what is looked at
+    choose_pid_namespace = choosing
+    script.wait_at_the_end(False)
+    os.dup2(host, CHANNEL, False)
+    close(host)
+    _learn({"forget": _NO_CELL}, [])
+    if _guests:
+        runner, _ = _guests.popitem()
+        if jail.expect_touched(_look_at(runner)):
+            script.need_no_rehearsal()
+        os.kill(runner, _SIGKILL)
+        waitpid(runner, 0)
+    os.kill(bystander, _SIGKILL)
+    waitpid(bystander, 0)
+    for each in _sample_ends:
+        each.close()
+    return False
+
+
+def _stay_here(sleeper: int) -> None:
+    """In the place of `choose_pid_namespace`: ours is the warden's, and not for us to choose."""
+
+
+def _order_sample() -> None:
+    """Take the host's place, say what it would say for one program, and leave."""
+    orders, ours = channel.bare_pair()
+    program, peer = channel.bare_pair()
+    end, stderr = channel.bare_pair()  # there it says that it is done, and waits to be looked at
+    own, nowhere = os.pidfd_open(os.getpid()), os.open("/dev/null", os.O_RDWR)
+    order = _HEAD + protocol.FORK.pack(_NO_GUEST, _NO_CELL, policy.SAMPLE_UID, _SAMPLE_DISK_BYTES, 0, 0, 0)
+    channel.send_packet(program, script.SAMPLE_PACKET)
+    channel.send(orders, {"cell": _NO_CELL}, descriptors=[own, peer.fileno(), nowhere])
+    channel.send_packet(orders, order, [nowhere, stderr.fileno()])
+    os.dup2(ours.fileno(), CHANNEL, False)
+    _sample_ends.extend((end, program))  # held here, so that the guest frees none of them
+    for each in (orders, ours, peer, stderr):
+        each.close()
+    close(own)
+    close(nowhere)
+
+
+def _look_at(runner: int) -> bytes:
+    """The pages that it has to itself once it is done. Looking makes objects, so a fork of ours does it."""
+    found, finds = os.pipe2(os.O_CLOEXEC)
+    looker = fork()
     if looker == 0:
         _signal.alarm(_SAMPLE_SECONDS)
         try:
-            write(finds, touched.find(runner) if read(said, 1) else b"")
+            write(finds, touched.find(runner) if _sample_ends[0].recv(1) else b"")
         finally:
             os._exit(0)
-    for descriptor in (says, waits, answers, said, finds):
-        close(descriptor)
-    if jail.expect_touched(read(found, _TOUCHED_BYTES)):
-        script.need_no_rehearsal()
+    close(finds)
+    pages_found = read(found, _TOUCHED_BYTES)
     close(found)
     waitpid(looker, 0)
-    waitpid(runner, 0)
-    return False
+    return pages_found
 
 
 def _loop() -> bool:
@@ -258,7 +297,7 @@ def warm_up(imports: list[str], environ: dict[str, str], always_loaded: frozense
     displays.register_viewer()
     for name in [name for name in sys.modules if name == "belljar" or name.startswith("belljar.")]:
         del sys.modules[name]  # a program finds nothing of ours; what we have loaded we keep
-    script.prepare(always_loaded)
+    script.prepare(always_loaded, compile_elsewhere)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 

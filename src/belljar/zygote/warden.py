@@ -126,7 +126,7 @@ def own_code() -> dict[str, bytes]:
     """The sources a zygote needs, read before the host's files are out of reach."""
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     names = ["__init__.py", "channel.py"]
-    ours = ("__init__", "first_use", "heap", "pages", "protocol", "server", "touched")
+    ours = ("__init__", "bytecode", "first_use", "heap", "pages", "protocol", "server", "touched")
     names += [f"zygote/{name}.py" for name in ours]
     for folder in ("jail", "guest"):
         names += [f"{folder}/{name}" for name in sorted(os.listdir(f"{package}/{folder}")) if name.endswith(".py")]
