@@ -59,7 +59,7 @@ def test_pages_copied_ahead_are_counted_as_the_interpreters(box: belljar.Sandbox
 
 
 #: What a guest writes to is copied before its program comes; without that it would be more than a hundred pages.
-_FAULTS_LEFT_MAX = 60
+_FAULTS_LEFT_MAX = 40
 
 
 def test_few_pages_are_left_to_copy_once_the_program_comes(settings: Settings) -> None:

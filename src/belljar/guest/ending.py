@@ -56,6 +56,7 @@ _HARMLESS = frozenset(
         type(__spec__.loader),  # of `__main__`
     )
 )
+_are_harmless = _HARMLESS.issuperset
 #: What the interpreter takes from `sys` before the last objects go. Not `path_importer_cache`: nothing of the program's
 #: is in it, and freeing what is there touches many pages.
 _TAKEN_FROM_SYS = (
@@ -217,7 +218,7 @@ def has_left_nothing() -> bool:
             flush()
     except BaseException:  # noqa: BLE001  (what is wrong with it is the interpreter's to say)
         return False
-    return _is_young() and _HARMLESS.issuperset(map(type, get_objects(0)))
+    return _is_young() and _are_harmless(map(type, get_objects(0)))
 
 
 def _make_steps(code: int, is_young: bool) -> list[Callable[[], Any]]:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import _socket  # as in `guest/script.py`
 import _thread
-import array
 import errno
 import fcntl
 import json
@@ -112,7 +111,7 @@ class _Line:
     def _connect(self) -> _socket.socket:
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         ours = _out_of_the_way(ours)
-        passed = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, array.array("i", [theirs.fileno()]))]
+        passed = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, struct.pack("=i", theirs.fileno()))]
         self._shared.sendmsg([_HEAD.pack(0, _CONNECT)], passed)
         theirs.close()
         return ours

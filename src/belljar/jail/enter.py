@@ -14,19 +14,31 @@ import os
 import resource
 import struct
 from collections.abc import Sequence
-from os import chdir, closerange, dup2, setpgid, setresgid, setresuid, write
+from os import chdir, close, closerange, dup2, setpgid, setresgid, setresuid, write
 from os import open as open_path
 
 from belljar.jail import limits, namespaces, policy, seccomp, syscalls
-from belljar.jail.landlock import Ruleset
-from belljar.jail.syscalls import call
+from belljar.jail.landlock import PATH_ONLY, Ruleset
+from belljar.jail.syscalls import (
+    LANDLOCK_ADD_RULE,
+    LANDLOCK_CREATE_RULESET,
+    LANDLOCK_RESTRICT_SELF,
+    LANDLOCK_RULE_PATH_BENEATH,
+    call,
+)
 
 CHANNEL = 3  # where a guest finds the socket to its host
+_RULESET, _DIRECTORY = CHANNEL + 1, CHANNEL + 2  # what is opened for landlock, while nothing else is open
 
 _NUMBERS = seccomp.SYSCALLS.get(os.uname().machine, {})
-_SETNS, _UNSHARE, _MOUNT, _PRCTL, _PRLIMIT, _MADVISE = (
-    _NUMBERS.get(name, -1) for name in ("setns", "unshare", "mount", "prctl", "prlimit64", "process_madvise")
+_SETNS, _UNSHARE, _MOUNT, _PRCTL, _PRLIMIT, _MADVISE, _SIGNAL_MASK = (
+    _NUMBERS.get(name, -1)
+    for name in ("setns", "unshare", "mount", "prctl", "prlimit64", "process_madvise", "rt_sigprocmask")
 )
+_SET_MASK, _NO_SIGNALS, _NO_SIGNALS_BYTES = 2, bytes(8), 8
+#: Where a step may raise, by numbers: those are at hand in every interpreter, and names are not.
+_STEPS = ("cgroup", "rlimits", "descriptors", "uid", "landlock")
+_IN_CGROUP, _IN_RLIMITS, _IN_DESCRIPTORS, _IN_UID, _IN_LANDLOCK = range(len(_STEPS))
 _OPEN_FILES = int(resource.RLIMIT_NOFILE)
 _OPEN_FILES_LIMIT = struct.pack("=QQ", policy.OPEN_FILES_MAX, policy.OPEN_FILES_MAX)
 _PIDFD_SELF, _MADV_POPULATE_WRITE = -10000, 23
@@ -39,7 +51,8 @@ _DIR_FLAGS = syscalls.MS_NOSUID | syscalls.MS_NODEV
 _SET_DUMPABLE, _SET_SECCOMP, _FILTER = syscalls.PR_SET_DUMPABLE, syscalls.PR_SET_SECCOMP, 2
 
 #: What is the same for every guest of one warm process; `prepare` decides it before the first fork.
-_ruleset: Ruleset | None = None  # None: the operator gave landlock up
+_rules: tuple[tuple[bytes, bytes], ...] = ()  # of landlock; none: the operator gave it up
+_rules_head, _rules_head_bytes = b"", 0
 _closing_program: syscalls.FilterProgram  # the rest of the seccomp filter is inherited
 _closing_filter = b""  # its address and length, as prctl takes them
 _touched, _touched_count = b"", 0  # pages that a small program writes to, from `zygote/touched.py`
@@ -62,13 +75,15 @@ def prepare(landlock_version: int, changes_uid: bool, branches: bool = False) ->
     rule for writing names the root, and what may be written to is decided by the mounts alone: all but three of them
     are read-only.
     """
-    global _ruleset, _closing_program, _closing_filter, _changes_uid
+    global call, _rules, _rules_head, _rules_head_bytes, _closing_program, _closing_filter, _changes_uid
+    call = syscalls.make_call()
     _closing_program = syscalls.FilterProgram(seccomp.compile_closing(os.uname().machine, branches))
     _closing_filter = bytes(_closing_program)
     _changes_uid = changes_uid
     if landlock_version:
         writable = ("/",) if branches else policy.WRITABLE_DIRS
-        _ruleset = Ruleset(landlock_version, writable, "/dev", first_free=CHANNEL + 1)
+        ruleset = Ruleset(landlock_version, writable, "/dev", first_free=_RULESET)
+        _rules, _rules_head, _rules_head_bytes = ruleset.rules, ruleset.attributes, len(ruleset.attributes)
 
 
 def expect_touched(ranges: bytes) -> bool:
@@ -104,7 +119,7 @@ def enter(
     Raises:
         StepFailed: nothing may run.
     """
-    step = "cgroup"
+    step = _IN_CGROUP
     try:
         for procs in cgroups:
             write(procs, b"0")
@@ -113,7 +128,7 @@ def enter(
         if call(_PRLIMIT, 0, _OPEN_FILES, _OPEN_FILES_LIMIT, 0):  # not the zygote's: it holds those of every cell
             raise _refused("rlimits")
         if not cgroups:
-            step = "rlimits"
+            step = _IN_RLIMITS
             limits.set_for_guest(*substitutes)
         if not dir_options:
             if call(_SETNS, sleeper, _WHOLE_CELL):
@@ -125,7 +140,7 @@ def enter(
                 if call(_MOUNT, b"tmpfs", path, b"tmpfs", _DIR_FLAGS, dir_options):
                     raise _refused("mounts")
         chdir("/work")
-        step = "descriptors"
+        step = _IN_DESCRIPTORS
         # The warm process keeps its own descriptors 0 to 3 occupied, so none of the sources is one of the targets.
         dup2(stdout, 1)
         dup2(stderr, 2)
@@ -133,7 +148,11 @@ def enter(
         dup2(open_path("/dev/null", 0), 0)  # flags set on an open file that guests share would be seen by the next
         closerange(4, 1048576)
         setpgid(0, 0)  # kill(0) stays at home. A session of its own would cost half a run (autogroup scheduling)
-        step = "uid"
+        if call(
+            _SIGNAL_MASK, _SET_MASK, _NO_SIGNALS, 0, _NO_SIGNALS_BYTES
+        ):  # the warm process's blocks what it waits for
+            raise _refused("signals")
+        step = _IN_UID
         if _changes_uid:  # which drops every capability
             setresgid(uid, uid, uid)
             setresuid(uid, uid, uid)
@@ -142,16 +161,27 @@ def enter(
                 raise _refused("dumpable")
         else:
             namespaces.drop_capabilities()
-        if _ruleset is not None and not _ruleset.put_up():
-            raise _refused("landlock")
+        if _rules:
+            step = _IN_LANDLOCK
+            if call(LANDLOCK_CREATE_RULESET, _rules_head, _rules_head_bytes, 0) != _RULESET:
+                raise _refused("landlock")
+            for path, rule in _rules:
+                if open_path(path, PATH_ONLY) != _DIRECTORY:
+                    raise _refused("landlock")
+                if call(LANDLOCK_ADD_RULE, _RULESET, LANDLOCK_RULE_PATH_BENEATH, rule, 0):
+                    raise _refused("landlock")
+                close(_DIRECTORY)
+            if call(LANDLOCK_RESTRICT_SELF, _RULESET, 0):
+                raise _refused("landlock")
+            close(_RULESET)
         if call(_PRCTL, _SET_SECCOMP, _FILTER, _closing_filter, 0, 0):
             raise _refused("seccomp")
     except OSError as error:
-        raise StepFailed(step, str(error)) from error
+        raise StepFailed(_STEPS[step], str(error)) from error
 
 
 def _refused(step: str) -> StepFailed:
     return StepFailed(step, str(syscalls.failure()))
 
 
-IN_EVERY_GUEST = (choose_pid_namespace, enter, Ruleset.put_up)
+IN_EVERY_GUEST = (choose_pid_namespace, enter)

@@ -27,7 +27,7 @@ _SCOPE_ABSTRACT_SOCKET, _SCOPE_SIGNAL = 1, 2
 _BIND_TCP, _CONNECT_TCP = 1, 2
 _RULE_NET_PORT = 2
 
-_PATH_ONLY = O_PATH | O_CLOEXEC
+PATH_ONLY = O_PATH | O_CLOEXEC
 
 READ = _EXECUTE | _READ_FILE | _READ_DIR
 
@@ -68,16 +68,20 @@ class Ruleset:
         seen = [(path, READ & handled) for path in readable]
         allowed = [*seen, *((path, change) for path in writable), (devices, use_device)]
         self.ruleset, self.directory = first_free, first_free + 1
-        self.rules = tuple((path, struct.pack("=Qi", rights, self.directory)) for path, rights in allowed)
+        packed = ((path.encode(), struct.pack("=Qi", rights, self.directory)) for path, rights in allowed)
+        self.rules = tuple(packed)
 
     def put_up(self) -> bool:
-        """Put the calling thread behind these rules; False when the kernel refuses: the caller must not go on."""
+        """Put the calling thread behind these rules; False when the kernel refuses: the caller must not go on.
+
+        `jail/enter.py` does the same in its own flat way.
+        """
         ruleset, directory = self.ruleset, self.directory
         attributes = self.attributes
         if call(LANDLOCK_CREATE_RULESET, attributes, len(attributes), 0) != ruleset:
             return False
         for path, rule in self.rules:
-            if open_path(path, _PATH_ONLY) != directory:
+            if open_path(path, PATH_ONLY) != directory:
                 return False
             if call(LANDLOCK_ADD_RULE, ruleset, LANDLOCK_RULE_PATH_BENEATH, rule, 0):
                 return False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import _socket
-import fcntl
 import os
 import struct
 
@@ -83,6 +82,8 @@ def drop_capabilities() -> None:
 
 def raise_loopback() -> None:
     """Bring up `lo` of the current network namespace."""
+    import fcntl  # here, since the warm process never comes by
+
     any_socket = _socket.socket(_socket.AF_INET, _socket.SOCK_DGRAM)
     try:
         name = b"lo".ljust(16, b"\0")

@@ -8,15 +8,22 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Callable
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _syscall = _libc.syscall
 _syscall.restype = ctypes.c_long
 
+
+def make_call() -> Callable[..., int]:
+    """Another `call`, for who wants it to lie beside what else is used with it."""
+    return ctypes.PyDLL(None, use_errno=True)["syscall"]
+
+
 #: Any system call by its number; returns -1 and sets ctypes' errno when it fails. Integers must fit in a C int; pass
 #: bytes for pointers. Holds the interpreter lock and knows no types: a guest that has just been forked pays a page
 #: fault for every object it touches, and this touches the fewest.
-call = ctypes.PyDLL(None, use_errno=True).syscall
+call = make_call()
 
 # Looked up and typed here, before any fork: a guest then touches as few pages as it can.
 _unshare = _libc.unshare
@@ -80,6 +87,7 @@ LANDLOCK_RULE_PATH_BENEATH = 1
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _LANDLOCK_CREATE_RULESET_VERSION = 1
 _CAPABILITY_VERSION_3 = 0x20080522
+_SIGNAL_SET_BYTES = 128  # the C library's; the kernel's is shorter
 
 
 def _checked(name: str, result: int) -> int:
@@ -149,6 +157,12 @@ def set_mount_attributes(tree: int, attributes: int) -> None:
     size = ctypes.c_size_t(ctypes.sizeof(wanted))
     flags = AT_EMPTY_PATH | AT_RECURSIVE
     _checked("mount_setattr", _syscall(_MOUNT_SETATTR, tree, b"", flags, ctypes.byref(wanted), size))
+
+
+def open_signal(number: int) -> int:
+    """A descriptor that is readable while this signal, which must be blocked, is pending; the caller owns it."""
+    signals = (1 << number - 1).to_bytes(_SIGNAL_SET_BYTES, "little")
+    return _checked("signalfd", _libc.signalfd(-1, signals, os.O_CLOEXEC | os.O_NONBLOCK))
 
 
 def prctl(option: int, *arguments: int) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import types
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 _SMALL_MAX = 512  # larger objects are the C library's
@@ -31,6 +31,10 @@ class _MallocFacts(ctypes.Structure):
     _fields_ = (("others", ctypes.c_size_t * 9), ("keepcost", ctypes.c_size_t))
 
 
+_NEEDS_CLASS = 0x0200  # METH_METHOD
+_make_builtin = ctypes.pythonapi.PyCMethod_New
+_make_builtin.restype = ctypes.py_object
+_make_builtin.argtypes = (ctypes.c_void_p, ctypes.py_object, ctypes.py_object, ctypes.c_void_p)
 _libc = ctypes.CDLL(None)
 _allocate, _free, _find_end, _find_top = _libc.malloc, _libc.free, _libc.sbrk, getattr(_libc, "mallinfo2", None)
 _allocate.restype = _find_end.restype = ctypes.c_void_p
@@ -76,16 +80,28 @@ def _fill_c_heap() -> None:
     _free(_allocate(_ROOM_AT_THE_TOP))  # else most guests would have to ask for more
 
 
-def gather(functions: Iterable[types.FunctionType]) -> None:
-    """Make their code, its constants and those of their modules that they name anew, side by side."""
+def gather(functions: Sequence[types.FunctionType]) -> None:
+    """Make them, their code, its constants and what they name of their modules anew, side by side."""
+    moved = {function: _gather_one(function) for function in functions}
     for function in functions:
         members = function.__globals__
-        for name in function.__code__.co_names:
-            if name in members:
-                _kept.append(members[name])  # whose place the next copy would take, were it free
-                members[name] = _copy(members[name])
-        _kept.append(function.__code__)
-        function.__code__ = function.__code__.replace(co_consts=_copy(function.__code__.co_consts))
+        for name, value in members.items():
+            if type(value) is types.FunctionType and value in moved:
+                members[name] = moved[value]
+    _kept.extend(moved)
+
+
+def _gather_one(function: types.FunctionType) -> types.FunctionType:
+    members, code = function.__globals__, function.__code__
+    for name in code.co_names:
+        if name in members:
+            _kept.append(members[name])  # whose place the next copy would take, were it free
+            members[name] = _copy(members[name])
+    _kept.append(code)
+    function.__code__ = code.replace(co_consts=_copy(code.co_consts))  # for who holds the old one
+    return types.FunctionType(
+        function.__code__, members, function.__name__, function.__defaults__, function.__closure__
+    )
 
 
 def _copy(value: Any) -> Any:
@@ -94,4 +110,15 @@ def _copy(value: Any) -> Any:
         return value ^ _FAR ^ _FAR
     if type(value) in (bytes, str):
         return value[:1] + value[1:]
+    if type(value) is types.BuiltinFunctionType:
+        return _copy_builtin(value)
     return tuple(map(_copy, value)) if type(value) is tuple else value
+
+
+def _copy_builtin(function: types.BuiltinFunctionType) -> Any:
+    """Another object for the same C function, bound to the same."""
+    definition = ctypes.c_void_p.from_address(id(function) + object.__basicsize__).value
+    if definition is None or function.__self__ is None:
+        return function
+    flags = ctypes.c_int.from_address(definition + 2 * ctypes.sizeof(ctypes.c_void_p)).value
+    return function if flags & _NEEDS_CLASS else _make_builtin(definition, function.__self__, function.__module__, None)

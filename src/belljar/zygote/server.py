@@ -13,7 +13,6 @@ import _signal  # type: ignore[import-not-found]  # `signal` converts to enums, 
 import _socket  # as in `guest/script.py`
 import gc
 import importlib
-import operator
 import os
 import select
 import struct
@@ -37,7 +36,7 @@ _cells: dict[int, tuple[int, int, list[int]]] = {}  # sleeper, channel and cgrou
 _guests: dict[int, int] = {}  # number of the guest by its pid
 _births = -1  # the file in which the host finds who is who, should this process die
 _counts_cpu = False  # no cgroup does
-_woken = -1
+_woken = -1  # readable when a child has ended
 _sample_ends: list[channel.Peer] = []
 _poll: Callable[[], list[tuple[int, int]]]
 
@@ -50,18 +49,20 @@ _unpack_descriptors = struct.Struct("=ii").unpack
 _HEAD, _HEAD_BYTES = channel.NO_MESSAGE, len(channel.NO_MESSAGE)
 _DESCRIPTOR_SPACE = _socket.CMSG_SPACE(channel.DESCRIPTORS_MAX * 4)
 _ORDER_BYTES = 4096
+_SIGNAL_BYTES = 128
 _SAMPLE_DISK_BYTES, _SAMPLE_SECONDS = 1 << 20, 10
 _NO_GUEST, _NO_CELL = 0, 0  # the host has no such guest, and has told us of no cell yet
 _TOUCHED_BYTES = 65536
 _CLOSE_ON_EXEC = _socket.MSG_CMSG_CLOEXEC
-_set_wakeup_fd, _set_signal = _signal.set_wakeup_fd, _signal.signal
-_SIGCHLD, _SIGKILL, _SIG_DFL = int(_signal.SIGCHLD), int(_signal.SIGKILL), _signal.SIG_DFL
+_SIGKILL = int(_signal.SIGKILL)
 
 
 def serve(always_loaded: frozenset[str]) -> None:
     """Serve until the host leaves. Returns only in a guest that has its program; never in the zygote."""
     try:
-        if (_get_warm(always_loaded) and _try_alone()) or _loop():
+        makes_ready = _get_warm(always_loaded)
+        del always_loaded  # what goes with this frame is touched in every guest
+        if (makes_ready and _try_alone()) or _loop():
             return
     except BaseException:  # noqa: BLE001  (the end of the process: say why)
         import traceback
@@ -73,10 +74,8 @@ def serve(always_loaded: frozenset[str]) -> None:
 
 def _get_warm(always_loaded: frozenset[str]) -> bool:
     """True if it is worth knowing what guests will touch."""
-    global _control, _births, _counts_cpu, _woken, _poll, _receive, _send, receive_program, _unpack_descriptors
+    global _control, _births, _counts_cpu, _woken, receive_program, _unpack_descriptors
     _control = channel.Peer(fileno=CHANNEL)
-    _receive, _send = _control.recvmsg, _control.sendmsg
-    script.speak_over(_control)
     greeting, _, (_births,) = channel.receive(_control, descriptors_max=1)
     _counts_cpu = greeting["counts_cpu"]
     namespaces.drop_bounding_set()
@@ -87,16 +86,12 @@ def _get_warm(always_loaded: frozenset[str]) -> bool:
         _unpack_descriptors = struct.Struct("=iii").unpack
     warm_up(greeting["imports"], greeting["environ"], always_loaded)
     pages.share_libraries()
-    _woken, alarm = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    _signal.signal(_signal.SIGCHLD, operator.is_)  # anything that takes two arguments; the wake-up is the point
-    _signal.set_wakeup_fd(alarm, warn_on_full_buffer=False)
-    waiting = select.poll()
-    waiting.register(_woken, select.POLLIN)  # first, so that the news of an end does not wait for a fork
-    waiting.register(_control, select.POLLIN)
-    _poll = waiting.poll
+    _signal.pthread_sigmask(_signal.SIG_BLOCK, [_signal.SIGCHLD])
+    _woken = syscalls.open_signal(_signal.SIGCHLD)
     syscalls.install_seccomp(syscalls.FilterProgram(seccomp.compile_entrance(os.uname().machine)))
     gc.collect()
     heap.fill_holes()
+    _make_state()
     jail.prepare(greeting["landlock_version"], greeting["changes_uid"], greeting["stays"])
     heap.gather((_loop, _fork, _reap, *jail.IN_EVERY_GUEST, *script.IN_EVERY_GUEST))  # type: ignore[arg-type]
     gc.freeze()
@@ -106,6 +101,20 @@ def _get_warm(always_loaded: frozenset[str]) -> bool:
     channel.send(_control, {"warm": sys.version.split()[0]})
     pages.share_heap()
     return bool(greeting["makes_ready"])
+
+
+def _make_state() -> None:
+    """What every fork uses, side by side: the heap has no holes by now."""
+    global _control, _poll, _receive, _send, _cells, _guests
+    _cells, _guests = {}, {}
+    _control.detach()
+    _control = channel.Peer(fileno=CHANNEL)
+    _receive, _send = _control.recvmsg, _control.sendmsg
+    script.speak_over(_control)
+    waiting = select.poll()
+    waiting.register(_woken, select.POLLIN)  # first, so that the news of an end does not wait for a fork
+    waiting.register(_control, select.POLLIN)
+    _poll = waiting.poll
 
 
 def _try_alone() -> bool:
@@ -188,7 +197,7 @@ def _loop() -> bool:
     while True:
         for descriptor, _ in _poll():
             if descriptor == _woken:
-                read(_woken, 64)
+                read(_woken, _SIGNAL_BYTES)
                 _reap()
                 continue
             try:
@@ -234,8 +243,6 @@ def _fork(order: bytes, stdout: int, stderr: int, own: int = -1) -> bool:
             enter(sleeper, cgroups, uid, options, substitutes, peer, stdout, stderr)
         except StepFailed as failure:
             _give_up(failure, peer)
-        _set_wakeup_fd(-1)
-        _set_signal(_SIGCHLD, _SIG_DFL)
         if receive_program(_control):
             return True
         os._exit(0)
@@ -270,7 +277,8 @@ def _reap() -> None:
             pid, status = waitpid(-1, WNOHANG)
         if pid == 0:
             return
-        _send((_HEAD + _pack_end(_guests.pop(pid), status, cpu),))
+        _send((_HEAD + _pack_end(_guests[pid], status, cpu),))
+        del _guests[pid]
 
 
 def warm_up(imports: list[str], environ: dict[str, str], always_loaded: frozenset[str]) -> None:
