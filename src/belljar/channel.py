@@ -30,9 +30,7 @@ PACKET_BYTES_MAX = 120 * 1024  # the kernel's default socket buffer takes it in 
 DESCRIPTORS_MAX = 16
 _HEAD = struct.Struct(">I")
 NO_MESSAGE = _HEAD.pack(0)  # how a packet begins that is all blob
-#: By their number. Not `array`, whose library every guest would have copied; made here, not when one is needed: a
-#: program that ends with an object of ours that is not known to be harmless ends slowly.
-_DESCRIPTORS = [struct.Struct(f"={count}i") for count in range(DESCRIPTORS_MAX + 1)]
+_DESCRIPTOR = struct.Struct("=i")  # not `array`, whose library every guest would have copied
 
 # Plain numbers: the enums of `socket` make objects on every use, and hundreds of them when it is imported.
 _SOL_SOCKET, _SCM_RIGHTS = _socket.SOL_SOCKET, _socket.SCM_RIGHTS
@@ -80,7 +78,7 @@ def build(message: dict[str, Any], blob: bytes = b"") -> bytes:
 
 def send_packet(peer: Peer, packet: bytes, descriptors: Sequence[int] = (), flags: int = 0) -> None:
     """`send` for a packet that is already built."""
-    ancillary = [(_SOL_SOCKET, _SCM_RIGHTS, _DESCRIPTORS[len(descriptors)].pack(*descriptors))] if descriptors else ()
+    ancillary = [(_SOL_SOCKET, _SCM_RIGHTS, b"".join(map(_DESCRIPTOR.pack, descriptors)))] if descriptors else ()
     try:
         peer.sendmsg((packet,), ancillary, _NO_SIGNAL | flags)
     except (BrokenPipeError, ConnectionError) as error:
@@ -96,7 +94,7 @@ def receive(peer: Peer, descriptors_max: int = 0, flags: int = 0) -> tuple[dict[
         ChannelClosed: the peer left, or sent anything but a well-formed packet.
         BlockingIOError: `peer` does not block and nothing is there.
     """
-    space = _socket.CMSG_SPACE(_DESCRIPTORS[descriptors_max].size) if descriptors_max else 0
+    space = _socket.CMSG_SPACE(descriptors_max * _DESCRIPTOR.size) if descriptors_max else 0
     try:
         packet, ancillary, flags, _ = peer.recvmsg(PACKET_BYTES_MAX, space, _CLOSE_ON_EXEC | flags)
     except ConnectionError as error:
@@ -142,6 +140,6 @@ def descriptors_in(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
     found: list[int] = []
     for level, kind, content in ancillary:
         if level == _SOL_SOCKET and kind == _SCM_RIGHTS:
-            whole = content[: len(content) - len(content) % _DESCRIPTORS[1].size]
-            found += [descriptor for (descriptor,) in _DESCRIPTORS[1].iter_unpack(whole)]
+            whole = content[: len(content) - len(content) % _DESCRIPTOR.size]
+            found += [descriptor for (descriptor,) in _DESCRIPTOR.iter_unpack(whole)]
     return found

@@ -82,8 +82,9 @@ def prepare(landlock_version: int, changes_uid: bool, branches: bool = False) ->
     _changes_uid = changes_uid
     if landlock_version:
         writable = ("/",) if branches else policy.WRITABLE_DIRS
-        ruleset = Ruleset(landlock_version, writable, "/dev", first_free=_RULESET)
-        _rules, _rules_head, _rules_head_bytes = ruleset.rules, ruleset.attributes, len(ruleset.attributes)
+        ruleset = Ruleset(landlock_version, writable, policy.DEVICES_DIR)
+        _rules, _rules_head = ruleset.rules(_DIRECTORY), ruleset.attributes
+        _rules_head_bytes = len(_rules_head)
 
 
 def expect_touched(ranges: bytes) -> bool:
@@ -104,7 +105,8 @@ def choose_pid_namespace(sleeper: int) -> None:
 
 def enter(
     sleeper: int,  # pidfd of the process that holds the cell's namespaces
-    cgroups: Sequence[int],  # cgroup.procs files, opened by the host
+    ruleset: int,  # landlock's, about the cell's own directories; below 0: it is made here
+    cgroups: Sequence[int],  # where a process joins them, opened by the host
     uid: int,
     dir_options: bytes,  # limits of each writable directory, from mounts.fresh_dir_options; none: the cell's own ones
     substitutes: Sequence[int],  # CPU seconds, processes, address space bytes where no cgroup counts them
@@ -140,6 +142,8 @@ def enter(
                 if call(_MOUNT, b"tmpfs", path, b"tmpfs", _DIR_FLAGS, dir_options):
                     raise _refused("mounts")
         chdir("/work")
+        if ruleset >= 0 and call(LANDLOCK_RESTRICT_SELF, ruleset, 0):
+            raise _refused("landlock")
         step = _IN_DESCRIPTORS
         # The warm process keeps its own descriptors 0 to 3 occupied, so none of the sources is one of the targets.
         dup2(stdout, 1)
@@ -161,7 +165,7 @@ def enter(
                 raise _refused("dumpable")
         else:
             namespaces.drop_capabilities()
-        if _rules:
+        if _rules and ruleset < 0:
             step = _IN_LANDLOCK
             if call(LANDLOCK_CREATE_RULESET, _rules_head, _rules_head_bytes, 0) != _RULESET:
                 raise _refused("landlock")

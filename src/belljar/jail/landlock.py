@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from os import O_CLOEXEC, O_PATH, close, dup
+from os import O_CLOEXEC, O_PATH, close
 from os import open as open_path
 
 from belljar.jail.syscalls import (
@@ -45,19 +45,10 @@ def handled_rights(version: int) -> int:
 
 
 class Ruleset:
-    """Read and execute in `readable`; change things in `writable` only; write to the nodes in `devices`.
-
-    Made before the fork. The rules name a directory by its descriptor, so it is decided here which one that will be:
-    `first_free` becomes the ruleset's, the next one each directory's in turn.
-    """
+    """Read and execute in `readable`; change things in `writable` only; write to the nodes in `devices`."""
 
     def __init__(
-        self,
-        version: int,
-        writable: tuple[str, ...],
-        devices: str,
-        first_free: int,
-        readable: tuple[str, ...] = ("/",),
+        self, version: int, writable: tuple[str, ...], devices: str, readable: tuple[str, ...] = ("/",)
     ) -> None:
         handled = handled_rights(version)
         # handled file rights, handled TCP rights (none: a loopback of its own is not worth a rule), scopes
@@ -66,30 +57,36 @@ class Ruleset:
         change = handled & ~(_MAKE_CHAR | _MAKE_BLOCK | _IOCTL_DEV)
         use_device = (READ | _WRITE_FILE | _TRUNCATE | _IOCTL_DEV) & handled
         seen = [(path, READ & handled) for path in readable]
-        allowed = [*seen, *((path, change) for path in writable), (devices, use_device)]
-        self.ruleset, self.directory = first_free, first_free + 1
-        packed = ((path.encode(), struct.pack("=Qi", rights, self.directory)) for path, rights in allowed)
-        self.rules = tuple(packed)
+        self._allowed = [*seen, *((path, change) for path in writable), (devices, use_device)]
 
-    def put_up(self) -> bool:
-        """Put the calling thread behind these rules; False when the kernel refuses: the caller must not go on.
+    def rules(self, directory: int) -> tuple[tuple[bytes, bytes], ...]:
+        """Each path with its rule as the kernel takes it, once that path is open as the descriptor `directory`."""
+        return tuple((path.encode(), struct.pack("=Qi", rights, directory)) for path, rights in self._allowed)
+
+    def open(self) -> int:
+        """These rules, about the directories that are there now, for who is to be put behind them; the caller owns it.
 
         `jail/enter.py` does the same in its own flat way.
+
+        Raises:
+            OSError: the kernel refused.
         """
-        ruleset, directory = self.ruleset, self.directory
-        attributes = self.attributes
-        if call(LANDLOCK_CREATE_RULESET, attributes, len(attributes), 0) != ruleset:
-            return False
-        for path, rule in self.rules:
-            if open_path(path, PATH_ONLY) != directory:
-                return False
-            if call(LANDLOCK_ADD_RULE, ruleset, LANDLOCK_RULE_PATH_BENEATH, rule, 0):
-                return False
-            close(directory)
-        if call(LANDLOCK_RESTRICT_SELF, ruleset, 0):
-            return False
-        close(ruleset)
-        return True
+        ruleset = call(LANDLOCK_CREATE_RULESET, self.attributes, len(self.attributes), 0)
+        if ruleset < 0:
+            raise failure()
+        try:
+            for path, rights in self._allowed:
+                directory = open_path(path, PATH_ONLY)
+                try:
+                    rule = struct.pack("=Qi", rights, directory)
+                    if call(LANDLOCK_ADD_RULE, ruleset, LANDLOCK_RULE_PATH_BENEATH, rule, 0):
+                        raise failure()
+                finally:
+                    close(directory)
+        except BaseException:
+            close(ruleset)
+            raise
+        return ruleset
 
 
 def restrict(version: int, writable: tuple[str, ...], devices: str, readable: tuple[str, ...] = ("/",)) -> None:
@@ -98,10 +95,12 @@ def restrict(version: int, writable: tuple[str, ...], devices: str, readable: tu
     Raises:
         OSError: the kernel refused.
     """
-    first_free = dup(0)
-    close(first_free)
-    if not Ruleset(version, writable, devices, first_free, readable).put_up():
-        raise failure()
+    ruleset = Ruleset(version, writable, devices, readable).open()
+    try:
+        if call(LANDLOCK_RESTRICT_SELF, ruleset, 0):
+            raise failure()
+    finally:
+        close(ruleset)
 
 
 def restrict_tcp(version: int, ports: Sequence[int]) -> None:

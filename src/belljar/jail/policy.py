@@ -10,6 +10,7 @@ DEVICES = ("null", "zero", "full", "random", "urandom")
 HOSTNAME = "belljar"
 
 #: Our own code, for the warm process only. It lies where every guest mounts its own /tmp, so no guest sees it.
+DEVICES_DIR = "/dev"
 CODE_DIR = "/tmp/.belljar"
 
 #: As root, guest uids are this plus the number of the cell; 65,536 host uids are set aside for one instance.

@@ -137,7 +137,7 @@ class WardenHandle:
         return pid, descriptors
 
     def renew(self, sleeper: int, disk_bytes: int) -> asyncio.Future[list[int]]:
-        """Have the directories of an empty cell mounted anew: descriptors of them that belong to who hears of them."""
+        """Have the directories of an empty cell mounted anew: `Warden.open_dirs`, which whoever hears of it owns."""
         return self._ask({"renew": True, "disk_bytes": disk_bytes}, [sleeper])
 
     async def listen(self, place: int, port: int) -> tuple[int, int]:
@@ -332,14 +332,14 @@ class ZygoteHandle:
     def _said(warden: WardenHandle) -> str:
         return warden.log.tail.decode("utf-8", "replace").strip() or "it said nothing"
 
-    def add_cell(self, cell: int, descriptors: Sequence[int]) -> None:
-        """Tell it of a cell; the caller keeps its copies of the descriptors.
+    def add_cell(self, cell: int, descriptors: Sequence[int], has_rules: bool) -> None:
+        """Tell it of a cell, as `Cell.descriptors` says; the caller keeps its copies of the descriptors.
 
         Raises:
             channel.ChannelClosed: the zygote is gone.
         """
         self._check_alive()
-        channel.send(self._socket, {"cell": cell}, descriptors=descriptors)
+        channel.send(self._socket, {"cell": cell, "has_rules": has_rules}, descriptors=descriptors)
         self.cells.add(cell)
 
     def fork(self, order: bytes, descriptors: Sequence[int]) -> None:
@@ -367,7 +367,7 @@ class ZygoteHandle:
         return pid if number == guest else None
 
     def forget_cell(self, cell: int) -> None:
-        """The cell is gone; drop what the zygote holds of it."""
+        """The cell is gone, or has other descriptors now; drop what the zygote holds of it."""
         if cell in self.cells:
             self.cells.discard(cell)
             with contextlib.suppress(channel.ChannelClosed, BlockingIOError):

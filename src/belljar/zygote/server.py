@@ -32,7 +32,8 @@ from belljar.zygote import heap, pages, protocol, touched
 from belljar.zygote.bytecode import compile_elsewhere
 
 _control: channel.Peer  # stands where a guest's own socket will: the same object then speaks over that
-_cells: dict[int, tuple[int, int, list[int]]] = {}  # sleeper, channel and cgroup files by the number of the cell
+#: Sleeper, channel, landlock's ruleset (or -1) and cgroup files by the number of the cell.
+_cells: dict[int, tuple[int, int, int, list[int]]] = {}
 _guests: dict[int, int] = {}  # number of the guest by its pid
 _births = -1  # the file in which the host finds who is who, should this process die
 _counts_cpu = False  # no cgroup does
@@ -165,7 +166,7 @@ def _order_sample() -> None:
     own, nowhere = os.pidfd_open(os.getpid()), os.open("/dev/null", os.O_RDWR)
     order = _HEAD + protocol.FORK.pack(_NO_GUEST, _NO_CELL, policy.SAMPLE_UID, _SAMPLE_DISK_BYTES, 0, 0, 0)
     channel.send_packet(program, script.SAMPLE_PACKET)
-    channel.send(orders, {"cell": _NO_CELL}, descriptors=[own, peer.fileno(), nowhere])
+    channel.send(orders, {"cell": _NO_CELL, "has_rules": False}, descriptors=[own, peer.fileno(), nowhere])
     channel.send_packet(orders, order, [nowhere, stderr.fileno()])
     os.dup2(ours.fileno(), CHANNEL, False)
     _sample_ends.extend((end, program))  # held here, so that the guest frees none of them
@@ -215,10 +216,12 @@ def _loop() -> bool:
 def _learn(message: dict[str, Any], descriptors: list[int]) -> None:
     """A cell has been made, or is gone."""
     if "cell" in message:
-        _cells[message["cell"]] = descriptors[0], descriptors[1], descriptors[2:]
+        sleeper, peer, *cgroups = descriptors
+        ruleset = cgroups.pop(0) if message["has_rules"] else -1
+        _cells[message["cell"]] = sleeper, peer, ruleset, cgroups
     else:
-        sleeper, peer, cgroups = _cells.pop(message["forget"])
-        for descriptor in (sleeper, peer, *cgroups):
+        sleeper, peer, ruleset, cgroups = _cells.pop(message["forget"])
+        for descriptor in (sleeper, peer, *cgroups, *([ruleset] if ruleset >= 0 else ())):
             close(descriptor)
 
 
@@ -228,10 +231,12 @@ def _fork(order: bytes, stdout: int, stderr: int, own: int = -1) -> bool:
     The interpreter's fork handlers must run, so never by raw clone.
     """
     guest, cell, uid, disk_bytes, *substitutes = _unpack_order(order, _HEAD_BYTES)
-    sleeper, peer, cgroups = _cells[cell]
+    sleeper, peer, ruleset, cgroups = _cells[cell]
     if own >= 0:  # a session's
         peer = own
-    options = fresh_dir_options(disk_bytes) if disk_bytes else b""
+    options = b""
+    if disk_bytes:  # directories of its own: no rule about the cell's is for them
+        options, ruleset = fresh_dir_options(disk_bytes), -1
     try:
         choose_pid_namespace(sleeper)
         pid = fork()
@@ -240,7 +245,7 @@ def _fork(order: bytes, stdout: int, stderr: int, own: int = -1) -> bool:
         pid = -1
     if pid == 0:
         try:
-            enter(sleeper, cgroups, uid, options, substitutes, peer, stdout, stderr)
+            enter(sleeper, ruleset, cgroups, uid, options, substitutes, peer, stdout, stderr)
         except StepFailed as failure:
             _give_up(failure, peer)
         if receive_program(_control):

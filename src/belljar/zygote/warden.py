@@ -23,7 +23,7 @@ import traceback
 from typing import Any
 
 from belljar import channel
-from belljar.jail import mounts, namespaces, policy, seccomp, syscalls
+from belljar.jail import landlock, mounts, namespaces, policy, seccomp, syscalls
 from belljar.zygote import grafts, heap, lent, pages
 
 _OWN_WORLD = (
@@ -88,7 +88,7 @@ def _start(control: socket.socket, orders: dict[str, Any]) -> None:
     channel.receive(warden_end)
     warden_end.close()
     socket.sethostname(policy.HOSTNAME)
-    Warden(control).serve()
+    Warden(control, orders["landlock_version"]).serve()
 
 
 def _unshare_as_nobody(uid: int) -> None:
@@ -142,8 +142,10 @@ def own_code() -> dict[str, bytes]:
 class Warden:
     """Starts zygotes, makes cells, and reports every child that ends."""
 
-    def __init__(self, control: socket.socket) -> None:
+    def __init__(self, control: socket.socket, landlock_version: int) -> None:
         self.control = control
+        self.ruleset = landlock.Ruleset(landlock_version, policy.WRITABLE_DIRS, policy.DEVICES_DIR)
+        self.has_rules = landlock_version > 0
         self.seccomp_filter = syscalls.FilterProgram(seccomp.compile_filter(os.uname().machine))
         self.own_mounts = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
         self.woken, alarm = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -227,7 +229,7 @@ class Warden:
             syscalls.setns(sleeper, syscalls.CLONE_NEWNS)
             try:
                 mounts.drop_dirs()
-                fresh = mounts.open_fresh_dirs(options)
+                fresh = self.open_dirs(options)
             finally:
                 try:
                     syscalls.setns(self.own_mounts, syscalls.CLONE_NEWNS)
@@ -237,6 +239,16 @@ class Warden:
         finally:
             for descriptor in fresh:
                 os.close(descriptor)
+
+    def open_dirs(self, options: bytes) -> list[int]:
+        """Fresh directories where the caller is, a descriptor of each, and landlock's ruleset about them, if wanted."""
+        fresh = mounts.open_fresh_dirs(options)
+        try:
+            return [*fresh, self.ruleset.open()] if self.has_rules else fresh
+        except OSError:
+            for directory in fresh:
+                os.close(directory)
+            raise
 
     def start_zygote(self, message: dict[str, Any], control: int, log: int) -> int:
         """Exec the environment's interpreter; it finds our code by PYTHONPATH and serves from its start-up."""
@@ -263,7 +275,7 @@ class Warden:
         """A pid namespace with its /proc and a network namespace with its loopback, held by a process that sleeps.
 
         With `disk_bytes` also an ipc namespace and directories of that size, for one guest after the other, and what
-        tells whether they are as new: `mounts.open_ipc_records`, then the directories. The caller owns these; there
+        tells whether they are as new: `mounts.open_ipc_records`, then `open_dirs`. The caller owns these; there
         are none where the kernel does not have all of them. Guests then make their own.
         """
         answer, report = channel.pair()
@@ -280,7 +292,7 @@ class Warden:
                     mounts.mount_proc()
                     if records:  # after /proc, as `renew` has to: in whichever order, programs see it
                         options = mounts.fresh_dir_options(disk_bytes)
-                        channel.send_packet(report, _NOTHING_YET, mounts.open_fresh_dirs(options))
+                        channel.send_packet(report, _NOTHING_YET, self.open_dirs(options))
                     _sleep_for_ever(command, needed, report.fileno(), self.seccomp_filter)
                 channel.send_packet(report, str(sleeper).encode())
             except OSError as error:

@@ -25,18 +25,19 @@ class CellStock:
         warden: WardenHandle,
         disk_bytes: int,
         on_added: Callable[[], None],
-        on_gone: Callable[[Cell], None],
+        on_changed: Callable[[Cell], None],
     ) -> None:
         """`disk_bytes` is what the directories of a cell hold; 0: cells have none, each guest makes its own.
 
-        `on_added` hears that a cell has become idle, but not of one that was put back; `on_gone` of each that ended.
+        `on_added` hears that a cell has become idle, but not of one that was put back; `on_changed` of each that has
+        other descriptors now, or has ended.
         """
         self.disk_bytes = disk_bytes
         self.idle: list[Cell] = []
         self._berths = berths
         self._warden = warden
         self._on_added = on_added
-        self._on_gone = on_gone
+        self._on_changed = on_changed
         self._loop = asyncio.get_running_loop()
         self._cells: dict[int, Cell] = {}
         self._being_made = 0
@@ -155,6 +156,7 @@ class CellStock:
             cell.kill()
             return
         cell.take_dirs(fresh)
+        self._on_changed(cell)
         if cell.is_as_new():
             self._add(cell)
         else:
@@ -177,7 +179,7 @@ class CellStock:
         self._cells.pop(cell.number, None)
         if cell in self.idle:
             self.idle.remove(cell)
-        self._on_gone(cell)
+        self._on_changed(cell)
         if not cell.is_leased:  # else its run still reads the cgroup
             self._forget(cell)
 

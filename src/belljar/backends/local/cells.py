@@ -29,6 +29,7 @@ from belljar.zygote.handle import WardenHandle
 CELLS_MAX = 1024
 _FACTS = 7  # the first ones of a directory: mode, inode, device, links, owner, group, and a size that counts entries
 _DIRS, _PROGRAM = policy.WRITABLE_DIRS, policy.PROGRAM_NAME
+_IPC_RECORDS = 4  # as `mounts.open_ipc_records` gives them
 _FEW_FILES_BYTES = 16 * 20  # a directory grows by so much for each entry
 
 
@@ -107,10 +108,11 @@ class Cell:
         self._records = [(file, *_read_counters(file)) for file in _open_traffic_counters(self.sleeper)]
         self._queues = -1
         self._queues_before: tuple[float, ...] = ()
-        self._dirs = [*made[-len(_DIRS) :]] if len(made) > 1 else []  # with an ipc namespace, or there is neither
+        fresh = made[1 + _IPC_RECORDS :]  # with an ipc namespace, or there is neither
+        self._dirs, self._rules = [*fresh[: len(_DIRS)]], [*fresh[len(_DIRS) :]]
         self._dirs_before = [fstat(directory)[:_FACTS] for directory in self._dirs]
         if self._dirs:
-            *tables, self._queues = made[1 : -len(_DIRS)]
+            *tables, self._queues = made[1 : 1 + _IPC_RECORDS]
             self._records += [(file, *_read_counters(file)) for file in tables]
             self._queues_before = fstat(self._queues)[:_FACTS]
         # One for all guests, one after the other: no program ever holds it, and a socket that is passed around has the
@@ -127,12 +129,18 @@ class Cell:
 
     @property
     def descriptors(self) -> list[int]:
-        """What a zygote needs to put a guest here."""
+        """What a zygote needs to put a guest here; the third is landlock's ruleset, if it `has_rules`."""
         return [
             self.sleeper,
             self._their_channel.fileno(),
+            *self._rules,
             *(self.berth.cgroup.join_files if self.berth.cgroup else ()),
         ]
+
+    @property
+    def has_rules(self) -> bool:
+        """Whether landlock's rules about its directories are made already."""
+        return bool(self._rules)
 
     @property
     def has_dirs(self) -> bool:
@@ -184,8 +192,8 @@ class Cell:
 
     def take_dirs(self, fresh: Sequence[int]) -> None:
         """They have been mounted anew, and their descriptors are ours now; one that is not empty counts as used."""
-        self._dirs = [*fresh]
-        for index, directory in enumerate(fresh):
+        self._dirs, self._rules = [*fresh[: len(_DIRS)]], [*fresh[len(_DIRS) :]]
+        for index, directory in enumerate(self._dirs):
             facts, before = fstat(directory)[:_FACTS], self._dirs_before[index]
             if (facts[0], *facts[3:]) == (before[0], *before[3:]):  # inode and device are others
                 self._dirs_before[index] = facts
@@ -197,9 +205,10 @@ class Cell:
 
     def let_go_of_dirs(self) -> None:
         """Before they are mounted anew, or are gone: what is in a directory is not freed while we hold it."""
-        for directory in self._dirs:
-            os.close(directory)
+        for descriptor in (*self._dirs, *self._rules):
+            os.close(descriptor)
         self._dirs.clear()
+        self._rules.clear()
 
     def kill(self) -> None:
         """End everyone inside at once; `gone` tells when it is done."""

@@ -76,7 +76,7 @@ class World(ZygoteListener):
         disk_bytes = default_limits.disk_bytes if keeps_dirs else 0
         self.loop = asyncio.get_running_loop()
         self._warden = make_warden(self._warden_lost)
-        self._stock = CellStock(berths, self._warden, disk_bytes, self._cell_added, self._cell_gone)
+        self._stock = CellStock(berths, self._warden, disk_bytes, self._cell_added, self._cell_changed)
         self._zygotes: dict[str, ZygoteHandle] = {}
         self._retired: set[ZygoteHandle] = set()  # asked to leave, not gone yet
         self._starting: dict[str, asyncio.Task[ZygoteHandle]] = {}
@@ -112,6 +112,7 @@ class World(ZygoteListener):
             "bound": bound,
             "hidden": hidden,
             "system": self._system,
+            "landlock_version": self._walls["landlock_version"],
         }
         try:
             await self._warden.start(orders)
@@ -381,7 +382,7 @@ class World(ZygoteListener):
         order = protocol.FORK.pack(guest.number, berth.number, berth.uid, *allowance)
         try:
             if berth.number not in zygote.cells:
-                zygote.add_cell(berth.number, cell.descriptors)
+                zygote.add_cell(berth.number, cell.descriptors, cell.has_rules)
             zygote.fork(order, guest.their_ends)
         except (channel.ChannelClosed, BlockingIOError) as error:
             del self._guests[guest.number]
@@ -512,7 +513,7 @@ class World(ZygoteListener):
         for weight in tuple(self._wanting):
             self._fill(weight)
 
-    def _cell_gone(self, cell: Cell) -> None:
+    def _cell_changed(self, cell: Cell) -> None:
         for zygote in self._zygotes.values():
             if not zygote.is_lost:
                 zygote.forget_cell(cell.number)
