@@ -5,8 +5,8 @@ libraries' pages again one fault after the other. At its end all entries are tak
 much of that, and none changes a byte of what is mapped:
 
 - What a library has that cannot be written to (its headers, its code, its constants) becomes one mapping instead of
-  three: a fork copies mappings one by one. It is all executable then, which means nothing in a process whose program
-  may map what it likes.
+  three, and what was written to when its symbols were bound one with its variables: a fork copies mappings one by one.
+  They are all executable then, or writable, which means nothing in a process whose program may map what it likes.
 - Each aligned 2 MB of it that is in use becomes a copy in one huge page of the warm process. All of its guests share
   that page, by one entry of the page table that the fork does copy.
 - Each aligned 2 MB of the heap becomes a huge page, too. A guest that writes to one has it split into small pages, of
@@ -22,6 +22,7 @@ import os
 from collections.abc import Iterator
 
 _HUGE = 2 << 20
+_BOUND = "bound"  # said of a mapping that cannot be written to, and was
 _IN_USE = _HUGE // 8  # so much of a library must have been read for huge pages of it to be worth their memory
 _READ_WRITE, _READ_EXECUTE = 1 | 2, 1 | 4
 _PRIVATE_ANONYMOUS = 0x02 | 0x20
@@ -52,6 +53,8 @@ def share_heap() -> None:
 
 def share_libraries() -> None:
     """In the warm process, alone in its address space, after all its imports."""
+    for start, end in list(_bound_parts()):
+        _mprotect(start, end - start, _READ_WRITE)
     for start, end, resident in list(_libraries()):
         _mprotect(start, end - start, _READ_EXECUTE)
         first, last = -(-start // _HUGE) * _HUGE, end // _HUGE * _HUGE
@@ -94,6 +97,17 @@ def _libraries() -> Iterator[tuple[int, int, int]]:
         has_code = has_code or (is_constant and rights == "r-xp")
 
 
+def _bound_parts() -> Iterator[tuple[int, int]]:
+    """Of each library: where its symbols were bound, if its variables follow."""
+    before = 0, 0, "", 0, ""
+    for first, last, rights, offset, name, _ in _mappings():
+        start, end, rights_before, offset_before, name_before = before
+        is_next = name.startswith("/") and (first, name, offset) == (end, name_before, offset_before + end - start)
+        if is_next and rights == "rw-p" and rights_before == _BOUND:
+            yield start, end
+        before = first, last, rights, offset, name
+
+
 def _mappings() -> Iterator[tuple[int, int, str, int, str, int]]:
     """Start, end, rights, offset in the file, path and bytes in memory of every mapping; the last is no library."""
     if not os.path.exists("/proc/self/smaps"):
@@ -109,5 +123,5 @@ def _mappings() -> Iterator[tuple[int, int, str, int, str, int]]:
                 in_memory = int(fields[1]) * 1024
             elif fields[0] == "Anonymous:":
                 if fields[1] != "0" and rights[1] == "-":  # symbols were bound in it: no longer what the file says
-                    rights = "changed"
+                    rights = _BOUND
                 yield int(first, 16), int(last, 16), rights, offset, name, in_memory

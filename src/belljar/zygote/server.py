@@ -49,7 +49,7 @@ _unpack_order = protocol.FORK.unpack_from
 _unpack_descriptors = struct.Struct("=ii").unpack
 _HEAD, _HEAD_BYTES = channel.NO_MESSAGE, len(channel.NO_MESSAGE)
 _DESCRIPTOR_SPACE = _socket.CMSG_SPACE(channel.DESCRIPTORS_MAX * 4)
-_ORDER_BYTES = 4096
+_ORDER_BYTES = 256  # more would be the C library's to allocate, on pages of its own
 _SIGNAL_BYTES = 128
 _SAMPLE_DISK_BYTES, _SAMPLE_SECONDS = 1 << 20, 10
 _NO_GUEST, _NO_CELL = 0, 0  # the host has no such guest, and has told us of no cell yet
