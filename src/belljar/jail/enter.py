@@ -1,7 +1,8 @@
 """The order in which the walls go up. It must stay in one place, and in this order.
 
-Each step needs a right that a later step gives away: cgroups are joined while their files are still open, mounts
-need the capabilities that the uid change drops, landlock opens paths before seccomp forbids what built them.
+Each step needs a right that a later step gives away: cgroups and landlock's rules about a cell are joined while their
+files are still open, mounts need the capabilities that the uid change drops, landlock's rules about a guest's own
+directories are made before seccomp forbids the calls for it.
 Nothing of the program, not one byte, has been read when this returns.
 
 It is written flat, with bare calls and names of this module only, because it runs in every guest: each object that
@@ -152,9 +153,8 @@ def enter(
         dup2(open_path("/dev/null", 0), 0)  # flags set on an open file that guests share would be seen by the next
         closerange(4, 1048576)
         setpgid(0, 0)  # kill(0) stays at home. A session of its own would cost half a run (autogroup scheduling)
-        if call(
-            _SIGNAL_MASK, _SET_MASK, _NO_SIGNALS, 0, _NO_SIGNALS_BYTES
-        ):  # the warm process's blocks what it waits for
+        # What the warm process waits for is blocked in it.
+        if call(_SIGNAL_MASK, _SET_MASK, _NO_SIGNALS, 0, _NO_SIGNALS_BYTES):
             raise _refused("signals")
         step = _IN_UID
         if _changes_uid:  # which drops every capability
