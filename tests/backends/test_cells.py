@@ -16,6 +16,7 @@ import local_world
 import pytest
 
 import belljar
+from belljar.contract.errors import JailSetupFailed
 from belljar.contract.execution import Execution
 from belljar.settings import Settings
 
@@ -256,3 +257,21 @@ def test_whatever_happens_while_directories_are_renewed_nothing_is_lost(settings
     asyncio.run(scene())
     assert not trouble
     assert len(os.listdir("/proc/self/fd")) <= len(before)
+
+
+def test_without_the_rules_of_its_cell_nothing_runs(settings: Settings) -> None:
+    """The cell's landlock rules are put up by its guest: what is no ruleset ends that one before it has its program."""
+    nothing_ahead = dataclasses.replace(settings, pool=dataclasses.replace(settings.pool, ready_guests=0))
+
+    async def scene() -> None:
+        async with local_world.opened(nothing_ahead) as (sandbox, world):
+            cell = await world._stock.make()
+            assert cell.has_rules
+            os.close(cell._rules.pop())
+            cell._rules.append(os.open("/dev/null", os.O_RDONLY))
+            world._stock.put_back(cell)
+            with pytest.raises(JailSetupFailed, match="landlock"):
+                await sandbox.run(Execution(code="print(1)", limits=settings.default_limits))
+            assert (await sandbox.run(Execution(code="print(1)", limits=settings.default_limits))).stdout == b"1\n"
+
+    asyncio.run(scene())
