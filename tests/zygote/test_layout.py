@@ -44,13 +44,20 @@ _GATHERED = """
 import types
 from belljar.zygote import heap
 
-NUMBER, TEXT, TUPLE, LIST = 123456, "some text", (1, b"bytes", (2.5, "inner")), [1]
-def function(argument, default=77777):
-    return NUMBER + argument + default, TEXT + "constant", TUPLE, LIST, None, True, len(TEXT)
+import os, struct
+from os import getpid
 
-before, result, kept = (NUMBER, TEXT), function(1), LIST
-heap.gather([function])
-print(function(1) == result, NUMBER is not before[0], TEXT is not before[1], LIST is kept)
+NUMBER, TEXT, TUPLE, LIST = 123456, "some text", (1, b"bytes", (2.5, "inner")), [1]
+pack, has, build = struct.Struct("=i").pack, {1, 2}.issuperset, type("Class", (), {"method": classmethod(len)}).method
+def function(argument, default=77777):
+    return NUMBER + argument + default, TEXT + "constant", TUPLE, LIST, None, True, len(TEXT), helper()
+def helper():
+    return getpid(), pack(7), has([1]), build.__name__
+
+before, result, kept, old = (NUMBER, TEXT, getpid, pack, has), function(1), LIST, (function, helper)
+heap.gather([function, helper])
+print(function(1) == result == old[0](1), LIST is kept, os.getpid is before[2])
+print([new is not old for new, old in zip((NUMBER, TEXT, getpid, pack, has, function, helper), before + old)])
 """
 
 _TOUCHED = """
@@ -118,8 +125,8 @@ def test_objects_lie_side_by_side_once_the_holes_are_filled(sources: Path) -> No
     assert _run(sources, _NO_HOLES) == "True"
 
 
-def test_gathered_functions_compute_the_same_from_new_constants(sources: Path) -> None:
-    assert _run(sources, _GATHERED) == "True True True True"
+def test_gathered_functions_compute_the_same_from_new_objects(sources: Path) -> None:
+    assert _run(sources, _GATHERED).splitlines() == ["True True True", str([True] * 7)]
 
 
 def test_pages_that_a_fork_has_written_to_are_found(sources: Path) -> None:
