@@ -18,8 +18,9 @@ from belljar.backends.local.restriction import PolicyReport
 from belljar.backends.local.run import Run
 from belljar.backends.local.session import LocalSession
 from belljar.backends.local.standby import StandbyPool
-from belljar.backends.local.world import BARE, HEAVY, SHELL, World
+from belljar.backends.local.world import World
 from belljar.backends.local.worlds import Worlds
+from belljar.backends.local.zygotes import BARE, HEAVY, SHELL
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import JailSetupFailed, NotOffered, SandboxFault, WallMissing, ZygoteDied
 from belljar.contract.execution import MIB, Evidence, Execution, Limits

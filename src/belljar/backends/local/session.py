@@ -23,7 +23,8 @@ from belljar.backends.local.run import in_memfd
 from belljar.backends.local.session_files import SessionFiles
 from belljar.backends.local.streams import Stream
 from belljar.backends.local.turn import End, Turn
-from belljar.backends.local.world import INTERPRETER_BYTES, SHELL
+from belljar.backends.local.world import INTERPRETER_BYTES
+from belljar.backends.local.zygotes import SHELL
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import (
     CannotBranch,

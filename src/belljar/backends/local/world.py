@@ -1,8 +1,6 @@
-"""The world of one environment: its warden, its zygotes by weight, its cells, and guests that wait for a program.
+"""The world of one environment: its warden, its zygotes, its cells, and guests that wait for a program.
 
-A weight is what a zygote has imported: 'bare' has the standard library's basics, 'heavy' the environment's warm
-imports, 'shell' those and IPython: its guests are sessions. Guests are forked and jailed ahead of demand; who leases
-one only has to send the program.
+Guests are forked and jailed ahead of demand; who leases one only has to send the program.
 """
 
 from __future__ import annotations
@@ -23,6 +21,7 @@ from belljar.backends.local.cells import CELLS_MAX, Berth, Berths, Cell
 from belljar.backends.local.guests import Guest
 from belljar.backends.local.patience import Patience
 from belljar.backends.local.sights import bound_places, guest_environ, hidden_places, import_pattern
+from belljar.backends.local.zygotes import BARE, HEAVY, SHELL, Recipe, Zygotes
 from belljar.contract.errors import JailSetupFailed, Overloaded, ZygoteDied
 from belljar.contract.execution import Execution, Limits
 from belljar.environments import Environment
@@ -32,8 +31,6 @@ from belljar.zygote import protocol
 from belljar.zygote.handle import StartFailed, WardenHandle, ZygoteHandle, ZygoteListener
 
 _log = logging.getLogger("belljar.local")
-BARE, HEAVY, SHELL = "bare", "heavy", "shell"
-_WARM_SECONDS = 120.0  # for imports, however slow the disk
 _QUIET_SECONDS = 0.05  # after which the last few missing guests are forked
 _SYSTEM_PYTHON = "/usr/bin/python3"  # what is warm in a world that shows another system
 #: A guest pays for every page of the interpreter it touches, because touching copies it. That is not the program's.
@@ -64,7 +61,6 @@ class World(ZygoteListener):
         self._shown = dict(shown or {})
         self._system = system
         self.is_lost = False
-        self.zygotes_replaced = 0
         self._berths = berths
         self._pool = pool
         self._walls = walls
@@ -77,9 +73,7 @@ class World(ZygoteListener):
         self.loop = asyncio.get_running_loop()
         self._warden = make_warden(self._warden_lost)
         self._stock = CellStock(berths, self._warden, disk_bytes, self._cell_added, self._cell_changed)
-        self._zygotes: dict[str, ZygoteHandle] = {}
-        self._retired: set[ZygoteHandle] = set()  # asked to leave, not gone yet
-        self._starting: dict[str, asyncio.Task[ZygoteHandle]] = {}
+        self._zygotes = Zygotes(self._warden, self, pool, self._recipe, self._zygote_reaped)
         self._trimming: asyncio.TimerHandle | None = None
         self._filling: dict[str, asyncio.TimerHandle] = {}  # weights of which a few guests are missing
         self._wanting: set[str] = set()  # weights that wait for cells to fork their guests into
@@ -88,7 +82,6 @@ class World(ZygoteListener):
         self._guests: dict[int, Guest] = {}
         self._next_guest = 0
         self._staying: set[int] = set()  # guests that are sessions, or wait as another command
-        self._used_at: dict[str, float] = {}
         self.patience = Patience()
         self._start_failures = 0
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -118,7 +111,7 @@ class World(ZygoteListener):
             await self._warden.start(orders)
         except StartFailed as error:
             raise JailSetupFailed("world", str(error)) from error
-        await self.zygote(BARE)
+        await self._zygotes.get(BARE)
 
     def _places(self) -> tuple[dict[str, str], list[str]]:
         """What the guests' root shows, by its place there, and which directories in it are empty."""
@@ -159,9 +152,9 @@ class World(ZygoteListener):
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._zygotes.stop_starting()
         await self._stock.close()
-        for zygote in (*self._zygotes.values(), *self._retired):
-            zygote.close()
+        self._zygotes.close()
         await self._warden.close()
         self._lose_everything()
 
@@ -182,22 +175,8 @@ class World(ZygoteListener):
         modules = (file.content for file in execution.files if file.path.endswith(".py"))
         return HEAVY if any(pattern.search(module.decode("utf-8", "replace")) for module in modules) else BARE
 
-    async def zygote(self, weight: str) -> ZygoteHandle:
-        """The zygote of this weight, started if need be; callers at the same time share one start.
-
-        Raises:
-            JailSetupFailed: it does not come up.
-        """
-        current = self._zygotes.get(weight)
-        if current is not None and not current.is_lost:
-            return current
-        if weight not in self._starting:
-            self._starting[weight] = self._in_background(self._start_zygote(weight))
-        return await asyncio.shield(self._starting[weight])
-
-    async def _start_zygote(self, weight: str) -> ZygoteHandle:
-        fresh = ZygoteHandle(weight, self)
-        greeting = {
+    def _recipe(self, weight: str) -> Recipe:
+        return self._python(), {
             "imports": self._imports(weight),
             "stays": weight == SHELL,
             "environ": self._environ(),
@@ -206,45 +185,11 @@ class World(ZygoteListener):
             "counts_cpu": not self._has_cgroup,
             "makes_ready": weight != SHELL and self._pool.ready_guests > 0,
         }
-        try:
-            await fresh.start(self._warden, self._python(), greeting, _WARM_SECONDS)
-        except StartFailed as error:
-            raise JailSetupFailed("zygote", str(error)) from error
-        finally:
-            self._starting.pop(weight, None)
-        self._warden.watch(fresh.pid, lambda *_: self._zygote_reaped(fresh))
-        before = self._zygotes.get(weight)
-        self._zygotes[weight] = fresh
-        if before is not None and not before.is_lost:
-            self._retire(before)
-        self._used_at[weight] = self.loop.time()
-        return fresh
-
-    def _retire(self, zygote: ZygoteHandle) -> None:
-        self._retired.add(zygote)
-        zygote.retire()
-
-    def _rotate(self, zygote: ZygoteHandle) -> None:
-        """Have it replaced, unless that is under way."""
-        weight = zygote.weight
-        if self._zygotes.get(weight) is zygote and weight not in self._starting and not self._is_closing:
-            self._starting[weight] = self._in_background(self._start_zygote(weight))
-
-    def _rotate_old(self) -> None:
-        for zygote in list(self._zygotes.values()):
-            if zygote.forks and self.loop.time() - zygote.started_at >= self._pool.zygote_seconds:
-                self._rotate(zygote)
 
     def zygote_lost(self, zygote: ZygoteHandle) -> None:
         """Its guests live on under the warden; those it had not told us about are lost."""
-        zygote.close()
-        self._retired.discard(zygote)
-        if self._zygotes.get(zygote.weight) is zygote:  # not one we retired
+        if self._zygotes.lose(zygote):
             _log.error("the %s zygote of %s died; replacing it", zygote.weight, self.environment.name)
-            self.zygotes_replaced += 1
-            del self._zygotes[zygote.weight]
-            if not self._is_closing and not self.is_lost and zygote.weight not in self._starting:
-                self._starting[zygote.weight] = self._in_background(self._start_zygote(zygote.weight))
         self._find_orphans(zygote)
         for guest in list(self._guests.values()):
             if guest.pid is None and guest.zygote is zygote:
@@ -291,14 +236,11 @@ class World(ZygoteListener):
 
     def let_go_of_unused(self) -> None:
         """Drop heavy zygotes and their ready guests when nobody has asked for one in a while; replace old ones."""
-        self._rotate_old()
-        for weight in (HEAVY, SHELL):
-            idle = self.loop.time() - self._used_at.get(weight, 0.0)
-            if weight in self._zygotes and idle > self._pool.idle_seconds and weight not in self._starting:
-                for guest in list(self._ready[weight]):
-                    guest.cell.kill()
-                self._ready[weight].clear()
-                self._retire(self._zygotes.pop(weight))
+        self._zygotes.rotate_old()
+        for weight in self._zygotes.let_go_of_unused():
+            for guest in list(self._ready[weight]):
+                guest.cell.kill()
+            self._ready[weight].clear()
 
     # ---- guests
 
@@ -326,7 +268,7 @@ class World(ZygoteListener):
 
     def lease_ready(self, weight: str, limits: Limits) -> Guest | None:
         """A guest of this weight behind these limits that waits for a program, if there is one."""
-        self._used_at[weight] = self.loop.time()
+        self._zygotes.note_use(weight)
         ready = self._ready[weight]
         if not ready or not (limits is self._default_limits or self.allowance(limits) == self._default_allowance):
             return None
@@ -360,7 +302,7 @@ class World(ZygoteListener):
                     return guest
             cell = self._stock.idle.pop() if self._stock.idle else await self._stock.make()
             try:
-                zygote = await self.zygote(weight)  # asked last: it may have died while a cell was made
+                zygote = await self._zygotes.get(weight)  # asked last: it may have died while a cell was made
             except BaseException:
                 self._stock.put_back(cell)
                 raise
@@ -390,8 +332,7 @@ class World(ZygoteListener):
             self.release(guest)
             raise ZygoteDied("the warm process is gone; the next request starts a new one") from error
         guest.close_their_ends()
-        if zygote.forks >= self._pool.zygote_forks:
-            self._rotate(zygote)
+        self._zygotes.note_fork(zygote)
         return guest
 
     def take_berth(self) -> Berth | None:
@@ -468,8 +409,8 @@ class World(ZygoteListener):
         missing = self._pool.ready_guests - len(ready)
         if missing <= 0 or self._start_failures >= _START_FAILURES_MAX or self._is_closing or self.is_lost:
             return
-        zygote = self._zygotes.get(weight)
-        if zygote is None or zygote.is_lost:
+        zygote = self._zygotes.find(weight)
+        if zygote is None:
             return
         idle = self._stock.idle
         while missing and idle:
@@ -514,9 +455,8 @@ class World(ZygoteListener):
             self._fill(weight)
 
     def _cell_changed(self, cell: Cell) -> None:
-        for zygote in self._zygotes.values():
-            if not zygote.is_lost:
-                zygote.forget_cell(cell.number)
+        for zygote in self._zygotes:
+            zygote.forget_cell(cell.number)
 
     def guest_unborn(self, number: int, reason: str) -> None:
         """The fork failed: the cell is of no use."""
@@ -552,9 +492,7 @@ class World(ZygoteListener):
         self._stock.lose()
         for guest in list(self._guests.values()):
             self._end(guest, None, 0.0)
-        for zygote in self._zygotes.values():
-            if not zygote.is_lost:
-                zygote.close()
+        self._zygotes.close()
 
     def _in_background(self, work: Any) -> asyncio.Task[Any]:
         task = self.loop.create_task(work)
@@ -570,7 +508,7 @@ class World(ZygoteListener):
             "guests": len(self._guests),
             "cells": len(self._stock),
             "zygotes": len(self._zygotes),
-            "zygotes_replaced": self.zygotes_replaced,
+            "zygotes_replaced": self._zygotes.replaced,
         }
 
 

@@ -1,0 +1,154 @@
+"""The warm processes of one world, one for each weight in use: started when first wanted, replaced, let go.
+
+A weight is what a zygote has imported: 'bare' has the standard library's basics, 'heavy' the environment's warm
+imports, 'shell' those and IPython: its guests are sessions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from belljar.contract.errors import JailSetupFailed
+from belljar.settings import PoolSettings
+from belljar.zygote.handle import StartFailed, WardenHandle, ZygoteHandle, ZygoteListener
+
+_log = logging.getLogger("belljar.local")
+BARE, HEAVY, SHELL = "bare", "heavy", "shell"
+_WARM_SECONDS = 120.0  # for imports, however slow the disk
+
+Recipe = tuple[str, Mapping[str, Any]]  # the interpreter as the guests' root has it, and what the zygote is told first
+
+
+class Zygotes:
+    """By weight. All methods run on the loop's thread."""
+
+    def __init__(
+        self,
+        warden: WardenHandle,
+        listener: ZygoteListener,
+        pool: PoolSettings,
+        recipe: Callable[[str], Recipe],
+        on_reaped: Callable[[ZygoteHandle], None],
+    ) -> None:
+        """`recipe` says how one of a weight is started; `on_reaped` hears of each that the warden has buried."""
+        self.replaced = 0
+        self._warden = warden
+        self._listener = listener
+        self._pool = pool
+        self._recipe = recipe
+        self._on_reaped = on_reaped
+        self._loop = asyncio.get_running_loop()
+        self._current: dict[str, ZygoteHandle] = {}
+        self._retired: set[ZygoteHandle] = set()  # asked to leave, not gone yet
+        self._starting: dict[str, asyncio.Task[ZygoteHandle]] = {}
+        self._used_at: dict[str, float] = {}
+        self._is_closing = False
+
+    def __len__(self) -> int:
+        return len(self._current)
+
+    def __iter__(self) -> Iterator[ZygoteHandle]:
+        """Those that guests are forked from, and that are there."""
+        return iter([zygote for zygote in self._current.values() if not zygote.is_lost])
+
+    def find(self, weight: str) -> ZygoteHandle | None:
+        """The one of this weight, if it is there."""
+        current = self._current.get(weight)
+        return None if current is None or current.is_lost else current
+
+    async def get(self, weight: str) -> ZygoteHandle:
+        """The one of this weight, started if need be; callers at the same time share one start.
+
+        Raises:
+            JailSetupFailed: it does not come up.
+        """
+        current = self.find(weight)
+        if current is not None:
+            return current
+        if weight not in self._starting:
+            self._start_in_background(weight)
+        return await asyncio.shield(self._starting[weight])
+
+    def _start_in_background(self, weight: str) -> None:
+        task = self._starting[weight] = self._loop.create_task(self._start(weight))
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # whoever awaits it raises
+
+    async def _start(self, weight: str) -> ZygoteHandle:
+        fresh = ZygoteHandle(weight, self._listener)
+        try:
+            await fresh.start(self._warden, *self._recipe(weight), _WARM_SECONDS)
+        except StartFailed as error:
+            raise JailSetupFailed("zygote", str(error)) from error
+        finally:
+            self._starting.pop(weight, None)
+        self._warden.watch(fresh.pid, lambda *_: self._on_reaped(fresh))
+        before = self.find(weight)
+        self._current[weight] = fresh
+        if before is not None:
+            self._retire(before)
+        self.note_use(weight)
+        return fresh
+
+    def _retire(self, zygote: ZygoteHandle) -> None:
+        self._retired.add(zygote)
+        zygote.retire()
+
+    def note_use(self, weight: str) -> None:
+        """Somebody wants a guest of this weight."""
+        self._used_at[weight] = self._loop.time()
+
+    def note_fork(self, zygote: ZygoteHandle) -> None:
+        """It has forked; after so many it is replaced."""
+        if zygote.forks >= self._pool.zygote_forks:
+            self._rotate(zygote)
+
+    def rotate_old(self) -> None:
+        """Replace those that have lived long enough."""
+        for zygote in list(self._current.values()):
+            if zygote.forks and self._loop.time() - zygote.started_at >= self._pool.zygote_seconds:
+                self._rotate(zygote)
+
+    def _rotate(self, zygote: ZygoteHandle) -> None:
+        """Have it replaced, unless that is under way."""
+        weight = zygote.weight
+        if self._current.get(weight) is zygote and weight not in self._starting and not self._is_closing:
+            self._start_in_background(weight)
+
+    def lose(self, zygote: ZygoteHandle) -> bool:
+        """It has died: whether it was one that guests are forked from, and is replaced."""
+        zygote.close()
+        self._retired.discard(zygote)
+        if self._current.get(zygote.weight) is not zygote:  # one that was retired
+            return False
+        self.replaced += 1
+        del self._current[zygote.weight]
+        if not self._is_closing and zygote.weight not in self._starting:
+            self._start_in_background(zygote.weight)
+        return True
+
+    def let_go_of_unused(self) -> list[str]:
+        """Have those leave that only some programs need, when nobody has asked for a while; which weights those are."""
+        gone = []
+        for weight in (HEAVY, SHELL):
+            idle_seconds = self._loop.time() - self._used_at.get(weight, 0.0)
+            if weight in self._current and idle_seconds > self._pool.idle_seconds and weight not in self._starting:
+                self._retire(self._current.pop(weight))
+                gone.append(weight)
+        return gone
+
+    async def stop_starting(self) -> None:
+        """Start no more, and end those that are being started."""
+        self._is_closing = True
+        starting = list(self._starting.values())
+        for task in starting:
+            task.cancel()
+        await asyncio.gather(*starting, return_exceptions=True)
+
+    def close(self) -> None:
+        """End them all; their guests live on until the warden ends."""
+        self._is_closing = True
+        for zygote in (*self._current.values(), *self._retired):
+            zygote.close()
