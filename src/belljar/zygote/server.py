@@ -169,8 +169,9 @@ def _order_sample() -> None:
     channel.send(orders, {"cell": _NO_CELL, "has_rules": False}, descriptors=[own, peer.fileno(), nowhere])
     channel.send_packet(orders, order, [nowhere, stderr.fileno()])
     os.dup2(ours.fileno(), CHANNEL, False)
-    _sample_ends.extend((end, program))  # held here, so that the guest frees none of them
-    for each in (orders, ours, peer, stderr):
+    orders.shutdown(_socket.SHUT_WR)  # and no more: it hears of an end that comes early
+    _sample_ends.extend((end, program, orders))  # held here, so that the guest frees none of them
+    for each in (ours, peer, stderr):
         each.close()
     close(own)
     close(nowhere)
