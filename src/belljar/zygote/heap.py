@@ -2,8 +2,8 @@
 
 Touching an object changes its reference count, and in a guest that copies the page around it. Importing leaves free
 places all over the heap, and guests would fill them, each on a page of its own: so the warm process fills them all,
-with nothing, for good, and from then on memory comes from where nothing is yet. That is then where the constants
-belong that our own code uses in every run.
+with nothing, for good, and from then on memory comes from where nothing is yet. That is then where the functions and
+constants belong that our own code uses in every run.
 """
 
 from __future__ import annotations

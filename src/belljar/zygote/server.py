@@ -38,7 +38,7 @@ _guests: dict[int, int] = {}  # number of the guest by its pid
 _births = -1  # the file in which the host finds who is who, should this process die
 _counts_cpu = False  # no cgroup does
 _woken = -1  # readable when a child has ended
-_sample_ends: list[channel.Peer] = []
+_sample_ends: list[channel.Peer] = []  # ours, of what the sample was given: first that of its standard error
 _poll: Callable[[], list[tuple[int, int]]]
 
 # What every run uses stands ready by its own name: `_control.recvmsg` looked up and bound anew touches five pages.
