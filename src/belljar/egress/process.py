@@ -23,7 +23,7 @@ from typing import Any
 from belljar import channel
 from belljar.egress.passage import Bounds, Passage, resolver
 from belljar.egress.rules import Rules
-from belljar.jail import landlock, limits, namespaces, seccomp, syscalls
+from belljar.jail import confinement, landlock, limits, syscalls
 
 #: Needed later, when the files of this interpreter may be out of reach.
 _LOADED_AHEAD = (concurrent.futures.thread, encodings.idna, stringprep)
@@ -62,20 +62,13 @@ def confine(uid: int | None, landlock_version: int, ports: list[int]) -> None:
     limits.lower(resource.RLIMIT_NOFILE, _OPEN_FILES_MAX)
     limits.lower(resource.RLIMIT_DATA, _MEMORY_BYTES_MAX)
     limits.lower(resource.RLIMIT_FSIZE, 0)
-    namespaces.drop_bounding_set()
     if uid is not None:
         limits.lower(resource.RLIMIT_NPROC, 2 * _LOOKUP_THREADS)
-        os.setgroups([])
-        os.setresgid(uid, uid, uid)
-        os.setresuid(uid, uid, uid)
-    namespaces.drop_capabilities()
-    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
-    syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
-    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of uid forgets it
+    confinement.drop_rights(uid)
     if landlock_version:
         landlock.restrict(landlock_version, (), "/dev", tuple(filter(os.path.isdir, _READABLE)))
         landlock.restrict_tcp(landlock_version, ports)
-    syscalls.install_seccomp(syscalls.FilterProgram(seccomp.compile_filter(os.uname().machine)))
+    confinement.filter_calls()
 
 
 class _Server:

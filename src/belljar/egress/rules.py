@@ -10,12 +10,11 @@ from __future__ import annotations
 import fnmatch
 import ipaddress
 import re
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from belljar.egress.addresses import is_public, meant_by
+from belljar.egress.addresses import may_be_reached, meant_by
 
 _NAME = re.compile(r"[a-z0-9_](?:[a-z0-9_.-]{0,251}[a-z0-9_])?")
 _NOT_REACHED = "it has no public address, or there is no such host"  # one answer: which of the two is not told
@@ -85,7 +84,7 @@ class Rules:
             meant = [ipaddress.ip_address(text), *meant_by(text)]
             if any(address in network for address in meant for network in self.denied_networks):
                 raise Refused(f"{host} is denied here")
-            if not may_be_private and not (is_public(text) and not any(map(is_own, map(str, meant)))):
+            if not may_be_private and not may_be_reached(text):
                 raise Refused(f"{host} cannot be reached: {_NOT_REACHED}")
         if not addresses:
             raise Refused(f"{host} cannot be reached: {_NOT_REACHED}")
@@ -111,17 +110,6 @@ def read_host(text: str) -> str:
 
 def _refuse(text: str) -> str:
     raise Refused(f"{text[:100]!a} is not the name of a host")
-
-
-def is_own(address: str) -> bool:
-    """Whether this machine itself has the address: the kernel would talk to it from that very address."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((address, 9))  # sends nothing
-            return bool(probe.getsockname()[0] == address)
-    except OSError:
-        return False  # there is no way to it at all
 
 
 def _as_network(text: str) -> Any:

@@ -18,6 +18,7 @@ GUEST_UID_FIRST = 1000
 UIDS_PER_INSTANCE = 65536
 EGRESS_UID = UIDS_PER_INSTANCE - 1  # of the process that goes out for guests; none of them has it
 SAMPLE_UID = UIDS_PER_INSTANCE - 2  # of the program of ours that every warm process tries first
+READER_UID = UIDS_PER_INSTANCE - 3  # of the processes that parse web pages
 
 #: Read-only places of the host that every guest sees. A missing one is left out, a link is copied as a link.
 SYSTEM_TREES = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")

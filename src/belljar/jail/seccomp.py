@@ -512,6 +512,13 @@ def compile_closing(machine: str, branches: bool = False) -> bytes:
     return _assemble(machine, Look(_OFFSET_OF_NUMBER, _WORD, _steps(closed, ALLOW)))
 
 
+def compile_refusal(machine: str, names: str) -> bytes:
+    """A filter that refuses these calls with EPERM and decides nothing else, to be installed beside the policy."""
+    numbers = SYSCALLS.get(machine, {})
+    refused = _each(EPERM, *(numbers[name] for name in names.split() if name in numbers))
+    return _assemble(machine, Look(_OFFSET_OF_NUMBER, _WORD, _steps(refused, ALLOW)))
+
+
 def _assemble(machine: str, by_number: Look) -> bytes:
     if machine not in AUDIT_ARCH:
         raise ValueError(f"no seccomp policy for machine {machine!r}")

@@ -105,6 +105,9 @@ def _check_tools(tools: ToolSettings) -> None:
 
 def _check_network(settings: Settings) -> None:
     network = settings.network
+    for port in settings.web.fetch_ports:
+        if not _is_port(port):
+            raise InvalidSettings(f"web.fetch_ports: {port!r} is not a port")
     for port in network.ports:
         if not _is_port(port):
             raise InvalidSettings(f"network.ports: {port!r} is no port")

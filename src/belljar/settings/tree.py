@@ -222,7 +222,8 @@ class WebSettings:
     search_region: str = "us"
     search_lang: str = "en"
     search_tries: int = 4
-    allowed_hosts: tuple[str, ...] = ()  # may be fetched although their address is private or our own
+    fetch_ports: tuple[str, ...] = ("80", "443")  # that pages may be fetched from
+    allowed_hosts: tuple[str, ...] = ()  # NAME or NAME:PORT; may be fetched although the address or port is not allowed
     fetch_seconds: float = 10.0  # one page
     fetch_bytes: int = 16 * MIB  # one page or PDF
     read_seconds: float = 30.0  # to get the text out of one
