@@ -48,7 +48,9 @@ def build_tools(settings: Settings) -> Broker:
         from belljar.tools.web.access import Web  # few servers need it
         from belljar.tools.web.builtin import BuiltIn
 
-        sources.append(BuiltIn(Web(settings.web, settings.llm), tools.builtin, settings.llm.use_model))
+        sources.append(
+            BuiltIn(Web(settings.web, settings.llm, settings.jail.uid_base), tools.builtin, settings.llm.use_model)
+        )
     if tools.servers:
         from belljar.tools.mcp_server import McpServer  # nor this
 

@@ -149,7 +149,15 @@ class _Answers(BaseHTTPRequestHandler):
         self._send(200, "<p>Glöckchen</p>".encode("latin-1"), "text/html; charset=latin-1")
 
     def at_halved(self, *_: Any) -> None:
-        self._send(200, b"half of a bell: +2D0-", "text/html; charset=utf-7")
+        self._send(200, "half of a bell: ?".encode("utf-16-le")[:-2] + b"\x3d\xd8", "text/html; charset=utf-16le")
+
+    def at_labelled(self, _: Any, query: Any) -> None:
+        """A page that names a character set, as often as wanted."""
+        self._send(200, b"<p>bell-jar</p>" * int(query["times"][0]), f"text/html; charset={query['label'][0]}")
+
+    def at_quadratic(self, *_: Any) -> None:
+        """A page over which the HTML parser of the standard library needs minutes."""
+        self._send(200, b"<!--" * 200_000, "text/html")
 
     def at_misnamed(self, *_: Any) -> None:
         self._send(200, "<p>Glöckchen</p>".encode(), "text/html; charset=undefined")

@@ -13,10 +13,13 @@ import pytest
 
 import belljar
 from belljar.contract.errors import ToolFailed
+from belljar.egress import addresses
 from belljar.settings import LlmSettings, ModelSettings, Settings, ToolSettings, WebSettings
+from belljar.tools.web import access
 from belljar.tools.web.access import Web
 from belljar.tools.web.cache import Cache
-from belljar.tools.web.fetch import Forbidden, check_public
+from belljar.tools.web.fetch import Forbidden
+from tests.egress.address_table import NOT_PUBLIC
 from tests.tools.outside import PAGE, Outside, outside_world
 
 
@@ -152,7 +155,6 @@ def test_long_questions_are_told_apart(outside: Outside) -> None:
         pytest.param(lambda web, _: web.search("cut", 1), lambda found: found["organic"][0]["snippet"], id="search"),
         pytest.param(lambda web, _: web.models.ask("cut"), str, id="model"),
         pytest.param(lambda web, url: web.fetch_web(f"{url}/missing?cut"), str, id="scraped"),
-        pytest.param(lambda web, url: web.fetch_web(f"{url}/halved"), str, id="character_set"),
     ],
 )
 def test_half_of_a_character_is_replaced(outside: Outside, question: Any, read: Callable[[Any], str]) -> None:
@@ -177,6 +179,86 @@ def test_a_page_is_read_in_its_own_character_set(outside: Outside) -> None:
     assert ask(outside, lambda web: web.fetch_web(f"{outside.url}/latin")) == "<p>Glöckchen</p>"
 
 
+def test_half_of_a_character_of_a_page_is_replaced(outside: Outside) -> None:
+    assert ask(outside, lambda web: web.fetch_web(f"{outside.url}/halved")) == "half of a bell: \ufffd"
+
+
+@pytest.mark.parametrize(
+    "label",
+    ["punycode", "idna", "utf-7", "rot13", "hex", "zlib", "raw_unicode_escape", "unicode_escape", "mbcs", "x" * 99],
+)
+def test_a_codec_that_is_no_character_set_of_the_web_is_not_used(outside: Outside, label: str) -> None:
+    assert ask(outside, lambda web: web.fetch_web(f"{outside.url}/labelled?times=1&label={label}")) == "<p>bell-jar</p>"
+
+
+@pytest.mark.parametrize("label", ["punycode", "utf-8", "cp1253", "gb18030"])
+def test_no_character_set_holds_the_server_up(outside: Outside, label: str) -> None:
+    """Other calls go on while a large page is decoded."""
+    page, longest = ask(
+        outside, lambda web: watched(web.fetch_web(f"{outside.url}/labelled?times=42000&label={label}"))
+    )
+    assert len(page) == 42_000 * len("<p>bell-jar</p>")
+    assert longest < 2.0
+
+
+async def watched(call: Awaitable[Any]) -> tuple[Any, float]:
+    """What a call returns, and the longest time in which the loop did nothing else."""
+    longest = 0.0
+
+    async def tick() -> None:
+        nonlocal longest
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(0.005)
+            longest = max(longest, time.monotonic() - before)
+
+    ticking = asyncio.create_task(tick())
+    try:
+        return await call, longest
+    finally:
+        ticking.cancel()
+
+
+def test_a_page_that_cannot_be_parsed_in_time_fails_alone(outside: Outside) -> None:
+    async def both(web: Web) -> Any:
+        slow = asyncio.gather(*(web.web_parse(f"{outside.url}/quadratic?{each}", "?") for each in range(6)))
+        pages = [await web.fetch_web(f"{outside.url}/page?{each}") for each in range(3)]
+        done_before = slow.done()
+        return pages, done_before, await slow
+
+    pages, done_before, failed = ask(outside, both, read_seconds=3.0)
+    assert pages == [PAGE] * 3
+    assert not done_before
+    assert {each["content"] for each in failed} == {"failed: it could not be read within 3 s"}
+
+
+@pytest.mark.parametrize(
+    ("said", "read"),
+    [
+        pytest.param('{"content": 1}', 1, id="bare"),
+        pytest.param('```json\n{"content": 1}\n```', 1, id="fenced"),
+        pytest.param(' \n```\n {"content": 1} \n```\n ', 1, id="fenced_without_a_word"),
+        pytest.param('```json{"content": 1}```', 1, id="fenced_in_one_line"),
+        pytest.param("```", "```", id="one_fence"),
+        pytest.param("`````", "`````", id="overlapping_fences"),
+        pytest.param("``````", "``````", id="nothing_between"),
+        pytest.param("```json\nno\n``` more", "```json\nno\n``` more", id="words_after_it"),
+    ],
+)
+def test_a_models_answer_is_read_out_of_its_fence(said: str, read: Any) -> None:
+    assert access._read_summary(said)["content"] == read
+
+
+@pytest.mark.parametrize(
+    "piece", [" ", "```", "```json ", "\n```\n", "[", '{"content":', "\u2003"], ids=lambda each: ascii(each)
+)
+def test_a_models_answer_is_read_in_time_that_grows_with_its_length(piece: str) -> None:
+    began = time.monotonic()
+    for said in (piece * 100_000, "```" + piece * 100_000, "```" + piece * 100_000 + "x"):
+        assert access._read_summary(said)["score"] == 1
+    assert time.monotonic() - began < 5
+
+
 def test_a_page_we_cannot_get_is_asked_for_elsewhere(outside: Outside) -> None:
     url = f"{outside.url}/missing"
     assert ask(outside, lambda web: web.fetch_web(url)) == f"scraped {url}"
@@ -199,22 +281,43 @@ def test_a_page_is_bounded(outside: Outside, path: str, said: str) -> None:
     assert time.monotonic() - began < 15
 
 
-@pytest.mark.parametrize(
-    "address",
-    [
-        "127.0.0.1", "127.8.9.1", "10.0.0.1", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0",
-        "224.0.0.1", "255.255.255.255", "::1", "::", "fe80::1", "fc00::1", "::ffff:127.0.0.1", "::ffff:10.0.0.1",
-        "64:ff9b::7f00:1", "2002:7f00:1::", "ff02::1", "2001:db8::1",
-    ],
-)  # fmt: skip
-def test_an_address_that_is_not_public_is_refused(address: str) -> None:
-    with pytest.raises(Forbidden):
-        check_public("somewhere", ["93.184.215.14", address])
+def resolving_to(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
+    """Let every name have these addresses."""
+    found = [(0, 0, 0, "", (address, 0)) for address in addresses]
+
+    async def resolve(*_: object, **__: object) -> list[Any]:
+        return found
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", resolve)
 
 
-@pytest.mark.parametrize("address", ["93.184.215.14", "2606:2800:21f:cb07:6820:80da:af6b:8b2c", "::ffff:8.8.8.8"])
-def test_a_public_address_is_taken(address: str) -> None:
-    check_public("somewhere", [address])
+@pytest.mark.parametrize("address", NOT_PUBLIC)
+def test_a_host_with_an_address_that_is_not_public_is_refused(
+    outside: Outside, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resolving_to(monkeypatch, "93.184.215.14", address)
+    with pytest.raises(Forbidden, match="not public"):
+        ask(outside, lambda web: web.fetch_web("http://somewhere.test/"))
+
+
+def test_a_public_address_of_this_machine_is_refused(outside: Outside, monkeypatch: pytest.MonkeyPatch) -> None:
+    resolving_to(monkeypatch, "93.184.215.14")
+    monkeypatch.setattr(addresses, "is_own", lambda address: address == "93.184.215.14")
+    with pytest.raises(Forbidden, match="not public"):
+        ask(outside, lambda web: web.fetch_web("http://somewhere.test/"))
+
+
+@pytest.mark.parametrize("port", [22, 25, 6379, 8080])
+def test_a_port_that_is_not_of_the_web_is_refused(outside: Outside, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    resolving_to(monkeypatch, "93.184.215.14")
+    with pytest.raises(Forbidden, match=f"port {port} is not allowed here, only 80, 443"):
+        ask(outside, lambda web: web.fetch_web(f"http://somewhere.test:{port}/"))
+
+
+def test_the_operator_chooses_the_ports(outside: Outside) -> None:
+    url = f"http://localhost:{outside.port}/page"
+    with pytest.raises(Forbidden, match="not public"):
+        ask(outside, lambda web: web.fetch_web(url), fetch_ports=(str(outside.port),))
 
 
 @pytest.mark.parametrize(
@@ -306,7 +409,7 @@ def test_a_summary_that_fails_has_a_score_of_its_own(outside: Outside) -> None:
     outside.failing["/llm/chat/completions"] = outside.failing["/v1/chat/completions"] = 99
     answer = ask(outside, lambda web: web.web_parse(f"{outside.url}/page", "?"))
     assert (answer["urls"], answer["score"]) == ([], -1)
-    answer = ask(outside, lambda web: web.web_parse("http://localhost:1/", "?"))
+    answer = ask(outside, lambda web: web.web_parse("http://localhost/", "?"))
     assert answer["score"] == -1
     assert "not public" in answer["content"]
 
@@ -336,7 +439,7 @@ print(llm("hello"))
 with ThreadPoolExecutor(20) as pool:
     print(len(list(pool.map(lambda n: web_search(f"q{{n}}", 2)["organic"][1]["title"], range(40)))))
 try:
-    fetch_web("http://localhost:1/")
+    fetch_web("http://localhost/")
 except ToolError as error:
     print(error)
 import os, sys

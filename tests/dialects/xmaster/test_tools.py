@@ -259,7 +259,7 @@ class TestProxy:
 
     def test_pages_and_papers(self, request: pytest.FixtureRequest, which: str, outside: Outside) -> None:
         assert self.ask(request, which, "/fetch_web", {"url": f"{outside.url}/page"}) == [True, PAGE]
-        assert self.ask(request, which, "/fetch_web", {"url": "http://localhost:1/"}) == [
+        assert self.ask(request, which, "/fetch_web", {"url": "http://localhost/"}) == [
             False,
             "Failed to fetch web page",
         ]

@@ -79,7 +79,7 @@ async def serve_proxy(settings: Settings, log: Log) -> None:
         InvalidSettings: the address cannot be used, or may not be used without a key; or a library is missing.
     """
     keys = KeyRing(KeyFile(keys_path(settings)), settings.server.api_key)
-    web = Web(settings.web, settings.llm)
+    web = Web(settings.web, settings.llm, settings.jail.uid_base)
     await web.open()
     try:
         with bind(settings, keys, settings.server.port) as listener, stopping_at_signals() as stop:

@@ -89,7 +89,7 @@ async def serve(settings: Settings, log: Log) -> None:
 def build_proxy_access(settings: Settings, listeners: Sequence[str]) -> Web | None:
     """What the API proxy works with, where it is served."""
     if settings.web.serve_proxy or "proxy" in listeners:
-        return Web(settings.web, settings.llm)
+        return Web(settings.web, settings.llm, settings.jail.uid_base)
     return None
 
 

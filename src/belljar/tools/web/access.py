@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from belljar.contract.errors import InvalidSettings, ToolFailed
-from belljar.settings import LlmSettings, WebSettings
+from belljar.settings import JailSettings, LlmSettings, WebSettings
 from belljar.tools.web.answers import read_json
 from belljar.tools.web.cache import Cache
 from belljar.tools.web.fetch import Fetcher, Forbidden, Page, new_client
@@ -26,7 +26,7 @@ _log = logging.getLogger("belljar.tools")
 _SCRAPE_SECONDS = 15.0
 _PAUSE_SECONDS = 0.2
 _ARXIV = re.compile(r"^https?://(?:www\.)?arxiv\.org/abs/([^?#]+)")
-_FENCE = re.compile(r"^\s*```(?:json)?\s*(.*?)\s*```\s*$", re.DOTALL)
+_FENCE = "```"
 
 
 class Web:
@@ -34,8 +34,10 @@ class Web:
 
     _client: httpx.AsyncClient
 
-    def __init__(self, web: WebSettings, llm: LlmSettings) -> None:
+    def __init__(self, web: WebSettings, llm: LlmSettings, uid_base: int | None = None) -> None:
+        """`uid_base` is `jail.uid_base`, from which the processes that parse pages take their uid."""
         self._settings = web
+        self._uid_base = JailSettings().uid_base if uid_base is None else uid_base
         self._llm_settings = llm
         self._is_open = False
         if web.search_provider not in PROVIDERS:
@@ -50,7 +52,7 @@ class Web:
             self._is_open = True
             self._cache = Cache(self._settings.cache_bytes, self._settings.cache_seconds)
             self._fetcher = Fetcher(self._client, self._settings)
-            self._reader = Reader(self._settings)
+            self._reader = Reader(self._settings, self._uid_base)
             self.models = Models(self._client, self._llm_settings)
 
     async def close(self) -> None:
@@ -111,7 +113,7 @@ class Web:
 
     async def _fetch_web(self, url: str) -> str:
         try:
-            return (await self._fetcher.get(url)).text()
+            page = await self._fetcher.get(url)
         except Forbidden:
             raise
         except ToolFailed as error:
@@ -119,6 +121,7 @@ class Web:
                 raise
             _log.info("%s: %s; asking the scraping service", url, error)
             return await self._scrape(url)
+        return await self._reader.text(page.content, page.codec)
 
     async def _scrape(self, url: str) -> str:
         import httpx
@@ -150,7 +153,7 @@ class Web:
         page = await self._fetcher.get(url)
         if not page.is_pdf:
             raise ToolFailed("that is no PDF")
-        return await self._reader.read("pdf", page.content)
+        return await self._reader.pdf(page.content)
 
     async def web_parse(self, link: str, user_prompt: str, llm: str = "") -> dict[str, Any]:
         """What a page or PDF says about a question, in a model's words. A failure is an answer too: its score is -1."""
@@ -167,10 +170,10 @@ class Web:
         link = _ARXIV.sub(r"https://arxiv.org/pdf/\1", link)
         page = await self._page(link)
         if page.is_pdf:
-            text = await self._reader.read("pdf", page.content)
+            text = await self._reader.pdf(page.content)
             prompt = _fill(settings.paper_prompt, user_query=user_prompt, pdf_info=text[: settings.prompt_bytes])
         else:
-            text = await self._reader.read("html", page.text().encode())
+            text = await self._reader.html(page.content, page.codec)
             prompt = _fill(settings.summary_prompt, user=user_prompt, info=text[: settings.prompt_bytes])
         return _read_summary(await self.models.ask(prompt, llm))
 
@@ -196,9 +199,8 @@ def _fill(template: str, **values: str) -> str:
 
 def _read_summary(said: str) -> dict[str, Any]:
     """A model was asked for JSON, and may have given it."""
-    fenced = _FENCE.match(said)
     try:
-        answer = msgspec.json.decode(fenced[1] if fenced else said)
+        answer = msgspec.json.decode(_without_fence(said))
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         answer = None
     if not isinstance(answer, dict) or "content" not in answer:
@@ -209,3 +211,11 @@ def _read_summary(said: str) -> dict[str, Any]:
         "urls": urls if isinstance(urls, list) else [],
         "score": answer.get("score", 1),
     }
+
+
+def _without_fence(said: str) -> str:
+    """What stands between a code fence at the beginning and one at the end; without both, all of it."""
+    text = said.strip()
+    if len(text) < 2 * len(_FENCE) or not (text.startswith(_FENCE) and text.endswith(_FENCE)):
+        return said
+    return text[len(_FENCE) : -len(_FENCE)].removeprefix("json").strip()

@@ -2,7 +2,8 @@
 
 The address is ours to choose: the name is resolved here, every address it has must be public, and the connection goes
 to one of those addresses, so a name that resolves differently a moment later changes nothing. Redirects are followed
-here, each checked like the first. An operator may allow hosts by name; those may be anywhere.
+here, each checked like the first. Addresses and ports are judged by the rules that programs with a network are held to
+(`egress/rules.py`). An operator may allow hosts by name; those may be anywhere.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ from __future__ import annotations
 import asyncio
 import socket
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from belljar.contract.errors import InvalidSettings, ToolFailed
-from belljar.egress.addresses import is_public
+from belljar.egress.rules import Refused, Rules
 from belljar.settings import WebSettings
+from belljar.tools.web import charsets
 
 if TYPE_CHECKING:
     import httpx
@@ -44,20 +45,10 @@ class Page:
         """Whatever it says it is."""
         return self.content.startswith(b"%PDF-") or self.content_type.startswith("application/pdf")
 
-    def text(self) -> str:
-        """The page as text; what cannot be read is replaced."""
-        named = self.content_type.lower().partition("charset=")[2].strip("\"' ;")
-        if not named:
-            head = self.content[:2048].lower()
-            named = head.partition(b"charset=")[2][:40].lstrip(b"\"' ").decode("ascii", "replace")
-            named = "".join(
-                letter for letter in named.split('"')[0].split("'")[0] if letter.isalnum() or letter in "-_"
-            )
-        try:
-            text = self.content.decode(named or "utf-8", "replace")
-        except (LookupError, ValueError):
-            return self.content.decode("utf-8", "replace")
-        return text.encode("utf-8", "replace").decode()  # some character sets have halves of characters
+    @property
+    def codec(self) -> str:
+        """The name under which Python knows the page's character set."""
+        return charsets.find(self.content, self.content_type)
 
 
 def new_client() -> httpx.AsyncClient:
@@ -80,7 +71,13 @@ class Fetcher:
     def __init__(self, client: httpx.AsyncClient, settings: WebSettings) -> None:
         self._client = client
         self._settings = settings
-        self._allowed = {name.strip().lower() for name in settings.allowed_hosts}
+        allowed = {name.strip().lower() for name in settings.allowed_hosts}
+        self._anywhere = {
+            name for name in allowed if name.count(":") != 1
+        }  # at any port; NAME:PORT is the rules' to judge
+        self._rules = Rules(
+            ports=frozenset(map(int, settings.fetch_ports)), allow=("*",), deny=(), allow_private=frozenset(allowed)
+        )
 
     async def get(self, url: str) -> Page:
         """What is at `url`.
@@ -141,35 +138,40 @@ class Fetcher:
             return bytes(taken)
         if encoding not in ("gzip", "x-gzip", "deflate"):
             raise ToolFailed(f"it is packed as {encoding[:40]!r}, which nobody asked for")
-        return _unpack(bytes(taken), most)
+        return await asyncio.to_thread(_unpack, bytes(taken), most)
 
     async def _resolve(self, host: str, port: int) -> str:
         """One address of a host that may be asked."""
-        is_allowed = host.lower() in self._allowed or f"{host.lower()}:{port}" in self._allowed
+        name = host.lower()
+        self._check_port(name, port)
         try:
             found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError):
             raise ToolFailed(f"there is no host {host[:200]!r}") from None
         addresses = [str(each[4][0]) for each in found]
-        if not is_allowed:
-            check_public(host, addresses)
         if not addresses:
             raise ToolFailed(f"there is no host {host[:200]!r}")
+        try:
+            self._rules.check_addresses(name, port, addresses)
+        except Refused:
+            raise Forbidden(
+                f"{host[:200]!r} has an address that is not public; "
+                "the operator allows hosts by name (web.allowed_hosts)"
+            ) from None
         return addresses[0]
+
+    def _check_port(self, name: str, port: int) -> None:
+        if name not in self._anywhere:
+            try:
+                self._rules.check_name(name, port)
+            except Refused as error:
+                raise Forbidden(f"{error} (web.fetch_ports, web.allowed_hosts)") from None
 
 
 class Forbidden(ToolFailed):
     """It must not be fetched, by whatever way."""
 
     code = "forbidden"
-
-
-def check_public(host: str, addresses: Sequence[str]) -> None:
-    """Raises Forbidden unless every address is one that anybody on the internet can reach."""
-    if not all(map(is_public, addresses)):
-        raise Forbidden(
-            f"{host[:200]!r} has an address that is not public; the operator allows hosts by name (web.allowed_hosts)"
-        )
 
 
 def _unpack(packed: bytes, most: int) -> bytes:

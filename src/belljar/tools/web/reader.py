@@ -1,149 +1,111 @@
-"""Getting the text out of pages and PDFs, in a process of its own.
+"""Gets the text out of pages and PDFs, each in a process of its own that is killed when its time is over.
 
-Both come from strangers, and parsers of both have been made to run for hours or to fill memory. So the parser runs
-elsewhere, with limits that the kernel keeps, and is killed when its time is over: `python -m belljar.tools.web.reader
-pdf|html BYTES_MAX < document`.
+The server never decodes nor parses what a stranger wrote: a page that is made to be slow stops its own process, and
+the calls of other programs go on.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import signal
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 
 from belljar.contract.errors import ToolFailed
+from belljar.jail import policy
 from belljar.settings import WebSettings
 
-_MEMORY_BYTES = 1024 * 1024 * 1024
-_INVISIBLE = {"script", "style", "noscript", "template", "svg", "head"}
-_BLOCKS = {"p", "div", "br", "li", "tr", "h1", "h2", "h3", "h4", "h5", "h6", "section", "article", "table", "ul", "ol"}
+_START = "import sys; sys.path.insert(0, sys.argv[1]); from belljar.tools.web.parsing import main; main()"
 _SOURCES = str(Path(__file__).resolve().parents[3])
-_AT_ONCE = 4
+_AT_ONCE = (
+    4  # of each kind: parsing is what hostile pages make slow, and pages that are only decoded do not wait for it
+)
+_CHARACTER_BYTES_MAX = 4
+_REASON_BYTES = 2048
+_TOO_MUCH = (-signal.SIGXCPU, -signal.SIGKILL)
 
 
 class Reader:
     """Starts such processes, a few at a time."""
 
-    def __init__(self, settings: WebSettings) -> None:
+    def __init__(self, settings: WebSettings, uid_base: int) -> None:
         self._settings = settings
-        self._gate = asyncio.Semaphore(_AT_ONCE)
+        self._uid = str(uid_base + policy.READER_UID) if os.geteuid() == 0 else ""
+        self._gates = {kind: asyncio.Semaphore(_AT_ONCE) for kind in ("text", "html", "pdf")}
 
-    async def read(self, kind: str, content: bytes) -> str:
-        """The text of a document; `kind` is 'pdf' or 'html'.
+    async def text(self, content: bytes, codec: str) -> str:
+        """A whole page, decoded.
 
         Raises:
-            ToolFailed: there is none to be had.
+            ToolFailed: it cannot be read within the limits.
         """
-        settings = self._settings
-        async with self._gate:
+        return await self._read("text", codec, content, self._settings.fetch_bytes)
+
+    async def html(self, content: bytes, codec: str) -> str:
+        """What a reader of a page would see; raises as `text` does."""
+        return await self._read("html", codec, content, self._settings.text_bytes)
+
+    async def pdf(self, content: bytes) -> str:
+        """The text of a PDF; raises as `text` does."""
+        return await self._read("pdf", "utf-8", content, self._settings.text_bytes)
+
+    async def _read(self, kind: str, codec: str, content: bytes, bytes_max: int) -> str:
+        seconds = self._settings.read_seconds
+        flags = ("-I",) if kind == "pdf" else ("-I", "-S")  # its parser is the only one that is installed
+        arguments = (kind, codec, str(bytes_max), str(int(seconds) + 1), self._uid)
+        async with self._gates[kind]:
             process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                *(
-                    "-m",
-                    "belljar.tools.web.reader",
-                    kind,
-                    str(settings.text_bytes),
-                    str(int(settings.read_seconds) + 1),
-                ),
+                *(sys.executable, *flags, "-c", _START, _SOURCES, *arguments),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                env={"PATH": os.defpath, "PYTHONPATH": _SOURCES},
+                stderr=asyncio.subprocess.DEVNULL,
+                env={},
+                cwd="/",
             )
+            feeding = asyncio.create_task(_feed(process, content))
             try:
-                async with asyncio.timeout(settings.read_seconds):
-                    text, complaint = await process.communicate(content)
-            except TimeoutError:
-                raise ToolFailed(f"it could not be read within {settings.read_seconds:g} s") from None
-            finally:
-                if process.returncode is None:
-                    process.kill()
+                async with asyncio.timeout(seconds):
+                    answer = await _take(process, max(_REASON_BYTES, bytes_max * _CHARACTER_BYTES_MAX))
                     await process.wait()
-        if process.returncode:
-            lines = complaint.decode("utf-8", "replace").strip().splitlines() or ["?"]
-            raise ToolFailed(f"it could not be read: {lines[-1][:300]}")
-        return text.decode("utf-8", "replace")
+            except TimeoutError:
+                raise ToolFailed(f"it could not be read within {seconds:g} s") from None
+            finally:
+                feeding.cancel()
+                if process.returncode is None:
+                    with contextlib.suppress(ProcessLookupError):
+                        process.kill()
+                    await process.wait()
+                await asyncio.gather(feeding, return_exceptions=True)
+        return _understand(answer, process.returncode)
 
 
-class _Text(HTMLParser):
-    """The words of a page, with its links."""
-
-    def __init__(self, bytes_max: int) -> None:
-        super().__init__()
-        self.pieces: list[str] = []
-        self._left = bytes_max
-        self._hidden = 0
-        self._link = ""
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag in _INVISIBLE:
-            self._hidden += 1
-        elif tag in _BLOCKS:
-            self._add("\n")
-        elif tag == "a":
-            self._link = dict(attrs).get("href") or ""
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag in _INVISIBLE:
-            self._hidden = max(0, self._hidden - 1)
-        elif tag == "a" and self._link.startswith(("http://", "https://")):
-            self._add(f" ({self._link})")
-            self._link = ""
-
-    def handle_data(self, data: str) -> None:
-        if not self._hidden:
-            self._add(data)
-
-    def _add(self, text: str) -> None:
-        if self._left > 0:
-            self.pieces.append(text[: self._left])
-            self._left -= len(text)
+async def _feed(process: asyncio.subprocess.Process, content: bytes) -> None:
+    assert process.stdin is not None
+    with contextlib.suppress(OSError):
+        process.stdin.write(content)
+        await process.stdin.drain()
+        process.stdin.close()
+        await process.stdin.wait_closed()
 
 
-def html_to_text(html: str, bytes_max: int) -> str:
-    """What a reader of the page would see, with where its links lead."""
-    parser = _Text(bytes_max)
-    parser.feed(html)
-    parser.close()
-    lines = (" ".join(line.split()) for line in "".join(parser.pieces).splitlines())
-    return "\n".join(line for line in lines if line)
+async def _take(process: asyncio.subprocess.Process, bytes_max: int) -> bytes:
+    """All that it says, which is bounded whatever has become of it."""
+    assert process.stdout is not None
+    taken = bytearray()
+    while piece := await process.stdout.read(1 << 20):
+        taken += piece
+        if len(taken) > bytes_max + 1:
+            raise ToolFailed("it could not be read: its text has no end")
+    return bytes(taken)
 
 
-def _pdf_to_text(content: bytes, bytes_max: int) -> str:
-    import io
-    import logging
-
-    from pypdf import PdfReader
-
-    logging.getLogger("pypdf").setLevel(logging.ERROR)
-    pieces, size = [], 0
-    for page in PdfReader(io.BytesIO(content)).pages:
-        text = page.extract_text()
-        pieces.append(text)
-        size += len(text)
-        if size > bytes_max:
-            break
-    return "\n".join(pieces)[:bytes_max]
-
-
-def main() -> None:
-    """In the process of its own."""
-    import resource
-
-    kind, bytes_max, cpu_seconds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    content = sys.stdin.buffer.read()
-    if kind == "pdf":
-        text = _pdf_to_text(content, bytes_max)
-    else:
-        text = html_to_text(content.decode("utf-8", "replace"), bytes_max)
-    sys.stdout.buffer.write(text.encode("utf-8", "replace"))
-
-
-if __name__ == "__main__":
-    main()
+def _understand(answer: bytes, status: int | None) -> str:
+    text = answer[1:].decode("utf-8", "replace")
+    if status == 0 and answer[:1] == b"+":
+        return text
+    if status == 0 and answer[:1] == b"-":
+        raise ToolFailed(f"it could not be read: {' '.join(text.split())[:300]}")
+    reason = "it takes too much processor time or memory" if status in _TOO_MUCH else f"the parser ended with {status}"
+    raise ToolFailed(f"it could not be read: {reason}")
