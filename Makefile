@@ -10,6 +10,8 @@ HTTP_ARGS ?=
 LOAD_ARGS ?=
 CONTAINER_ARGS ?= --runtime runsc
 SERVE_ARGS ?=
+FUZZ_SECONDS ?= 60
+FUZZ_TARGETS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -23,7 +25,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup languages run hello test check format bench languagebench soak http load containers mcpb clean
+.PHONY: help setup languages run hello test check format bench languagebench fuzz soak http load containers mcpb clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +38,8 @@ $(INSTALLED): pyproject.toml
 	@echo "── installing Belljar and its tools into $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install -qq --editable '.[dev,bench]'
+	@$(BIN)/python -m pip install -qq --only-binary atheris --editable '.[fuzz]' || \
+		echo "── NO FUZZING HERE: atheris has no wheel for this Python and machine; the tests mutate their corpus blindly" >&2
 	@touch $@
 
 # No stamp for the guest environment: only Belljar knows whether it is there and whole, and asking is quick.
@@ -69,6 +73,9 @@ bench: setup ## measure beside peers; prints a table and draws a plot
 
 languagebench: setup ## every language by hand and through Belljar; writes its table into docs/languages.md
 	$(BIN)/python bench/languages.py --output-dir docs $(BENCH_ARGS)
+
+fuzz: $(INSTALLED) ## fuzz every parser of hostile bytes, FUZZ_SECONDS each (60); FUZZ_TARGETS names some of them
+	$(BIN)/python tests/fuzz/all.py --seconds $(FUZZ_SECONDS) $(FUZZ_TARGETS)
 
 soak: setup ## tens of thousands of mixed runs; fails when anything is left behind
 	$(BIN)/python bench/soak.py $(SOAK_ARGS)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -80,3 +82,14 @@ def test_what_is_passed_on_is_for_the_host_that_was_judged(words: list[bytes]) -
         assert head[-1] == b"Connection: close"
         assert not any(line.lower().startswith(b"proxy-") for line in head)
         assert all(b"\n" not in line and b"\r" not in line and b"\0" not in line for line in head)
+
+
+@pytest.mark.parametrize("header", [b"a:\r\n", b"Connection: a,b\r\n", b"Connection: " + b"," * 200 + b"\r\n"])
+def test_many_headers_are_read_in_time_that_grows_with_their_number(header: bytes) -> None:
+    """One program's request must not hold up the connections of all others."""
+    head = b"GET http://a.test/ HTTP/1.1\r\n"
+    request = head + header * ((32 * 1024 - len(head) - 2) // len(header)) + b"\r\n"
+    began = time.process_time()
+    lines, rest = request.split(b"\r\n\r\n")[0].split(b"\r\n"), b""
+    assert speech._read_http(lines, rest).host == "a.test"
+    assert time.process_time() - began < 1.0

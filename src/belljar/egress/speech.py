@@ -107,7 +107,8 @@ def _read_http(lines: list[bytes], rest: bytes) -> Asked:
     if url is None:
         raise NotUnderstood("a proxy is asked for whole http:// URLs, or by CONNECT")
     host, port = _read_authority(url[1], 80)
-    kept = [b"%b: %b" % each for each in headers if each[0].lower() not in _NOT_PASSED_ON | _named_by(headers)]
+    dropped = _NOT_PASSED_ON | _named_by(headers)
+    kept = [b"%b: %b" % each for each in headers if each[0].lower() not in dropped]
     kept = [line for line in kept if not line.lower().startswith(b"proxy-")]
     path = (url[2] or "/").encode()
     anew = (

@@ -18,7 +18,7 @@ import socket
 import stat
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from belljar import channel
 
@@ -26,9 +26,20 @@ _BEHIND_BYTES = 1 << 20  # that nobody has read yet: the guest then waits
 _DESCRIPTORS = 8
 _SOCKETS_MAX = 96  # of one run, whatever its container says
 _FILE_BYTES_MAX = 256 << 20
+_MESSAGE_BYTES = 256  # what a frame counts for beside its blob
+_UNREAD_BYTES_MAX = _FILE_BYTES_MAX + (64 << 20)  # of a container that does not wait when it is told to
 _RIGHTS = (socket.SOL_SOCKET, socket.SCM_RIGHTS)
 
 Send = Callable[[dict[str, Any], bytes], None]
+
+
+class _Frame(NamedTuple):
+    """A frame about a line, of which every word was checked."""
+
+    number: int
+    is_closed: bool
+    sent: list[int | None]  # for each descriptor that came along the number of its line; None: it is not a socket
+    blob: bytes
 
 
 class Lines:
@@ -42,7 +53,7 @@ class Lines:
         self._sockets: dict[int, socket.socket] = {}
         self._files: dict[int, tuple[int, int]] = {}  # descriptor and size
         self._next = 0
-        self._inbox: deque[tuple[dict[str, Any], bytes]] = deque()
+        self._inbox: deque[_Frame] = deque()
         self._inbox_bytes = 0
         self._is_paused = False
         self._waiting_for = -1
@@ -103,62 +114,72 @@ class Lines:
     # ---- what comes from there
 
     def hear(self, message: dict[str, Any], blob: bytes) -> None:
-        """One frame about a line."""
-        self._inbox.append((message, blob))
-        self._inbox_bytes += len(blob)
+        """One frame about a line.
+
+        Raises:
+            ValueError: the container does not keep to the rules; nothing of the frame was taken.
+        """
+        self._inbox.append(_read(message, blob))
+        self._inbox_bytes += len(blob) + _MESSAGE_BYTES
+        if self._inbox_bytes > _UNREAD_BYTES_MAX:
+            raise ValueError("the container sends more than is read, though it was told to wait")
         self._pump()
 
     def _pump(self) -> None:
         self._stop_waiting()
         while self._inbox:
-            message, blob = self._inbox[0]
-            number = int(message["line"])
+            frame = self._inbox[0]
             try:
-                left = self._deliver(number, message, blob)
+                left = self._deliver(frame)
             except BlockingIOError:
-                left = blob
+                left = frame.blob
             if left is not None:
-                self._inbox_bytes -= len(blob) - len(left)
-                self._inbox[0] = message, left
-                self._wait_for(number)
+                self._inbox_bytes -= len(frame.blob) - len(left)
+                self._inbox[0] = frame._replace(blob=left)
+                self._wait_for(frame.number)
                 break
-            self._inbox_bytes -= len(blob)
+            self._inbox_bytes -= len(frame.blob) + _MESSAGE_BYTES
             self._inbox.popleft()
         if self._is_paused != (self._inbox_bytes > _BEHIND_BYTES):
             self._is_paused = not self._is_paused
             self._send({"do": "pause", "run": self._run, "is_paused": self._is_paused}, b"")
 
-    def _deliver(self, number: int, message: dict[str, Any], blob: bytes) -> bytes | None:
-        """What of it could not be passed on yet; None when it is done with, or nobody wants it."""
-        if message.get("closed"):
+    def _deliver(self, frame: _Frame) -> bytes | None:
+        """What of it could not be passed on yet; None when it is done with, or nothing takes it."""
+        number = frame.number
+        if frame.is_closed:
             self._drop(number)
         elif number in self._files:
             descriptor, size = self._files[number]
             with contextlib.suppress(OSError):
-                os.pwrite(descriptor, blob[:size], 0)
+                os.pwrite(descriptor, frame.blob[:size], 0)
         elif number in self._pipes:
             try:
-                written = os.write(self._pipes[number], blob)
+                written = os.write(self._pipes[number], frame.blob)
             except BrokenPipeError:
                 return None
-            return blob[written:] or None
+            return frame.blob[written:] or None
         elif number in self._sockets:
-            self._pass_on(self._sockets[number], message.get("sent") or [], blob)
+            self._pass_on(self._sockets[number], frame)
         return None
 
-    def _pass_on(self, peer: socket.socket, sent: list[dict[str, Any]], packet: bytes) -> None:
+    def _pass_on(self, peer: socket.socket, frame: _Frame) -> None:
         theirs: list[int] = []
         made: dict[int, socket.socket] = {}
         try:
-            for each in sent[:_DESCRIPTORS]:
-                if each.get("kind") == "socket" and len(self._sockets) + len(made) < _SOCKETS_MAX:
-                    made[int(each["line"])], end = channel.pair()
+            for line in frame.sent:
+                if line is not None and line not in made and len(self._sockets) + len(made) < _SOCKETS_MAX:
+                    made[line], end = channel.pair()
                     theirs.append(end.detach())
                 else:
                     theirs.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
             rights = [(*_RIGHTS, array.array("i", theirs))] if theirs else []
-            with contextlib.suppress(BrokenPipeError, ConnectionError):
-                peer.sendmsg((packet,), rights, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+            try:
+                peer.sendmsg((frame.blob,), rights, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                raise
+            except OSError:
+                return  # it has left, or no packet can be that large
             while made:
                 self.speak(*made.popitem())
         finally:
@@ -183,6 +204,9 @@ class Lines:
             os.close(self._pipes.pop(number))
         elif number in self._sockets:
             peer = self._sockets.pop(number)
+            if peer.fileno() == self._waiting_for:
+                self._stop_waiting()
+                self._loop.call_soon(self._pump)
             self._loop.remove_reader(peer)
             peer.close()
 
@@ -195,3 +219,17 @@ class Lines:
         for descriptor, _ in self._files.values():
             os.close(descriptor)
         self._files.clear()
+
+
+def _read(message: dict[str, Any], blob: bytes) -> _Frame:
+    """A frame as a container sent it; the lines that it opens itself have numbers below 0."""
+    number, sent = message.get("line"), message.get("sent") or []
+    if not isinstance(number, int) or not isinstance(sent, list) or len(sent) > _DESCRIPTORS:
+        raise ValueError("a frame about a line cannot be read")
+    lines: list[int | None] = []
+    for each in sent:
+        line = each.get("line") if isinstance(each, dict) and each.get("kind") == "socket" else None
+        if line is not None and not (isinstance(line, int) and line < 0):
+            raise ValueError("a frame names a line that a container cannot open")
+        lines.append(line)
+    return _Frame(number, bool(message.get("closed")), lines, blob)

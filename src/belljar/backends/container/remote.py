@@ -37,6 +37,7 @@ from belljar.contract.errors import (
     InvalidExecution,
     JailSetupFailed,
     SandboxFault,
+    UnsafePath,
     ZygoteDied,
 )
 from belljar.contract.execution import Evidence, Execution, Limits
@@ -53,6 +54,8 @@ _PATIENCE_SECONDS = 30.0  # over a run's own time, before the container is taken
 _STDOUT = 1
 _OWN_BYTES = 64 << 20  # of an interpreter and what it has imported, which is not the program's
 _THREADS_BYTES, _RESERVED_BYTES = 4 << 30, 1 << 40
+#: What comes of reading a frame that no steward of ours has written.
+NONSENSE = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
 _Heard: TypeAlias = "asyncio.Queue[tuple[dict[str, Any], bytes]]"
 
 
@@ -178,6 +181,9 @@ class RemoteWorld:
             self._begin(asked, "heavy" if is_heavy else "bare", extras, source)
             try:
                 return await self._follow(asked, run)
+            except (*NONSENSE, UnsafePath) as error:
+                self._lose("it says what cannot be read")
+                raise ZygoteDied("the container says what cannot be read") from error
             except asyncio.CancelledError:
                 await asyncio.shield(self._kill_and_wait(number, run))
                 raise
@@ -328,7 +334,7 @@ class RemoteWorld:
                     continue
                 inbox += chunk
                 self._take_frames(inbox)
-        except (asyncio.IncompleteReadError, OSError, ValueError, KeyError, TypeError) as error:
+        except (asyncio.IncompleteReadError, OSError, *NONSENSE) as error:
             detail = said.decode("utf-8", "replace").strip() or str(error)
             if not self.is_lost:
                 _log.error("the container of %s has ended: %s", self.name, detail)

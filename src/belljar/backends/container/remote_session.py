@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import itertools
+import math
 import os
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ from belljar.backends.container.lines import Lines, Send
 from belljar.backends.local.bodies import Body, Family
 from belljar.backends.local.session import LocalSession
 from belljar.backends.local.turn import End
-from belljar.contract.errors import CannotBranch
+from belljar.contract.errors import CannotBranch, SandboxFault, UnsafePath
 from belljar.contract.files import check_relative_path
 from belljar.contract.sessions import LiveSession
 from belljar.jail import workdir, workfiles
@@ -71,7 +72,8 @@ class RemoteBody(Body):
         elif message.keys() & {"ended", "failed", "lost"}:
             ended = message.get("ended") or {}
             self.is_out_of_memory = bool(ended.get("out_of_memory"))
-            self._end(ended.get("status"))
+            status = ended.get("status")
+            self._end(status if isinstance(status, int) and 0 <= status < 1 << 16 else None)
 
     def _end(self, status: int | None) -> None:
         if not self._has_gone.is_set():
@@ -199,8 +201,17 @@ class RemoteSession(LocalSession):
 
 
 def _entries(answer: Mapping[str, Any]) -> list[workfiles.Entry]:
-    """What the steward lists. It is no more to be trusted than the container it is in."""
-    found = [workfiles.Entry(str(path), int(size), float(at)) for path, size, at in answer.get("found") or ()]
-    for entry in found:
-        check_relative_path(entry.path)
+    """What the steward lists. It is no more to be trusted than the container it is in.
+
+    Raises:
+        SandboxFault: it cannot be read.
+    """
+    try:
+        found = [workfiles.Entry(str(path), int(size), float(at)) for path, size, at in answer.get("found") or ()]
+        for entry in found:
+            check_relative_path(entry.path)
+            if entry.size_bytes < 0 or not math.isfinite(entry.modified_at):
+                raise ValueError(entry.path)
+    except (ValueError, TypeError, OverflowError, UnsafePath) as error:
+        raise SandboxFault("the container lists its files in a way that cannot be read") from error
     return found

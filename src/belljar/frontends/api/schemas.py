@@ -131,13 +131,12 @@ class BodyReader(Generic[_T]):
             raise _not_json(error, body) from None
 
     def _explain(self, said: str) -> Refusal:
-        problem, _, place = said.partition(" - at `")
-        field = place.removesuffix("`").removeprefix("$").removeprefix(".").replace("[...]", "")
+        problem, field = self._cut(said)
         where = field or "the body"
         unknown = re.fullmatch(r"Object contains unknown field `(.*)`", problem, re.DOTALL)
         missing = re.fullmatch(r"Object missing required field `(.*)`", problem)
         if unknown:
-            known = ", ".join(_fields_at(self._kind, field))
+            known = ", ".join(_struct_at(self._kind, field).__struct_fields__)
             name = unknown[1] if len(unknown[1]) <= 80 else unknown[1][:80] + "…"
             inside = f" in {field}" if field else ""
             return _invalid(f"there is no field {name!r}{inside}; known are: {known}", _join(field, name))
@@ -145,13 +144,25 @@ class BodyReader(Generic[_T]):
             return _invalid(f"{_join(field, missing[1])} is missing; it is required", _join(field, missing[1]))
         return _invalid(f"{where}: {_in_json_words(problem)}", field or "$")
 
+    def _cut(self, said: str) -> tuple[str, str]:
+        """The problem and its place; a name in the body may look like a place, but like none that there is."""
+        problem, _, place = said.rpartition(" - at `")
+        field = place.removesuffix("`").removeprefix("$").removeprefix(".").replace("[...]", "")
+        try:
+            _struct_at(self._kind, field.rpartition(".")[0] if "unknown field" not in problem else field)
+        except LookupError:
+            return said, ""
+        return (problem, field) if problem else (said, "")
 
-def _fields_at(kind: Any, place: str) -> list[str]:
-    """The fields of the struct at a place such as `files[0]` inside `kind`."""
+
+def _struct_at(kind: Any, place: str) -> Any:
+    """The struct at a place such as `files[0]` inside `kind`. Raises LookupError."""
     for name in re.findall(r"[^.\[\]]+", place):
         if not name.isdigit():
             kind = _struct_in(get_type_hints(kind)[name])
-    return list(kind.__struct_fields__)
+            if kind is None:
+                raise LookupError(place)
+    return kind
 
 
 def _struct_in(hint: Any) -> Any:

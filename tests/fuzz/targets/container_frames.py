@@ -1,0 +1,59 @@
+"""Frames of a container whose kernel is not ours: about a program that runs, and about a session."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any
+
+import harness
+
+from belljar.backends.container.lines import Lines
+from belljar.backends.container.remote import NONSENSE, RemoteWorld, _Asked
+from belljar.backends.container.remote_session import RemoteBody
+from belljar.contract.execution import Execution, Limits
+from belljar.settings import RequestSettings
+
+ALLOWED = ()
+_WORDS = (
+    *("ready", "run", "line", "closed", "sent", "kind", "socket", "stream", "stdout", "bytes", "pictures", "started"),
+    *("ended", "status", "paths", "files", "asked", "found", "failed", "reason", "lost", "flooded"),
+)
+TOKENS = tuple(f'"{word}":'.encode() for word in _WORDS) + (b'{"run":1,"line":1}', b'{"run":2,"line":1}')
+_BOUNDS = RequestSettings()
+
+
+async def _talk(data: bytes) -> None:
+    world = RemoteWorld(None, "image", "name", _BOUNDS, Limits())  # type: ignore[arg-type]
+    sent: list[dict[str, Any]] = []
+    world._send = lambda message, blob=b"": sent.append(message)  # type: ignore[method-assign]
+    execution = Execution(code="", limits=Limits())
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    asked = _Asked(1, execution, _BOUNDS, None, Lines(1, world._send))
+    asked.lines.lend([write])
+    os.close(write)
+    world._enrol(lambda message, blob: asked.hear(message, blob))
+    body = RemoteBody(2, world._send, world, lambda: None)
+    world._enrol(body.hear)
+    inbox = bytearray()
+    try:
+        for chunk in harness.pieces(data):
+            inbox += chunk
+            world._take_frames(inbox)
+            await harness.turns(1)
+    except NONSENSE:  # as it says that reads them: the container is then lost
+        pass
+    finally:
+        asked.lines.close()
+        await body.release()
+        os.close(read)
+        world._greeted.cancel()
+        await asyncio.sleep(0)
+
+
+def run(data: bytes) -> None:
+    harness.drive(_talk(data))
+
+
+harness.open_loop()
