@@ -18,6 +18,8 @@ _START = "import sys; sys.path.insert(0, sys.argv[2]); from belljar.egress.proce
 _SOURCES = str(Path(__file__).resolve().parents[2])
 _START_SECONDS = 30.0
 _ANSWER_SECONDS = 10.0
+_REASON_CHARACTERS = 500
+_PACKETS_AT_ONCE = 64  # then others have their turn
 
 
 class EgressLost(Exception):
@@ -48,7 +50,12 @@ class Egress:
         process.passages += 1
         opened = OpenPassage(process, process.passages, self.counts)
         try:
-            await process.ask("open", opened.number, [listener])
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                await process.ask("open", opened.number, [listener])
+        except TimeoutError as error:
+            process.lose()
+            opened.drop()
+            raise EgressLost("the egress process does not answer") from error
         except BaseException:
             opened.drop()
             raise
@@ -113,9 +120,16 @@ class OpenPassage:
         except TimeoutError:
             self._process.lose()
             return None
+        if counts.keys() != self._totals.keys() or not all(map(_is_count, counts.values())):
+            self._process.lose()  # it is not what we have started any more
+            return None
         for name, count in counts.items():
             self._totals[name] += count
         return counts
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and 0 <= value < 1 << 63
 
 
 class _Process:
@@ -166,7 +180,9 @@ class _Process:
         return answer
 
     def _on_readable(self) -> None:
-        while not self.is_lost:
+        for _ in range(_PACKETS_AT_ONCE):
+            if self.is_lost:
+                return
             try:
                 message, _, _ = channel.receive(self._socket)
             except BlockingIOError:
@@ -175,7 +191,13 @@ class _Process:
                 self.lose()
                 _log.error("the egress process has died; the next program that needs one gets a new one")
                 return
-            self._hear(message)
+            try:
+                self._hear(message)
+            except (LookupError, TypeError):
+                self.lose()
+                _log.error(
+                    "the egress process said what it was not asked; the next program that needs one gets a new one"
+                )
 
     def _hear(self, message: dict[str, Any]) -> None:
         if "tell" in message:
@@ -188,7 +210,7 @@ class _Process:
             if answer.done():
                 return
             if "failed" in message:
-                answer.set_exception(EgressLost(message["failed"]))
+                answer.set_exception(EgressLost(str(message["failed"])[:_REASON_CHARACTERS]))
             else:
                 answer.set_result(message)
 

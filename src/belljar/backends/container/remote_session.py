@@ -32,6 +32,7 @@ _WORKS: Mapping[Callable[..., Any], str] = {
     workfiles.write: "write",
     workfiles.delete: "delete",
 }
+_REASON_CHARACTERS = 500
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -73,7 +74,7 @@ class RemoteBody(Body):
             ended = message.get("ended") or {}
             self.is_out_of_memory = bool(ended.get("out_of_memory"))
             status = ended.get("status")
-            self._end(status if isinstance(status, int) and 0 <= status < 1 << 16 else None)
+            self._end(status if _is_wait_status(status) else None)
 
     def _end(self, status: int | None) -> None:
         if not self._has_gone.is_set():
@@ -120,6 +121,11 @@ class RemoteBody(Body):
         os.close(self.stderr)
         self._send({"do": "done", "run": self.number}, b"")
         self._forget()
+
+
+def _is_wait_status(status: object) -> bool:
+    """Whether it is one of a process that has ended."""
+    return isinstance(status, int) and 0 <= status < 1 << 16 and (os.WIFEXITED(status) or os.WIFSIGNALED(status))
 
 
 class RemoteSession(LocalSession):
@@ -173,8 +179,11 @@ class RemoteSession(LocalSession):
             self._check_alive()  # it has ended while we waited
             raise
         if "error" in answer:
-            reason = str(answer.get("reason"))
-            raise workfiles.NoRoom(reason) if answer["error"] in _NO_ROOM else workfiles.NotThere(reason)
+            reason = str(answer.get("reason"))[:_REASON_CHARACTERS]
+            if order["work"] == "list":
+                raise SandboxFault(f"the container does not list its files: {reason}")
+            is_full = order["work"] == "write" and answer["error"] in _NO_ROOM
+            raise workfiles.NoRoom(reason) if is_full else workfiles.NotThere(reason)
         return answer, content
 
     async def _collect(self, is_wanted: Callable[[str], bool], count: int, bytes_max: int) -> list[tuple[str, bytes]]:

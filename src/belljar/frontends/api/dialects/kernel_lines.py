@@ -78,25 +78,26 @@ class _KeptBack:
     """Error output from where a traceback seems to begin."""
 
     def __init__(self) -> None:
-        self._text = ""
+        self._pieces: list[str] = []
 
     def take(self, text: str) -> str:
         """What of it can be told at once."""
-        if self._text:
-            self._text += text
+        if self._pieces:
+            self._pieces.append(text)
             return ""
         found = _TRACEBACK.search(text)
         if found is None:
             return text
-        self._text = text[found.start() :]
+        self._pieces.append(text[found.start() :])
         return text[: found.start()]
 
     def rest(self, outcome: Outcome) -> str:
         """What was no traceback after all."""
         traceback = "\n".join(outcome.error.traceback).strip("\n") if outcome.error else ""
-        if not traceback or traceback not in self._text:
-            return self._text
-        before, _, after = self._text.rpartition(traceback)
+        text = "".join(self._pieces)
+        if not traceback or traceback not in text:
+            return text
+        before, _, after = text.rpartition(traceback)
         return before.rstrip("\n") + after.strip("\n")
 
 

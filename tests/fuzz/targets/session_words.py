@@ -1,0 +1,104 @@
+"""Words of a hostile guest to its session: before the first cell, between cells, during one, and instead of files.
+
+The session is one behind another kernel, whose guest is at the other end of lines: the same code hears it as hears a
+local guest, and no jail is needed to say anything to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import harness
+
+from belljar import channel
+from belljar.backends.container.remote import NONSENSE
+from belljar.backends.container.remote_session import RemoteBody, RemoteSession
+from belljar.contract.errors import BelljarError
+from belljar.contract.execution import Execution, Limits
+from belljar.contract.sessions import SessionOrder
+from belljar.settings import RequestSettings
+
+ALLOWED = ()
+#: After its length a piece begins with what it is: a packet of the guest's, a cell, a file listing, a frame of output.
+_PACKET, _CELL, _LIST, _STDOUT, _PICTURE, _END = range(6)
+TOKENS = (
+    b"\0" + channel.build({"ended": 1, "error": None}),
+    b"\0" + channel.build({"ended": 2, "error": {"type": "E", "message": "m", "traceback": ["t"]}}),
+    b"\0" + channel.build({}, b"branched"),
+    *(bytes((each,)) for each in range(6)),
+)
+_READY = {"line": 1, "sent": [{"kind": "other"}] * 3}
+_CELL_ASKED = Execution(code="1", limits=Limits(wall_seconds=30.0))
+
+
+class _Steward:
+    """Does what the session asks of the container, as far as it must to come to an end."""
+
+    def __init__(self) -> None:
+        self.lines: list[int] = []  # of the cell that runs
+        self.questions: list[int] = []
+
+    def send(self, message: dict[str, Any], blob: bytes = b"") -> None:
+        if message["do"] == "kill":
+            asyncio.get_running_loop().call_soon(self.body.hear, {"ended": {"status": 9}}, b"")
+        elif message["do"] == "send":
+            self.lines = [kind["line"] for kind in message["kinds"]]
+        elif message["do"] == "file":
+            self.questions.append(message["asked"])
+
+
+async def _talk(data: bytes) -> None:
+    steward = _Steward()
+    world = SimpleNamespace(unstick=lambda: None, is_lost=False)
+    body = steward.body = RemoteBody(1, steward.send, world, lambda: None)
+    session = RemoteSession(body, Limits(), RequestSettings(), None)
+    tasks = [asyncio.create_task(session.start(SessionOrder()))]
+    await harness.turns(2)
+    is_wrong, data = (data[0] & 1, data[1:]) if data else (0, data)
+    if not is_wrong:
+        body.hear(_READY, channel.build({}))
+        await harness.turns(3)
+    try:
+        for piece in harness.pieces(data):
+            if session.ended is not None or not piece:
+                break
+            tasks += _do(session, steward, piece[0] % 6, piece[1:])
+            await harness.turns(4)
+    except NONSENSE:  # the container is then lost
+        pass
+    finally:
+        await session.close()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+    for error in ended:
+        if isinstance(error, Exception) and not isinstance(error, BelljarError):
+            raise error
+
+
+def _do(session: RemoteSession, steward: _Steward, what: int, content: bytes) -> list[asyncio.Task[Any]]:
+    body = steward.body
+    if what == _CELL and session._turn is None and session._started.done():
+        return [asyncio.create_task(session.run(_CELL_ASKED))]
+    if what == _LIST and not steward.questions and session._started.done():
+        return [asyncio.create_task(session.list_files())]
+    if what == _LIST and steward.questions:
+        message, blob = channel.parse(len(content).to_bytes(4, "big") + content) if content else ({}, b"")
+        body.hear({**message, "asked": steward.questions.pop()}, blob)
+    elif what in (_STDOUT, _PICTURE) and len(steward.lines) >= 3:
+        body.hear({"line": steward.lines[0 if what == _STDOUT else 2]}, content)
+    elif what == _PACKET:
+        body.hear({"line": 1}, content)
+    elif what == _END:
+        body.hear({"ended": {"status": content[0] if content else None}}, b"")
+    return []
+
+
+def run(data: bytes) -> None:
+    try:
+        harness.drive(_talk(data))
+    except channel.ChannelClosed:
+        pass  # of our own `parse` above
+
+
+harness.open_loop()
