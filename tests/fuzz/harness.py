@@ -8,6 +8,7 @@ A target is a module in `targets/` with a function `run(data)` and a tuple `ALLO
 from __future__ import annotations
 
 import asyncio
+import atexit
 import importlib.util
 import os
 import sys
@@ -91,6 +92,7 @@ def drive(main: Coroutine[Any, Any, None]) -> None:
     global _loop
     if _loop is None:
         _loop = asyncio.new_event_loop()
+        atexit.register(_loop.close)
         _loop.set_exception_handler(lambda loop, context: _complaints.append(context))
     _complaints.clear()
     _loop.run_until_complete(main)

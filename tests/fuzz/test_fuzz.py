@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import harness
 
-SECONDS = int(os.environ.get("FUZZ_SECONDS", "3"))
+SECONDS = int(os.environ.get("FUZZ_SECONDS", "2"))
 HAS_ATHERIS = importlib.util.find_spec("atheris") is not None
 MEMORY_BYTES_MAX = 32 << 20  # that one input may take at its peak
 _SMALL_BYTES, _LARGE_BYTES = 2048, harness.BYTES_MAX * 2
