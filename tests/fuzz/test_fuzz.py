@@ -60,7 +60,7 @@ def test_time_grows_with_the_input(target: harness.Target) -> None:
     seeds = [path.read_bytes() for path in target.corpus]
     for piece in sorted(repeated):
         _check_growth(target, b"", piece)
-        for seed in seeds[:: max(1, len(seeds) // 3)]:
+        for seed in seeds[:: max(1, len(seeds) // 2)]:
             _check_growth(target, seed[: _SMALL_BYTES // 4], piece)
     for seed in filter(None, seeds):
         _check_growth(target, b"", seed)
