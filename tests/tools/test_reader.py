@@ -14,12 +14,14 @@ from typing import Any
 import pytest
 
 from belljar.contract.errors import ToolFailed
+from belljar.jail import policy
 from belljar.settings import WebSettings
 from belljar.tools.web import charsets
 from belljar.tools.web.reader import Reader
 from tests.tools.outside import make_pdf
 
 _UID_BASE = 1_900_000_000
+_UID = _UID_BASE + policy.READER_UID
 
 
 def read(question: Callable[[Reader], Awaitable[str]], **changed: Any) -> str:
@@ -138,16 +140,18 @@ else:
         pytest.param("os.setuid(0); assert os.getuid() != 0", "PermissionError", id="root_again"),
     ],
 )
-def test_the_parser_has_no_rights(attempt: str, refused: str, is_root: bool, sources: Path) -> None:
-    if not is_root and attempt.startswith("os.setuid") and os.geteuid() == 0:
-        attempt = "os.setgroups([0])"  # without capabilities a root may stay itself, and nothing more
+def test_the_parser_has_no_rights(attempt: str, refused: str, is_root: bool, request: pytest.FixtureRequest) -> None:
     if is_root and os.geteuid() != 0:
         pytest.skip("needs root")
-    assert _confined(attempt, sources, uid=1_900_065_533 if is_root else None).stdout.strip() == refused
+    if not is_root and os.geteuid() == 0:
+        ended = _confined_as_plain_user(attempt, request.getfixturevalue("plain_user"))
+    else:
+        ended = _confined(attempt, request.getfixturevalue("sources"), uid=_UID if is_root else None)
+    assert ended.stdout.strip() == refused, ended.stderr
 
 
 def test_the_parser_is_ended_at_the_limit_of_its_processor_time(sources: Path) -> None:
-    uid = 1_900_065_533 if os.geteuid() == 0 else None
+    uid = _UID if os.geteuid() == 0 else None
     assert _confined("exec('while True: pass')", sources, uid=uid, cpu_seconds=1).returncode < 0
 
 
@@ -157,3 +161,10 @@ def _confined(
     code = _CONFINED.format(attempt=attempt, uid=uid, cpu_seconds=cpu_seconds)
     command = [sys.executable, "-I", "-S", "-c", code, str(sources)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def _confined_as_plain_user(attempt: str, user: Any) -> subprocess.CompletedProcess[str]:
+    code = _CONFINED.format(attempt=attempt, uid=None, cpu_seconds=10)
+    command = [user._python(), "-I", "-S", "-c", code, str(user._home / "src")]
+    who = {"user": user.uid, "group": user.uid, "extra_groups": [], "cwd": "/"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, **who)
