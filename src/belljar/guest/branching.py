@@ -24,11 +24,8 @@ _BELOW_OWN = ("/work/", "/tmp/", "/dev/shm/")
 _DELETED = " (deleted)"
 _PR_SET_DUMPABLE = 4
 _SIGCHLD = int(_signal.SIGCHLD)
-_KEPT_CAPABILITIES = 1 << 21 | 1 << 18  # CAP_SYS_ADMIN and CAP_SYS_CHROOT: to join the places of further branches
 _CAPABILITY_VERSION_3 = 0x20080522
-_LANDLOCK_CREATE_RULESET, _LANDLOCK_RESTRICT_SELF = 444, 446
-_SCOPE_ABSTRACT_SOCKET, _SCOPE_SIGNAL = 1, 2
-_MAKE_BLOCK_DEVICES = 1 << 11
+_LANDLOCK_RESTRICT_SELF = 446
 _KEPT_FLAGS = os.O_ACCMODE | os.O_APPEND | os.O_NONBLOCK | os.O_DIRECTORY | os.O_PATH | os.O_SYNC
 
 _CLONE_VM, _CLONE_VFORK = 0x100, 0x4000
@@ -198,51 +195,43 @@ _passing: _Passing | None = None
 _body = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_run_passing)
 
 
-def join(family: int | None, places: list[int], order: bytes) -> None:
-    """Move this process, just forked, into the namespaces behind these descriptors, and give up what that gave it.
+def join_family(user_namespace: int) -> None:
+    """Move this process, just forked, into the user namespace of the session's branches, which gives it rights there.
+
+    It stands still until the host has a place for it, and lets it.
+
+    Raises:
+        OSError: the host, or the kernel, refused.
+    """
+    _join(user_namespace, _CLONE_NEWUSER)
+
+
+def join(place: list[int], shield: list[int]) -> None:
+    """Move this process into mount, network and ipc namespace, and give up the rights that were needed for it.
+
+    Then put it behind the landlock ruleset, if there is one.
 
     Raises:
         OSError: one of them refused; the message says which.
     """
     here = os.getcwd()
-    if family is not None:
-        _setns(family, _CLONE_NEWUSER)
-    for descriptor, kind in zip(places, _JOINED):
-        _setns(descriptor, kind)
+    for descriptor, kind in zip(place, _JOINED):
+        _join(descriptor, kind)
     try:
         os.chdir(here)
     except OSError:
         os.chdir("/work")
-    _keep_few_capabilities()
+    if _libc.capset(struct.pack("=Ii", _CAPABILITY_VERSION_3, 0), bytes(24)):
+        raise OSError(ctypes.get_errno(), "capset")
     _libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
-    if b"shield" in order:
-        _shield_family(b"scope" in order)
+    for ruleset in shield:
+        if _libc.syscall(_LANDLOCK_RESTRICT_SELF, ruleset, 0):
+            raise OSError(ctypes.get_errno(), f"landlock: {os.strerror(ctypes.get_errno())}")
 
 
-def _setns(descriptor: int, kind: int) -> None:
+def _join(descriptor: int, kind: int) -> None:
     if _libc.setns(descriptor, kind):
         raise OSError(ctypes.get_errno(), f"setns {kind:#x}: {os.strerror(ctypes.get_errno())}")
-
-
-def _keep_few_capabilities() -> None:
-    """In the family's own user namespace, which holds nothing but the family's places."""
-    header = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
-    sets = struct.pack("=6I", _KEPT_CAPABILITIES, _KEPT_CAPABILITIES, 0, 0, 0, 0)
-    if _libc.capset(header, sets):
-        raise OSError(ctypes.get_errno(), "capset")
-
-
-def _shield_family(with_signals: bool) -> None:
-    """A landlock layer of its own: neither the original nor its other copies can be signalled or looked into from here.
-
-    An older landlock knows no signals; so that there is a layer at all, it forbids what nobody here can do anyway.
-    """
-    scopes = _SCOPE_ABSTRACT_SOCKET | _SCOPE_SIGNAL
-    attributes = struct.pack("=QQQ", 0, 0, scopes) if with_signals else struct.pack("=Q", _MAKE_BLOCK_DEVICES)
-    ruleset = _libc.syscall(_LANDLOCK_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0)
-    if ruleset < 0 or _libc.syscall(_LANDLOCK_RESTRICT_SELF, ruleset, 0):
-        raise OSError(ctypes.get_errno(), f"landlock: {os.strerror(ctypes.get_errno())}")
-    os.close(ruleset)
 
 
 def part_from_original(state_of_random: Any) -> None:

@@ -182,7 +182,7 @@ def _branch(peer: channel.Peer, order: bytes, descriptors: list[int]) -> None:
         state = None if b"reseed" in order else random.getstate()
         branching.fork_orphan(
             lambda: _pass_on(peer, descriptors[0]),
-            lambda: _live_as_copy(peer, order, descriptors, files, state),
+            lambda: _live_as_copy(peer, descriptors, files, state),
         )
         answer = b"branched"
     except Exception as error:  # noqa: BLE001  (a program may have put anything in the way)
@@ -199,26 +199,29 @@ def _pass_on(peer: channel.Peer, own_channel: int) -> None:
     channel.receive(peer)
 
 
-def _live_as_copy(peer: channel.Peer, order: bytes, descriptors: list[int], files: list[Any], state: Any) -> None:
-    _become_copy(peer, order, descriptors, files, state)
+def _live_as_copy(peer: channel.Peer, descriptors: list[int], files: list[Any], state: Any) -> None:
+    _become_copy(peer, descriptors, files, state)
     _serve_cells(peer)
 
 
-def _become_copy(peer: channel.Peer, order: bytes, descriptors: list[int], files: list[Any], state: Any) -> None:
+def _become_copy(peer: channel.Peer, descriptors: list[int], files: list[Any], state: Any) -> None:
     global _pid, _is_unseeded
-    _, stdout, stderr = descriptors
+    _, stdout, stderr, *family = descriptors
     try:
         channel.send(peer, {}, b"copy")
-        _, _, (family, *places) = channel.receive(peer, 4)
-        branching.join(
-            family if b"first" in order else None, places, order
-        )  # who is a copy lives in the family's already
+        if family:  # else it is made with the place
+            branching.join_family(family[0])
+        _, _, place = channel.receive(peer, 5)
+        if not family:
+            descriptors.append(place.pop(0))
+            branching.join_family(descriptors[-1])
+        branching.join(place[:3], place[3:])
         for file in files:
             file.reopen()
         for source, target, kept in ((stdout, 1, _background[0]), (stderr, 2, _background[1])):
             dup2(source, target)
             dup2(source, kept, False)
-        for descriptor in (*descriptors, family, *places):
+        for descriptor in (*descriptors, *place):
             close(descriptor)
         branching.part_from_original(state)
         _pid, _is_unseeded = getpid(), state is None

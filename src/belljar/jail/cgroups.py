@@ -309,6 +309,18 @@ class CellCgroup:
         for path in self._paths:
             _write(f"{path}/cgroup.procs", str(pid))
 
+    def put_back(self, pid: int) -> None:
+        """Undo `admit` for a process that is not the one that was meant: it goes to where its parent is."""
+        if pid not in self.processes():
+            return
+        with contextlib.suppress(OSError, StopIteration):  # it has ended
+            with open(f"/proc/{pid}/status") as file:
+                parent = next(line.split()[1] for line in file if line.startswith("PPid:"))
+            for hierarchy in find_hierarchies(parent):
+                leaf = f"{hierarchy.path}/{_HOST_LEAF}"
+                place = leaf if hierarchy.version == 2 and os.path.isdir(leaf) else hierarchy.path
+                _write(f"{place}/cgroup.procs", str(pid))
+
     def kill_all(self) -> None:
         """End everyone in it; again, until it is empty: who forks meanwhile may have been missed."""
         os.pwrite(self._pids_max, b"0", 0)

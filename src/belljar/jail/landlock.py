@@ -23,7 +23,7 @@ from belljar.jail.syscalls import (
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _MAKE_CHAR, _MAKE_BLOCK = 1 << 6, 1 << 11
 _REFER, _TRUNCATE, _IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
-_SCOPE_ABSTRACT_SOCKET, _SCOPE_SIGNAL = 1, 2
+_SCOPE_ABSTRACT_SOCKET, _SCOPE_SIGNAL, _SCOPES_SINCE = 1, 2, 6
 _BIND_TCP, _CONNECT_TCP = 1, 2
 _RULE_NET_PORT = 2
 
@@ -87,6 +87,23 @@ class Ruleset:
             close(ruleset)
             raise
         return ruleset
+
+
+def shield(version: int) -> int:
+    """A ruleset for a branch, which the caller owns: behind it neither the session nor its other branches are in reach.
+
+    The layer itself keeps a process from looking into those outside of it, and since Linux 6.12 from signalling them.
+    An older landlock knows no signals; so that there is a layer at all, it forbids what no session can do anyway.
+
+    Raises:
+        OSError: the kernel refused.
+    """
+    scopes = struct.pack("=QQQ", 0, 0, _SCOPE_ABSTRACT_SOCKET | _SCOPE_SIGNAL)
+    attributes = scopes if version >= _SCOPES_SINCE else struct.pack("=Q", _MAKE_BLOCK)
+    ruleset = call(LANDLOCK_CREATE_RULESET, attributes, len(attributes), 0)
+    if ruleset < 0:
+        raise failure()
+    return ruleset
 
 
 def restrict(version: int, writable: tuple[str, ...], devices: str, readable: tuple[str, ...] = ("/",)) -> None:

@@ -32,6 +32,7 @@ import struct
 # the errno module: the filter must not depend on the system that compiles it.
 KILL_PROCESS = 0x80000000
 ALLOW = 0x7FFF0000
+ASK = 0x7FC00000  # SECCOMP_RET_USER_NOTIF: the caller waits until a supervisor has decided; without one it gets ENOSYS
 _ERRNO = 0x00050000
 
 PRETEND = _ERRNO | 0  # answer "done" and do nothing
@@ -479,34 +480,40 @@ _ENTRANCE = "setns unshare mount process_madvise landlock_create_ruleset landloc
 _ENTRANCE_PRCTLS = (22, 47)  # PR_SET_SECCOMP, PR_CAP_AMBIENT
 
 
-def compile_entrance(machine: str) -> bytes:
-    """The policy as the warm process needs it: what puts up the walls of a guest is still open."""
+def compile_entrance(machine: str, branches: bool = False) -> bytes:
+    """The policy as the warm process needs it: what puts up the walls of a guest is still open.
+
+    With `branches`, to join a user namespace waits for the supervisor (`zygote/gate.py`).
+    """
     numbers = SYSCALLS[machine]
     open_calls: dict[int, int | Look] = _each(ALLOW, *(numbers[name] for name in _ENTRANCE.split()))
+    if branches:
+        open_calls[numbers["setns"]] = _argument(1, {CLONE_NEWUSER: ASK}, ALLOW)
     options = _each(ALLOW, *_values(PRCTLS), *_ENTRANCE_PRCTLS)
     open_calls[numbers["prctl"]] = _argument(0, options, EPERM)
     return _assemble(machine, _by_number(machine, open_calls))
 
 
-# A session that is branched puts its copy into namespaces made for it, and behind a landlock layer of its own. It may
-# join, never make: whatever it could join belongs to a user namespace that holds nothing but its own branches.
-_BRANCHING = "setns landlock_create_ruleset landlock_add_rule landlock_restrict_self"
-_CLONE_NEWNS, _CLONE_NEWIPC, _CLONE_NEWUSER, _CLONE_NEWNET = 0x20000, 0x8000000, 0x10000000, 0x40000000
+# The copy of a session joins the namespaces made for it, one call for each, and then a landlock ruleset made for it.
+# That takes capabilities, which it gets by joining their user namespace, and for that the supervisor is asked. Entering
+# a jail joins several namespaces in one call, and no user namespace: so nothing is asked when a session is opened.
+CLONE_NEWUSER = 0x10000000
+_CLONE_NEWNS, _CLONE_NEWIPC, _CLONE_NEWNET = 0x20000, 0x8000000, 0x40000000
 
 
 def compile_closing(machine: str, branches: bool = False) -> bytes:
     """What a guest adds last: it closes what `compile_entrance` left open, and decides nothing else.
 
-    With `branches`, what a session needs to be branched stays open.
+    With `branches`, what a copy needs to move in stays open: to join one namespace at a time, for which it has the
+    capabilities only then, and a landlock ruleset, which it has only if it is given one.
     """
     numbers = SYSCALLS[machine]
     policy = _cases(machine)
     closed: dict[int, int | Look] = {numbers[name]: policy[numbers[name]] for name in _ENTRANCE.split()}
     if branches:
-        for name in _BRANCHING.split():
-            del closed[numbers[name]]
-        joined = _each(ALLOW, _CLONE_NEWNS, _CLONE_NEWIPC, _CLONE_NEWUSER, _CLONE_NEWNET)
+        joined = _each(ALLOW, CLONE_NEWUSER, _CLONE_NEWNS, _CLONE_NEWIPC, _CLONE_NEWNET)
         closed[numbers["setns"]] = _argument(1, joined, EPERM)
+        del closed[numbers["landlock_restrict_self"]]
         closed[numbers["kill"]] = _argument(0, {_WORD: EPERM}, ALLOW)  # -1: everyone, and that would be one's branches
     closed[numbers["prctl"]] = _argument(0, _each(EPERM, *_ENTRANCE_PRCTLS), ALLOW)
     return _assemble(machine, Look(_OFFSET_OF_NUMBER, _WORD, _steps(closed, ALLOW)))

@@ -85,6 +85,8 @@ LANDLOCK_ADD_RULE = 445
 LANDLOCK_RESTRICT_SELF = 446
 LANDLOCK_RULE_PATH_BENEATH = 1
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+_SECCOMP = {"x86_64": 317, "aarch64": 277}
+_SET_MODE_FILTER, _FLAG_NEW_LISTENER = 1, 1 << 3
 _LANDLOCK_CREATE_RULESET_VERSION = 1
 _CAPABILITY_VERSION_3 = 0x20080522
 _SIGNAL_SET_BYTES = 128  # the C library's; the kernel's is shorter
@@ -183,6 +185,19 @@ class FilterProgram(ctypes.Structure):
 def install_seccomp(program: FilterProgram) -> None:
     """Put the calling thread behind a filter; needs no_new_privs."""
     _checked("seccomp", _prctl(PR_SET_SECCOMP, 2, ctypes.addressof(program), 0, 0))
+
+
+def install_seccomp_to_ask(program: FilterProgram) -> int:
+    """Put the calling thread behind a filter that asks a supervisor; needs no_new_privs.
+
+    Returns where the questions arrive, which the caller owns; below 0: this kernel has no such thing, or another
+    supervisor is above us. The filter is up all the same, and what it would ask about fails with ENOSYS.
+    """
+    number = _SECCOMP.get(os.uname().machine, -1)
+    listener = int(_syscall(number, _SET_MODE_FILTER, _FLAG_NEW_LISTENER, ctypes.byref(program)))
+    if listener < 0:
+        install_seccomp(program)
+    return listener
 
 
 class _CapabilityHeader(ctypes.Structure):

@@ -1,9 +1,10 @@
 """The place of a branch: namespaces and directories that a copy of a live session can join though it has no rights.
 
-Who joins a mount namespace needs rights over the user namespace that owns it, and a session has none over the one it
-lives in. But whoever has the uid that made a user namespace, and lives in the one above it, has every right over it.
-So each family of sessions gets one small user namespace, owned by the family's uid, and in it every branch a mount, a
-network and an ipc namespace. The family can join these and nothing else.
+A process that joins a mount namespace needs rights over the user namespace that owns it, and a session has none over
+the one it lives in. But a process with the uid that made a user namespace, in the namespace above it, has every right
+over it. So each session that is branched gets one small user namespace for all of its branches, below its own and owned
+by its uid, and in it every branch a mount, a network and an ipc namespace. These it could join, and nothing else; when
+it may is decided by `gate.py`.
 
 A process of ours makes them, in the world of the guests and outside every cell: it is born root there, mounts the
 fresh directories, becomes the family's uid, and copies the parent's files as that uid, in the cgroup of the branch, so
@@ -19,9 +20,10 @@ import stat
 from typing import Any
 
 from belljar import channel
-from belljar.jail import mounts, namespaces, policy, syscalls
+from belljar.jail import landlock, mounts, namespaces, policy, syscalls
 
-_NAMESPACES_PER_UID = 8  # user namespaces are taken apart some time after their last member has gone
+#: One for each session that was branched, and as a plain user all have one uid. Guests cannot make any: seccomp.
+_NAMESPACES_PER_UID = 1024
 _JOINED = syscalls.CLONE_NEWNS | syscalls.CLONE_NEWNET | syscalls.CLONE_NEWIPC
 _NAMES = ("user", "mnt", "net", "ipc")
 _DEPTH_MAX = 64
@@ -32,9 +34,13 @@ _is_allowed = False
 def begin(order: dict[str, Any], descriptors: list[int]) -> int:
     """Fork the process that makes one place; it reports over the first of `descriptors` by itself.
 
-    `order` has the family's `uid`, `disk_bytes`, and whether the family `has_own` user namespace. The descriptors: the
-    socket to report over, the cell's sleeper, the parent's directories in the order of `policy.WRITABLE_DIRS`, the
-    family's user namespace if there is one, and the files by which to join the branch's cgroup.
+    `order` has the family's `uid`, `disk_bytes`, and `landlock_version`; whether a user namespace is to be `joined`,
+    and whether one is to be `made` below that. The descriptors: the socket to report over, the cell's sleeper, the
+    parent's directories in the order of `policy.WRITABLE_DIRS`, the user namespace to be joined, if any, and the files
+    by which to join the branch's cgroup.
+
+    What is reported: user, mount, network and ipc namespace, the directories, and a landlock ruleset for the copy,
+    unless the version is 0.
     """
     global _is_allowed
     if not _is_allowed:
@@ -57,21 +63,22 @@ def _make(order: dict[str, Any], descriptors: list[int]) -> None:
     report, sleeper, *rest = descriptors
     count = len(policy.WRITABLE_DIRS)
     parents, rest = rest[:count], rest[count:]
-    family = rest.pop(0) if order["has_own"] else None
+    joined = [rest.pop(0)] if order["joined"] else []
     own = os.open("/proc/self/", os.O_PATH | os.O_DIRECTORY)
-    for joined in rest:
-        os.write(joined, b"0")
+    for cgroup in rest:
+        os.write(cgroup, b"0")
     syscalls.setns(sleeper, syscalls.CLONE_NEWNS)
     syscalls.unshare(syscalls.CLONE_NEWNS)
     mounts.mount_fresh_dirs(mounts.fresh_dir_options(order["disk_bytes"]))
     os.setresgid(order["uid"], order["uid"], order["uid"])
     os.setresuid(order["uid"], order["uid"], order["uid"])
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)
-    if family is None:
+    for above in joined:
+        syscalls.setns(above, syscalls.CLONE_NEWUSER)
+        syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)
+    if order["made"]:
         namespaces.own_user_namespace(own)
-    else:
-        syscalls.setns(family, syscalls.CLONE_NEWUSER)
-    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)
+        syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)
     syscalls.unshare(_JOINED)
     namespaces.raise_loopback()
     fresh = [os.open(path, os.O_PATH | os.O_DIRECTORY) for path in policy.WRITABLE_DIRS]
@@ -79,7 +86,8 @@ def _make(order: dict[str, Any], descriptors: list[int]) -> None:
         target = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         copy_tree(_readable(source), target)
     made = [os.open(f"ns/{name}", os.O_RDONLY, dir_fd=own) for name in _NAMES]
-    _say(report, {}, [*made, *fresh])
+    version = order["landlock_version"]
+    _say(report, {}, [*made, *fresh, *([landlock.shield(version)] if version else [])])
 
 
 def _readable(directory: int) -> int:

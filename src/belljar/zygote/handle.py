@@ -21,6 +21,7 @@ from typing import Any
 from belljar import channel
 from belljar.jail import policy
 from belljar.zygote import protocol
+from belljar.zygote.gate import Gate
 
 _log = logging.getLogger("belljar.zygote")
 _START = "import sys; sys.path.insert(0, sys.argv[2]); from belljar.zygote.warden import main; main(int(sys.argv[1]))"
@@ -296,6 +297,7 @@ class ZygoteHandle:
         self.weight = weight
         self.is_lost = False
         self.forks = 0
+        self.gate: Gate | None = None  # of sessions: by which they can be branched; it outlives the zygote
         self._listener = listener
         self._loop = asyncio.get_running_loop()
         self._pidfd = -1
@@ -314,7 +316,7 @@ class ZygoteHandle:
         self._births = os.memfd_create("belljar-births", os.MFD_CLOEXEC)
         self._socket, theirs = channel.pair()
         self._socket.setblocking(False)
-        self._loop.add_reader(self._socket, self._on_readable)
+        self._loop.add_reader(self._socket, self._on_warm)
         environ = {**greeting["environ"], **WARMING}
         try:
             with theirs:
@@ -373,6 +375,21 @@ class ZygoteHandle:
             with contextlib.suppress(channel.ChannelClosed, BlockingIOError):
                 channel.send(self._socket, {"forget": cell})
 
+    def _on_warm(self) -> None:
+        """The first packet; a zygote of sessions sends along where their questions arrive."""
+        try:
+            message, _, descriptors = channel.receive(self._socket, 1)
+        except BlockingIOError:
+            return
+        except channel.ChannelClosed:
+            self._lose()
+            return
+        self._loop.add_reader(self._socket, self._on_readable)
+        if descriptors:
+            self.gate = Gate(*descriptors)
+        if not self._warm.done():
+            self._warm.set_result(message["warm"])
+
     def _on_readable(self) -> None:
         """One packet: if there are more, the loop calls again."""
         try:
@@ -395,8 +412,6 @@ class ZygoteHandle:
             return
         if "unborn" in message:
             self._listener.guest_unborn(message["unborn"], message["reason"])
-        elif not self._warm.done():
-            self._warm.set_result(message["warm"])
 
     def _lose(self) -> None:
         if not self.is_lost:

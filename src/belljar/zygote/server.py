@@ -89,7 +89,7 @@ def _get_warm(always_loaded: frozenset[str]) -> bool:
     pages.share_libraries()
     _signal.pthread_sigmask(_signal.SIG_BLOCK, [_signal.SIGCHLD])
     _woken = syscalls.open_signal(_signal.SIGCHLD)
-    syscalls.install_seccomp(syscalls.FilterProgram(seccomp.compile_entrance(os.uname().machine)))
+    questions = _go_behind_seccomp(greeting["stays"])
     gc.collect()
     heap.fill_holes()
     _make_state()
@@ -99,9 +99,21 @@ def _get_warm(always_loaded: frozenset[str]) -> bool:
     gc.disable()
     if not greeting["stays"]:  # a session's lives as long as its process
         script.renew_main()
-    channel.send(_control, {"warm": sys.version.split()[0]})
+    channel.send(_control, {"warm": sys.version.split()[0]}, descriptors=questions)
+    for listener in questions:
+        close(listener)
     pages.share_heap()
     return bool(greeting["makes_ready"])
+
+
+def _go_behind_seccomp(branches: bool) -> list[int]:
+    """Install the filter that guests inherit. Of sessions: where their questions arrive, if the kernel can ask."""
+    program = syscalls.FilterProgram(seccomp.compile_entrance(os.uname().machine, branches))
+    if not branches:
+        syscalls.install_seccomp(program)
+        return []
+    listener = syscalls.install_seccomp_to_ask(program)
+    return [listener] if listener >= 0 else []
 
 
 def _make_state() -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import os
-import select
 import socket
 import struct
 from collections.abc import Callable
@@ -21,9 +21,11 @@ from belljar.backends.local.cells import Berth
 from belljar.backends.local.guests import Guest
 from belljar.backends.local.world import World
 from belljar.jail.cgroups import CellCgroup
+from belljar.zygote.gate import has_ended
 
 _SILENCE_SECONDS = 10.0
-_LOOK_AGAIN_SECONDS = 0.002  # while those who were killed die
+_DYING_SECONDS = 5.0  # for those who were killed
+_LOOK_AGAIN_SECONDS, _LOOK_AGAIN_SECONDS_MAX = 0.002, 0.25  # meanwhile, less and less often
 _PIDFD_GET_INFO = 3 << 30 | 64 << 16 | 0xFF << 8 | 11  # with the first version of its structure, of 64 bytes
 _PIDFD_INFO_EXIT = 1 << 3  # since Linux 6.15
 
@@ -35,8 +37,6 @@ class Family:
         self.world = world
         self.guest = guest
         self.members: set[Body] = set()
-        self.user_namespace = -1  # the family's own, once it has branched
-        self.founding = asyncio.Lock()  # held while that is made
 
     async def leave(self, member: Body) -> None:
         """The last who leaves takes the cell along."""
@@ -44,9 +44,24 @@ class Family:
         if not self.members:
             self.guest.cell.kill()
             await self.cell_gone()
-            if self.user_namespace >= 0:
-                os.close(self.user_namespace)
             self.world.release(self.guest)
+
+    async def empty(self, cgroup: CellCgroup) -> None:
+        """Wait until everyone in a member's cgroup, whom the caller has killed, is dead and buried.
+
+        A process that has ended stays in its cgroup until its parent has waited for it, and the parent may be another
+        member that never does. After a while the whole family is ended, which takes no member's consent.
+        """
+        pause, until = _LOOK_AGAIN_SECONDS, self.world.loop.time() + _DYING_SECONDS
+        while not cgroup.is_empty():
+            if self.guest.cell.is_condemned or self.world.loop.time() > until:
+                self.guest.cell.kill()
+                await self.cell_gone()
+                return
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LOOK_AGAIN_SECONDS_MAX)
+            if not cgroup.is_empty():
+                cgroup.kill_all()
 
     async def cell_gone(self) -> None:
         """Wait until nobody is left in the killed cell, and for no stuck process of ours."""
@@ -68,6 +83,8 @@ class Body:
         self.stderr = stderr
         self.ended: Callable[[int | None], None] = lambda status: None  # its own process has; the wait status if known
         self.memory_event: Callable[[], None] = lambda: None
+        self.nest = -1  # the user namespace of its branches, once it has any
+        self.founding = asyncio.Lock()  # held while that is made
         family.members.add(self)
 
     def kill(self) -> None:
@@ -82,13 +99,17 @@ class Body:
         if self.family.guest.cell.is_condemned or self.cgroup is None:
             await self.family.cell_gone()
             return
-        while not self.cgroup.is_empty():
-            await asyncio.sleep(_LOOK_AGAIN_SECONDS)
-            if not self.cgroup.is_empty():
-                self.cgroup.kill_all()
+        await self.family.empty(self.cgroup)
+
+    def open_home(self) -> int | None:
+        """The user namespace it lives in, which the caller owns; None: that of the guests' world."""
+        return None
 
     async def release(self) -> None:
         """Everyone is dead and everything was read."""
+        if self.nest >= 0:
+            os.close(self.nest)
+            self.nest = -1
         await self.family.leave(self)
 
 
@@ -111,14 +132,25 @@ class FirstBody(Body):
 class BranchBody(Body):
     """A copy that a session has made of itself. Nobody waits for it, so its end is seen through its pidfd."""
 
-    def __init__(self, family: Family, berth: Berth, peer: socket.socket, stdout: int, stderr: int, pidfd: int) -> None:
+    def __init__(
+        self, family: Family, berth: Berth, peer: socket.socket, stdout: int, stderr: int, pidfd: int, pid: int
+    ) -> None:
         super().__init__(family, berth.cgroup, peer, stdout, stderr)
+        self._pid = pid
         self._berth = berth
         self._pidfd = os.dup(pidfd)
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._pidfd, self._on_end)
         if berth.cgroup is not None and berth.cgroup.oom_event is not None:
             self._loop.add_reader(berth.cgroup.oom_event, self._on_memory_event, berth.cgroup.oom_event)
+
+    def open_home(self) -> int | None:
+        """Its process has not left it since it moved in: nobody let it."""
+        home = os.open(f"/proc/{self._pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+        if has_ended(self._pidfd):
+            os.close(home)
+            raise ProcessLookupError(errno.ESRCH, "the session's process has ended")
+        return home
 
     def _on_end(self) -> None:
         self._loop.remove_reader(self._pidfd)
@@ -151,10 +183,3 @@ def exit_status(pidfd: int) -> int | None:
     (mask,) = struct.unpack_from("=Q", answer)
     (status,) = struct.unpack_from("=i", answer, 60)
     return int(status) if mask & _PIDFD_INFO_EXIT else None
-
-
-def has_ended(pidfd: int) -> bool:
-    """Whether the process behind a pidfd is gone."""
-    waiting = select.poll()
-    waiting.register(pidfd, select.POLLIN)
-    return bool(waiting.poll(0))

@@ -1,8 +1,11 @@
-"""How a session is copied: a place is made, the session forks, and who comes out of that is put into its cgroup.
+"""How a session is copied: a place is made, the session forks, and the copy is put into its cgroup and its place.
 
 The session's own process is hostile like any guest: it may answer anything, or nothing, or send another process than
 the one it should have forked. What it could gain by that is a second cgroup of the same size for its own processes,
-which is what a branch is. Who speaks over the new channel is told by the kernel, never by the speaker.
+which is what a branch is. Which process speaks over the new channel is told by the kernel, never by the speaker, and
+that the copy has kept no right that it needed to move in is read from the kernel, too.
+
+What the guest does wrong is CannotBranch; every other error is our own trouble.
 """
 
 from __future__ import annotations
@@ -14,28 +17,34 @@ import signal
 import socket
 import struct
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from belljar import channel
-from belljar.backends.local.bodies import BranchBody, Family, has_ended
+from belljar.backends.local.bodies import Body, BranchBody
 from belljar.backends.local.cells import Berth
 from belljar.backends.local.world import INTERPRETER_BYTES
 from belljar.contract.errors import CannotBranch, JailSetupFailed, Overloaded, SandboxFault
 from belljar.contract.execution import Limits
 from belljar.jail.cgroups import CellCgroup
+from belljar.zygote.gate import Gate, Pass, has_ended
 from belljar.zygote.handle import StartFailed
 
-_LOOKS, _LOOK_AGAIN_SECONDS = 200, 0.001
-_SECONDS = 20.0  # for all of it: the copy of the files may take its time
+_PLACE_SECONDS = 20.0  # for our own part: the copy of the files may take its time
+_COPY_SECONDS = 5.0  # for each answer of the copy, and for everyone else to leave it alone
+_GRACE_SECONDS = 2.0  # for the session to answer when its copy has failed already
+_LOOK_AGAIN_SECONDS, _LOOK_AGAIN_SECONDS_MAX = 0.001, 0.05
 _SO_PASSPIDFD, _SCM_PIDFD = 76, 4  # since Linux 6.5
 _SCM_CREDENTIALS = 2
 _CREDENTIALS = struct.Struct("=iII")
 _RIGHTS_MAX = 253  # descriptors that a packet can carry; there must be room for them or the pidfd has none
 _ROOM = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(4) + socket.CMSG_SPACE(_RIGHTS_MAX * 4)
+_HELD = ("CapInh:", "CapPrm:", "CapEff:", "CapAmb:")
+_ODD = "the session's process did not copy itself as it should"
 
 
 class Grown(NamedTuple):
-    """A branch that is ready to be a session; whoever gets it owns the descriptors."""
+    """A branch that is ready to be a session; the caller owns the descriptors."""
 
     body: BranchBody
     directories: list[int]  # work directory, /tmp and /dev/shm
@@ -43,8 +52,14 @@ class Grown(NamedTuple):
 
 
 class _Place(NamedTuple):
-    namespaces: list[int]
+    namespaces: list[int]  # user, mount, network and ipc
     directories: list[int]
+    shield: list[int]  # a landlock ruleset, unless landlock was given up
+
+
+class _Copy(NamedTuple):
+    pid: int
+    pidfd: int
 
 
 def check_quiet(cgroup: CellCgroup | None) -> CellCgroup:
@@ -59,7 +74,7 @@ def check_quiet(cgroup: CellCgroup | None) -> CellCgroup:
 
 
 async def grow(
-    family: Family,
+    parent: Body,
     directories: list[int],
     limits: Limits,
     order: Callable[[list[int]], Awaitable[None]],
@@ -67,65 +82,79 @@ async def grow(
 ) -> Grown:
     """Copy a session; `order` tells it to fork, with the descriptors it needs, and waits for its answer.
 
-    Who holds `forking` has its copy still on the session's own account of processes.
+    While `forking` is held, a copy is still on the session's own account of processes.
 
     Raises:
-        CannotBranch: the session says that it cannot be copied.
+        CannotBranch: the session cannot be copied, or does not do what it was told.
         Overloaded, JailSetupFailed, SandboxFault: it could not be done.
     """
-    berth = family.world.take_berth()
+    world, gate = parent.family.world, parent.family.guest.zygote.gate
+    if gate is None or gate.is_closed:
+        raise CannotBranch("this machine cannot supervise a branch: it needs seccomp's user notification for itself")
+    berth = world.take_berth()
     if berth is None:
         raise Overloaded("no cell is free for a branch; try again later")
+    assert berth.cgroup is not None
     try:
-        assert berth.cgroup is not None
         berth.cgroup.limit(limits.memory_bytes + INTERPRETER_BYTES["shell"], max(2, limits.processes))
         berth.cgroup.begin()
-        async with asyncio.timeout(_SECONDS):
-            making = asyncio.create_task(_make_place(family, berth, directories, limits))
-            try:
-                return await _settle(family, berth, making, order, forking)
-            finally:
-                await _drop(making)
+        making = asyncio.create_task(_make_place(parent, berth, directories, limits))
+        try:
+            return await _settle(parent, berth, gate, making, order, forking)
+        finally:
+            await _drop(making)
     except BaseException as error:
-        await _empty(berth)
-        family.world.give_back(berth)
+        await _give_up(parent, berth)
         if isinstance(error, TimeoutError):
-            raise SandboxFault("the branch was not there in time") from error
-        if isinstance(error, (OSError, StartFailed, channel.ChannelClosed)):
+            raise SandboxFault("the branch's place was not made in time") from error
+        if isinstance(error, (OSError, StartFailed)):
             raise JailSetupFailed("branch", str(error)) from error
         raise
 
 
-async def _empty(berth: Berth) -> None:
-    while berth.cgroup is not None and not berth.cgroup.is_empty():
+async def _give_up(parent: Body, berth: Berth) -> None:
+    """End everyone in the branch's cgroup; a caller that is cancelled meanwhile hears of it afterwards."""
+    assert berth.cgroup is not None
+    if not berth.cgroup.is_empty():
         berth.cgroup.kill_all()
-        await asyncio.sleep(0.002)
+        await _finish(asyncio.create_task(parent.family.empty(berth.cgroup)))
+    parent.family.world.give_back(berth)
 
 
-async def _make_place(family: Family, berth: Berth, directories: list[int], limits: Limits) -> _Place:
-    """Namespaces and directories for one branch; the first also makes the family's user namespace, before any other."""
-    async with family.founding if family.user_namespace < 0 else contextlib.nullcontext():
-        own, *made = await _have_made(family, berth, directories, limits)
-        if family.user_namespace < 0:
-            family.user_namespace = own
-        else:
-            os.close(own)
-    return _Place(made[:3], made[3:])
+async def _make_place(parent: Body, berth: Berth, directories: list[int], limits: Limits) -> _Place:
+    """Namespaces and directories for one branch; the first also makes the user namespace of all, before any other."""
+    async with asyncio.timeout(_PLACE_SECONDS), parent.founding if parent.nest < 0 else contextlib.nullcontext():
+        made = await _have_made(parent, berth, directories, limits)
+        if parent.nest < 0:
+            parent.nest = os.dup(made[0])
+    return _Place(made[:4], made[4:7], made[7:])
 
 
-async def _have_made(family: Family, berth: Berth, directories: list[int], limits: Limits) -> list[int]:
+async def _have_made(parent: Body, berth: Berth, directories: list[int], limits: Limits) -> list[int]:
+    family, version = parent.family, parent.family.world.landlock_version
+    count = 8 if version else 7
+    above = os.dup(parent.nest) if parent.nest >= 0 else parent.open_home()
+    asked = {
+        "uid": family.guest.cell.berth.uid,
+        "disk_bytes": limits.disk_bytes,
+        "landlock_version": version,
+        "joined": above is not None,
+        "made": parent.nest < 0,
+    }
+    assert berth.cgroup is not None
+    lent = [family.guest.cell.sleeper, *directories, *([] if above is None else [above]), *berth.cgroup.join_files]
     ours, theirs = channel.pair()
     ours.setblocking(False)
-    has_own = family.user_namespace >= 0
-    asked = {"uid": family.guest.cell.berth.uid, "disk_bytes": limits.disk_bytes, "has_own": has_own}
-    assert berth.cgroup is not None
-    lent = [theirs.fileno(), family.guest.cell.sleeper, *directories]
-    lent += [family.user_namespace] if has_own else []
     with ours:
-        with theirs:
-            _, maker = await family.world.graft(asked, [*lent, *berth.cgroup.join_files])
         try:
-            message, _, made = await _receive(ours, 7)
+            with theirs:
+                _, maker = await family.world.graft(asked, [theirs.fileno(), *lent])
+        finally:
+            if above is not None:
+                os.close(above)
+        try:
+            await _readable(ours)
+            message, _, made = channel.receive(ours, count)
         except channel.ChannelClosed as error:
             if berth.cgroup.oom_kills():  # it is in the branch's cgroup
                 raise _do_not_fit() from error
@@ -134,29 +163,36 @@ async def _have_made(family: Family, berth: Berth, directories: list[int], limit
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(maker, signal.SIGKILL)
             os.close(maker)
-    if len(made) != 7:
+    if len(made) != count:
         raise JailSetupFailed("branch", str(message.get("failed")))
     return made
 
 
-async def _receive(peer: socket.socket, descriptors_max: int) -> tuple[dict[str, object], bytes, list[int]]:
-    await _readable(peer)
-    return channel.receive(peer, descriptors_max)
-
-
-async def _readable(peer: socket.socket) -> None:
+async def _readable(*files: socket.socket | int) -> None:
     loop = asyncio.get_running_loop()
     arrived = asyncio.Event()
-    loop.add_reader(peer, arrived.set)
+    for file in files:
+        loop.add_reader(file, arrived.set)
     try:
         await arrived.wait()
     finally:
-        loop.remove_reader(peer)
+        for file in files:
+            loop.remove_reader(file)
+
+
+async def _answered(what: str, *files: socket.socket | int) -> None:
+    """Wait until a guest has said something over one of these, or has ended."""
+    try:
+        async with asyncio.timeout(_COPY_SECONDS):
+            await _readable(*files)
+    except TimeoutError as error:
+        raise CannotBranch(f"{what} within {_COPY_SECONDS:.0f} s") from error
 
 
 async def _settle(
-    family: Family,
+    parent: Body,
     berth: Berth,
+    gate: Gate,
     making: asyncio.Task[_Place],
     order: Callable[[list[int]], Awaitable[None]],
     forking: asyncio.Lock,
@@ -176,22 +212,24 @@ async def _settle(
             os.set_blocking(read, False)
             os.fchmod(read, 0o666)
         async with forking:
-            passing = asyncio.create_task(_admit_passer(ours, berth))
-            try:
-                with theirs:
-                    await order([theirs.fileno(), *lent])
-                await passing
-            finally:
-                await _end(passing)
-        owned.append(await _meet(ours, berth))
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
-        ours.setsockopt(socket.SOL_SOCKET, _SO_PASSPIDFD, 0)
-        place = await asyncio.shield(making)
-        await _move_in(ours, family, berth, place)
-        await _alone(berth)
+            family = [parent.nest] if parent.nest >= 0 else []
+            with theirs:
+                await _have_forked(order([theirs.fileno(), *lent, *family]), _admit_passer(ours, berth))
+        copy = await _meet(ours, berth)
+        owned.append(copy.pidfd)
+        with gate.expecting(copy.pid, copy.pidfd) as entry:
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
+            ours.setsockopt(socket.SOL_SOCKET, _SO_PASSPIDFD, 0)
+            place = await asyncio.shield(making)
+            if _lives_in(copy.pid, place.namespaces[0]):
+                raise CannotBranch(_ODD)  # it is not a fork of the session, but of one of its branches
+            await _move_in(ours, copy, berth, entry, [*place.namespaces[len(family) :], *place.shield])
+        await _check_rights(copy, place.namespaces[0], berth)
         for directory in place.directories:
             owned.append(os.dup(directory))
-        return Grown(BranchBody(family, berth, ours, *owned[:3]), owned[3:], owned[2])
+        stdout, stderr = owned[:2]
+        body = BranchBody(parent.family, berth, ours, stdout, stderr, copy.pidfd, copy.pid)
+        return Grown(body, owned[3:], copy.pidfd)
     except BaseException:
         ours.close()
         lent += owned
@@ -202,35 +240,93 @@ async def _settle(
             os.close(descriptor)
 
 
-async def _alone(berth: Berth) -> None:
-    """Wait until who has forked the copy is buried: else it could not be branched at once, not being alone."""
-    for _ in range(_LOOKS):
-        if berth.cgroup is None or berth.cgroup.tasks() <= 1:
-            return
-        await asyncio.sleep(_LOOK_AGAIN_SECONDS)
-
-
-async def _move_in(peer: socket.socket, family: Family, berth: Berth, place: _Place) -> None:
+async def _have_forked(ordered: Awaitable[None], admitted: Awaitable[None]) -> None:
+    """Wait until the session says that it has forked, which it cannot have before who forks was admitted."""
+    ordering, admitting = asyncio.ensure_future(ordered), asyncio.ensure_future(admitted)
     try:
-        channel.send(peer, {}, b"place", [family.user_namespace, *place.namespaces])
-        _, said, _ = await _receive(peer, 0)
-    except channel.ChannelClosed as error:
-        if berth.cgroup is not None and berth.cgroup.oom_kills():
+        await asyncio.wait([ordering, admitting], return_when=asyncio.FIRST_COMPLETED)
+        if not ordering.done():
+            has_failed = admitting.exception() is not None
+            await asyncio.wait([ordering], timeout=_GRACE_SECONDS if has_failed else None)
+        if admitting.done():
+            admitting.result()
+        if ordering.done():
+            ordering.result()
+        if not admitting.done() or not ordering.done():
+            raise CannotBranch(_ODD)
+    finally:
+        await _end(ordering)
+        await _end(admitting)
+
+
+async def _move_in(peer: socket.socket, copy: _Copy, berth: Berth, entry: Pass, place: list[int]) -> None:
+    assert berth.cgroup is not None
+    try:
+        channel.send(peer, {}, b"place", place)
+        entry.grant()  # afterwards: the copy may have asked already, and then wakes only once
+        await _answered("the copy did not move into its place", peer, copy.pidfd)
+        _, said, _ = channel.receive(peer, 0)
+    except (channel.ChannelClosed, BlockingIOError) as error:  # the second: it has ended, and its channel is held
+        if berth.cgroup.oom_kills():
             raise _do_not_fit() from error
         raise CannotBranch("the copy has ended before it had its place") from error
     if said != b"joined":
-        raise JailSetupFailed("branch", said[:500].decode("utf-8", "replace"))
+        reason = said[:500].decode("utf-8", "replace")
+        raise CannotBranch(f"the copy could not move into its place; it says: {reason}")
+
+
+async def _check_rights(copy: _Copy, nest: int, berth: Berth) -> None:
+    """See that the copy is alone in its cgroup, and holds none of the capabilities that it moved in with.
+
+    The gate is shut by now. So the copy, being where it could only get to through it, has used it up, and nobody can
+    hold a capability but the copy and what it has forked since. To look at the copy first and then for others misses
+    nobody: what holds one at the first look is the copy, has ended by the second, or is seen by it.
+    """
+    cgroup = berth.cgroup
+    assert cgroup is not None
+    loop = asyncio.get_running_loop()
+    pause, until = _LOOK_AGAIN_SECONDS, loop.time() + _COPY_SECONDS
+    while cgroup.tasks() > 1 and loop.time() < until:  # who has forked the copy may have to be buried yet
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, _LOOK_AGAIN_SECONDS_MAX)
+    keeps_rights = not _lives_in(copy.pid, nest) or _holds_capabilities(copy.pid)
+    is_alone = cgroup.tasks() == 1
+    if has_ended(copy.pidfd):
+        raise CannotBranch("the copy has ended at once")
+    if keeps_rights:
+        raise CannotBranch("the copy did not give up the rights that it moved in with")
+    if not is_alone:
+        raise CannotBranch("the copy, or the process that forked it, has left other processes behind")
+
+
+def _lives_in(pid: int, user_namespace: int) -> bool:
+    other = os.fstat(user_namespace)
+    try:
+        own = Path(f"/proc/{pid}/ns/user").stat()
+    except (FileNotFoundError, ProcessLookupError):
+        return False  # it has ended
+    return (own.st_dev, own.st_ino) == (other.st_dev, other.st_ino)
+
+
+def _holds_capabilities(pid: int) -> bool:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return False  # it has ended
+    held = [int(line.split()[1], 16) for line in lines if line.startswith(_HELD)]
+    return len(held) != len(_HELD) or any(held)
 
 
 async def _drop(making: asyncio.Task[_Place]) -> None:
-    """Close our copies of what was made: whoever uses it has copies of its own."""
+    """Close our copies of what was made: a copy that uses it has its own."""
     await _end(making)
     if not making.cancelled() and making.exception() is None:
-        for descriptor in (*making.result().namespaces, *making.result().directories):
-            os.close(descriptor)
+        for each in making.result():
+            for descriptor in each:
+                os.close(descriptor)
 
 
-async def _end(task: asyncio.Task[Any]) -> None:
+async def _end(task: asyncio.Future[Any]) -> None:
     task.cancel()
     while not task.done():
         with contextlib.suppress(asyncio.CancelledError):
@@ -239,24 +335,60 @@ async def _end(task: asyncio.Task[Any]) -> None:
         task.exception()  # whoever waited for it has heard of it
 
 
+async def _finish(task: asyncio.Task[None]) -> None:
+    """Wait for the end of it even if cancelled."""
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    task.result()
+    if cancelled is not None:
+        raise cancelled
+
+
 def _do_not_fit() -> CannotBranch:
     return CannotBranch("the files do not fit into a branch; remove some, or open sessions with more memory_mb")
 
 
 async def _admit_passer(peer: socket.socket, berth: Berth) -> None:
-    """Put whoever forks the copy into the branch's cgroup, and let it go on. It ends when the copy is there."""
-    with _speaker(await _hear(peer, b"passing")) as (pid, _):
+    """Put the process that forks the copy into the branch's cgroup, and let it go on. It ends when it has forked."""
+    await _readable(peer)  # as long as the session may take to answer
+    with _speaker(_hear(peer, b"passing")) as (pid, pidfd):
         assert berth.cgroup is not None
-        berth.cgroup.admit(pid)
-    channel.send(peer, {}, b"admitted")
+        admit(berth.cgroup, pid, pidfd)
+        try:
+            channel.send(peer, {}, b"admitted")
+        except channel.ChannelClosed as error:
+            raise CannotBranch(_ODD) from error
 
 
-async def _meet(peer: socket.socket, berth: Berth) -> int:
+def admit(cgroup: CellCgroup, pid: int, pidfd: int) -> None:
+    """Put the process behind `pidfd`, which has the number `pid`, into a cgroup.
+
+    The kernel takes only the number. If the process has ended, that may be another's by now, so the pidfd is asked
+    again afterwards, and what was moved by mistake is put back before anybody is killed for being there.
+
+    Raises:
+        CannotBranch: it has ended.
+    """
+    if not has_ended(pidfd):
+        with contextlib.suppress(ProcessLookupError):
+            cgroup.admit(pid)
+        if not has_ended(pidfd):
+            return
+        cgroup.put_back(pid)
+    raise CannotBranch("the process that should have forked the copy has ended")
+
+
+async def _meet(peer: socket.socket, berth: Berth) -> _Copy:
     """Hear the copy's first word, and see that it is where it should be. The caller owns the pidfd."""
-    with _speaker(await _hear(peer, b"copy")) as (pid, pidfd):
+    await _answered("the copy said nothing", peer)
+    with _speaker(_hear(peer, b"copy")) as (pid, pidfd):
         if berth.cgroup is None or pid not in berth.cgroup.processes() or has_ended(pidfd):
             raise CannotBranch("the copy has ended at once")
-        return os.dup(pidfd)
+        return _Copy(pid, os.dup(pidfd))
 
 
 class _Word(NamedTuple):
@@ -265,10 +397,12 @@ class _Word(NamedTuple):
     pidfd: int
 
 
-async def _hear(peer: socket.socket, due: bytes) -> _Word:
+def _hear(peer: socket.socket, due: bytes) -> _Word:
     """One word, and who has said it: by the kernel's word, not by the speaker's."""
-    await _readable(peer)
-    packet, ancillary, flags, _ = peer.recvmsg(channel.PACKET_BYTES_MAX, _ROOM, socket.MSG_CMSG_CLOEXEC)
+    try:
+        packet, ancillary, flags, _ = peer.recvmsg(channel.PACKET_BYTES_MAX, _ROOM, socket.MSG_CMSG_CLOEXEC)
+    except ConnectionError as error:
+        raise CannotBranch(_ODD) from error
     pid, pidfd = 0, -1
     planted = channel.descriptors_in(ancillary)
     for descriptor in planted:  # nobody has asked for them, and what they hold would outlive the session here
@@ -284,10 +418,10 @@ async def _hear(peer: socket.socket, due: bytes) -> _Word:
 
 @contextlib.contextmanager
 def _speaker(word: _Word) -> Iterator[tuple[int, int]]:
-    """Pid and pidfd of who has spoken; who has said something else, or went wrong later, is ended."""
+    """Pid and pidfd of who has spoken; a speaker that said something else, or went wrong later, is ended."""
     try:
         if word.pid <= 1 or word.pidfd < 0 or not word.is_due:
-            raise CannotBranch("the session's process did not copy itself as it should")
+            raise CannotBranch(_ODD)
         yield word.pid, word.pidfd
     except BaseException:
         if word.pidfd >= 0:

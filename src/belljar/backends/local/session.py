@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from belljar import channel
 from belljar.backends.local.background import Background
-from belljar.backends.local.bodies import Body, FirstBody, has_ended
+from belljar.backends.local.bodies import Body, FirstBody
 from belljar.backends.local.branch import Grown, check_quiet, grow
 from belljar.backends.local.extras import Extra
 from belljar.backends.local.run import in_memfd
@@ -36,6 +36,7 @@ from belljar.contract.errors import (
 from belljar.contract.execution import Evidence, Execution, Limits
 from belljar.contract.sessions import LiveSession, SessionOrder
 from belljar.settings import RequestSettings
+from belljar.zygote.gate import has_ended
 
 if TYPE_CHECKING:
     from belljar.backends.local.outward import WayOut
@@ -45,7 +46,6 @@ _SILENCE_SECONDS = 10.0
 _INLINE_BYTES = 64 * 1024
 _IDLE_CHECK_SECONDS = 10.0
 _BIRTHS_AT_ONCE = 2  # the place of the next branch is made while one moves in
-_SCOPES_SINCE = 6  # version of landlock that knows signals
 _GENERATIONS_MAX = 15  # landlock has sixteen layers, and the jail itself is one
 
 
@@ -261,7 +261,7 @@ class LocalSession(SessionFiles):
             async with self._births:
                 self._check_alive()
                 order = self._order_copy(reseed)
-                grown = await grow(self._body.family, self._directories, self._limits, order, self._forking)
+                grown = await grow(self._body, self._directories, self._limits, order, self._forking)
         finally:
             self._branches_coming -= 1
         twin = LocalSession(grown.body, self._limits, self._bounds, self._owner)
@@ -288,24 +288,19 @@ class LocalSession(SessionFiles):
                 raise CannotBranch(f"the copy could not be given its network: {error.message}") from error
 
     def _order_copy(self, reseed: bool) -> Callable[[list[int]], Awaitable[None]]:
-        version = self._body.family.world.landlock_version
-        words = [
-            b"branch",
-            *([b"reseed"] if reseed else []),
-            *([b"first"] if isinstance(self._body, FirstBody) else []),
-            *([b"shield"] if version else []),
-            *([b"scope"] if version >= _SCOPES_SINCE else []),
-        ]
-
         async def order(descriptors: list[int]) -> None:
             self._check_alive()
             self._copying = self._loop.create_future()
             try:
-                self.send(channel.build({}, b" ".join(words)), descriptors)
-                why = await self._copying
-            except (asyncio.CancelledError, channel.ChannelClosed, BlockingIOError):
+                self.send(channel.build({}, b"branch reseed" if reseed else b"branch"), descriptors)
+                async with asyncio.timeout(_SILENCE_SECONDS):
+                    why = await self._copying
+            except asyncio.CancelledError:
                 self.end("timeout")  # it did not answer: nobody knows what it does now
                 raise
+            except (TimeoutError, channel.ChannelClosed, BlockingIOError) as error:
+                self.end("timeout")
+                raise CannotBranch("the session did not answer when it was told to branch, and was ended") from error
             finally:
                 self._copying = None
             if why is not None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from belljar.contract.errors import JailSetupFailed
 from belljar.settings import PoolSettings
+from belljar.zygote.gate import Gate
 from belljar.zygote.handle import StartFailed, WardenHandle, ZygoteHandle, ZygoteListener
 
 _log = logging.getLogger("belljar.local")
@@ -45,6 +46,7 @@ class Zygotes:
         self._retired: set[ZygoteHandle] = set()  # asked to leave, not gone yet
         self._starting: dict[str, asyncio.Task[ZygoteHandle]] = {}
         self._used_at: dict[str, float] = {}
+        self._gates: set[Gate] = set()  # of zygotes of sessions, be they gone: their sessions live on
         self._is_closing = False
 
     def __len__(self) -> int:
@@ -84,6 +86,8 @@ class Zygotes:
             raise JailSetupFailed("zygote", str(error)) from error
         finally:
             self._starting.pop(weight, None)
+            if fresh.gate is not None:
+                self._gates = {gate for gate in (*self._gates, fresh.gate) if not gate.is_closed}
         self._warden.watch(fresh.pid, lambda *_: self._on_reaped(fresh))
         before = self.find(weight)
         self._current[weight] = fresh
@@ -150,5 +154,7 @@ class Zygotes:
     def close(self) -> None:
         """End them all; their guests live on until the warden ends."""
         self._is_closing = True
+        for gate in self._gates:
+            gate.close()
         for zygote in (*self._current.values(), *self._retired):
             zygote.close()
