@@ -13,11 +13,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import socket
 import struct
 from collections.abc import Awaitable, Callable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from belljar import channel
@@ -39,7 +39,7 @@ _SCM_CREDENTIALS = 2
 _CREDENTIALS = struct.Struct("=iII")
 _RIGHTS_MAX = 253  # descriptors that a packet can carry; there must be room for them or the pidfd has none
 _ROOM = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(4) + socket.CMSG_SPACE(_RIGHTS_MAX * 4)
-_HELD = ("CapInh:", "CapPrm:", "CapEff:", "CapAmb:")
+_HELD, _CAPABILITY_SETS = re.compile(rb"^Cap(?:Inh|Prm|Eff|Amb):\s*([0-9a-f]+)$", re.MULTILINE), 4
 _ODD = "the session's process did not copy itself as it should"
 
 
@@ -288,7 +288,7 @@ async def _check_rights(copy: _Copy, nest: int, berth: Berth) -> None:
     pause, until = _LOOK_AGAIN_SECONDS, loop.time() + _COPY_SECONDS
     while cgroup.tasks() > 1 and loop.time() < until:  # who has forked the copy may have to be buried yet
         await asyncio.sleep(pause)
-        pause = min(2 * pause, _LOOK_AGAIN_SECONDS_MAX)
+        pause = min(1.05 * pause, _LOOK_AGAIN_SECONDS_MAX)
     keeps_rights = not _lives_in(copy.pid, nest) or _holds_capabilities(copy.pid)
     is_alone = cgroup.tasks() == 1
     if has_ended(copy.pidfd):
@@ -300,21 +300,25 @@ async def _check_rights(copy: _Copy, nest: int, berth: Berth) -> None:
 
 
 def _lives_in(pid: int, user_namespace: int) -> bool:
-    other = os.fstat(user_namespace)
     try:
-        own = Path(f"/proc/{pid}/ns/user").stat()
+        own = os.readlink(f"/proc/{pid}/ns/user")  # noqa: PTH115  (on the path of every branch)
     except (FileNotFoundError, ProcessLookupError):
         return False  # it has ended
-    return (own.st_dev, own.st_ino) == (other.st_dev, other.st_ino)
+    return own == f"user:[{os.fstat(user_namespace).st_ino}]"
 
 
 def _holds_capabilities(pid: int) -> bool:
     try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except (FileNotFoundError, ProcessLookupError):
+        status = os.open(f"/proc/{pid}/status", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
         return False  # it has ended
-    held = [int(line.split()[1], 16) for line in lines if line.startswith(_HELD)]
-    return len(held) != len(_HELD) or any(held)
+    try:
+        held = _HELD.findall(os.read(status, 8192))
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(status)
+    return len(held) != _CAPABILITY_SETS or any(int(each, 16) for each in held)
 
 
 async def _drop(making: asyncio.Task[_Place]) -> None:
@@ -386,7 +390,9 @@ async def _meet(peer: socket.socket, berth: Berth) -> _Copy:
     """Hear the copy's first word, and see that it is where it should be. The caller owns the pidfd."""
     await _answered("the copy said nothing", peer)
     with _speaker(_hear(peer, b"copy")) as (pid, pidfd):
-        if berth.cgroup is None or pid not in berth.cgroup.processes() or has_ended(pidfd):
+        if berth.cgroup is None or pid not in berth.cgroup.processes():
+            raise CannotBranch(_ODD)
+        if has_ended(pidfd):  # asked last: else the number may have been another's when it was looked for
             raise CannotBranch("the copy has ended at once")
         return _Copy(pid, os.dup(pidfd))
 
