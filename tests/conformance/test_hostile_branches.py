@@ -88,7 +88,8 @@ WORDS = {
         "as it should",
     ),
     "passer_says_it_twice": (
-        "hostile(passer=lambda peer, _: (say(peer, b'passing'), say(peer, b'passing'), admitted(peer), time.sleep(60)), waits=False)",
+        "hostile(passer=lambda peer, _: (say(peer, b'passing'), say(peer, b'passing'), admitted(peer), "
+        "time.sleep(60)), waits=False)",
         "as it should",
     ),
     "passer_ends_at_once": ("hostile(passer=lambda *_: None)", "as it should"),

@@ -104,6 +104,8 @@ def word(value: int) -> str:
         return "allow"
     if action == 0x80000000:
         return "KILL"
+    if action == 0x7FC00000:
+        return "ask"
     assert action == 0x00050000, hex(value)
     return errno_name(number) if number else "pretend"
 
@@ -402,6 +404,44 @@ def test_entrance_opens_nothing_but_what_puts_up_walls(machine: str) -> None:
         "setns", "unshare", "mount", "landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self",
         "process_madvise",
     }  # fmt: skip
+
+
+SESSION_PROGRAMS = {
+    machine: (seccomp.compile_entrance(machine, branches=True), seccomp.compile_closing(machine, branches=True))
+    for machine in MACHINES
+}
+
+
+def session_verdict(machine: str, name: str, arguments: tuple[int, ...]) -> str:
+    number, native = seccomp.SYSCALLS[machine][name], ARCHITECTURES[machine]
+    return word(stricter(*(judge(part, native, number, arguments).value for part in SESSION_PROGRAMS[machine])))
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_a_session_differs_only_in_what_branching_needs(machine: str) -> None:
+    numbers = seccomp.SYSCALLS[machine]
+    calls = [(name, ()) for name in numbers] + [(case.call, case.arguments) for case in cases_of(machine)]
+    different = {
+        name
+        for name, arguments in calls
+        if session_verdict(machine, name, arguments) != verdict(machine, name, arguments)
+    }
+    assert different == {"landlock_restrict_self"}  # and these, by their arguments:
+    asked = {
+        kind: session_verdict(machine, "setns", (GARBAGE | 5, GARBAGE | kind))
+        for kind in (0, 0x10000000, 0x20000, 0x40000000, 0x8000000, 0x10020000, 0x20000000, 0x2000000, 0x4000000, 0x80)
+    }
+    assert {kind for kind, answer in asked.items() if answer == "ask"} == {0x10000000}, "a user namespace"
+    assert {kind for kind, answer in asked.items() if answer == "allow"} == {0x20000, 0x40000000, 0x8000000}
+    assert session_verdict(machine, "kill", (-1, 9)) == "EPERM"
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_nothing_is_asked_when_a_session_is_opened(machine: str) -> None:
+    entrance, native = seccomp.compile_entrance(machine, branches=True), ARCHITECTURES[machine]
+    for joined in (0x20000000, 0x40020000, 0x48020000):  # as `jail/enter.py` does
+        found = judge(entrance, native, seccomp.SYSCALLS[machine]["setns"], (5, joined)).value
+        assert word(found) == "allow"
 
 
 NEVER_ALLOWED = """
