@@ -46,7 +46,7 @@ _SILENCE_SECONDS = 10.0
 _INLINE_BYTES = 64 * 1024
 _IDLE_CHECK_SECONDS = 10.0
 _BIRTHS_AT_ONCE = 2  # the place of the next branch is made while one moves in
-_GENERATIONS_MAX = 15  # landlock has sixteen layers, and the jail itself is one
+_GENERATIONS_MAX = 15  # landlock has sixteen layers, and the jail itself is one; user namespaces nest 32 deep
 
 
 class LocalSession(SessionFiles):
@@ -249,7 +249,7 @@ class LocalSession(SessionFiles):
             raise CannotBranch("only Python sessions can be branched: another interpreter cannot fork itself")
         if self._turn is not None:
             raise CannotBranch("a cell is running; branch when it has ended")
-        if self._generation >= _GENERATIONS_MAX and self._body.family.world.landlock_version:
+        if self._generation >= _GENERATIONS_MAX:
             raise CannotBranch(
                 f"it is {_GENERATIONS_MAX} branches away from where its family began, and the kernel shields no more "
                 "generations from each other; branch one before it, or keep copies and go on in the original"
