@@ -151,12 +151,32 @@ def _remove(path: str) -> bool:
     except FileNotFoundError:
         return True
     except OSError:
-        with contextlib.suppress(OSError), open(f"{path}/cgroup.procs") as file:
-            for line in file:
-                with contextlib.suppress(OSError):
-                    os.kill(int(line), 9)
+        with contextlib.suppress(OSError):
+            _kill_processes(path)
         return False
     return True
+
+
+def _processes(path: str) -> list[int]:
+    with open(f"{path}/cgroup.procs") as file:
+        return [int(line) for line in file if line.strip() != "0"]
+
+
+def _kill_processes(path: str) -> None:
+    """Kill each member through a pidfd that was proven to be one: its number may have gone to another process."""
+    opened = {}
+    try:
+        for pid in _processes(path):
+            with contextlib.suppress(OSError):
+                opened[pid] = os.pidfd_open(pid)
+        still_here = set(_processes(path))
+        for pid, descriptor in opened.items():
+            if pid in still_here:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+    finally:
+        for descriptor in opened.values():
+            os.close(descriptor)
 
 
 def _enable(hierarchy: Hierarchy) -> str:
@@ -301,8 +321,7 @@ class CellCgroup:
 
     def processes(self) -> list[int]:
         """Who is in it, by the pids of whoever asks."""
-        with open(f"{self._paths[0]}/cgroup.procs") as file:
-            return [int(line) for line in file if line.strip() != "0"]
+        return _processes(self._paths[0])
 
     def admit(self, pid: int) -> None:
         """Put a process in, with all its threads."""
@@ -328,19 +347,7 @@ class CellCgroup:
         if self.kill_file is not None:
             os.write(self.kill_file, b"1")
             return
-        opened = {}
-        try:
-            for pid in self.processes():
-                with contextlib.suppress(OSError):
-                    opened[pid] = os.pidfd_open(pid)
-            still_here = set(self.processes())  # else the number may have gone to somebody else before it was opened
-            for pid, descriptor in opened.items():
-                if pid in still_here:
-                    with contextlib.suppress(ProcessLookupError):
-                        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-        finally:
-            for descriptor in opened.values():
-                os.close(descriptor)
+        _kill_processes(self._paths[0])
 
     def is_as_new(self, is_known_empty: bool = False) -> bool:
         """Whether nobody is in it and an earlier guest's memory has been freed, for which the kernel takes its time.

@@ -115,40 +115,47 @@ async def grow(
 async def _give_up(parent: Body, berth: Berth) -> None:
     """End everyone in the branch's cgroup; a caller that is cancelled meanwhile hears of it afterwards."""
     assert berth.cgroup is not None
-    if not berth.cgroup.is_empty():
-        berth.cgroup.kill_all()
-        await _finish(asyncio.create_task(parent.family.empty(berth.cgroup)))
-    parent.family.world.give_back(berth)
+    try:
+        if not berth.cgroup.is_empty():
+            berth.cgroup.kill_all()
+            await _finish(asyncio.create_task(parent.family.empty(berth.cgroup)))
+    finally:
+        parent.family.world.give_back(berth)
 
 
 async def _make_place(parent: Body, berth: Berth, directories: list[int], limits: Limits) -> _Place:
     """Namespaces and directories for one branch; the first also makes the user namespace of all, before any other."""
     async with asyncio.timeout(_PLACE_SECONDS), parent.founding if parent.nest < 0 else contextlib.nullcontext():
         made = await _have_made(parent, berth, directories, limits)
-        if parent.nest < 0:
-            parent.nest = os.dup(made[0])
+        try:
+            if parent.nest < 0:
+                parent.nest = os.dup(made[0])
+        except OSError:
+            for descriptor in made:
+                os.close(descriptor)
+            raise
     return _Place(made[:4], made[4:7], made[7:])
 
 
 async def _have_made(parent: Body, berth: Berth, directories: list[int], limits: Limits) -> list[int]:
     family, version = parent.family, parent.family.world.landlock_version
     count = 8 if version else 7
-    above = os.dup(parent.nest) if parent.nest >= 0 else parent.open_home()
-    asked = {
-        "uid": family.guest.cell.berth.uid,
-        "disk_bytes": limits.disk_bytes,
-        "landlock_version": version,
-        "joined": above is not None,
-        "made": parent.nest < 0,
-    }
     assert berth.cgroup is not None
-    lent = [family.guest.cell.sleeper, *directories, *([] if above is None else [above]), *berth.cgroup.join_files]
     ours, theirs = channel.pair()
     ours.setblocking(False)
     with ours:
+        above = os.dup(parent.nest) if parent.nest >= 0 else parent.open_home()
+        asked = {
+            "uid": family.guest.cell.berth.uid,
+            "disk_bytes": limits.disk_bytes,
+            "landlock_version": version,
+            "joined": above is not None,
+            "made": parent.nest < 0,
+        }
+        lent = [theirs.fileno(), family.guest.cell.sleeper, *directories, *([] if above is None else [above])]
         try:
             with theirs:
-                _, maker = await family.world.graft(asked, [theirs.fileno(), *lent])
+                _, maker = await family.world.graft(asked, [*lent, *berth.cgroup.join_files])
         finally:
             if above is not None:
                 os.close(above)
