@@ -29,7 +29,7 @@ _CONTINUE = 1
 _SETNS = seccomp.SYSCALLS.get(os.uname().machine, {}).get("setns", -1)
 _AT_ONCE = 4  # unexpected questions that are received without a pause
 _PAUSE_SECONDS, _BUSY_PAUSE_SECONDS = 0.02, 0.001  # after these; the second while a branch moves in
-_REFUSAL_SECONDS = 0.05  # after which a question is refused: we may not have heard of the copy yet that asks
+_REFUSAL_SECONDS = 0.05  # after which a question is refused, unless a copy is on its way that may have asked it
 
 
 class Pass:
@@ -66,6 +66,7 @@ class Gate:
     def __init__(self, listener: int) -> None:
         self._listener = listener
         self._loop = asyncio.get_running_loop()
+        self._coming = 0  # copies that we have ordered, and do not know yet
         self._passes: dict[int, Pass] = {}  # by the number of the process
         self._unexpected: dict[int, int] = {}  # questions that wait to be refused, by the number of the thread
         self._pause: asyncio.TimerHandle | None = None
@@ -84,6 +85,15 @@ class Gate:
             self._stop_reading()
             os.close(self._listener)
             self._listener = -1
+
+    @contextlib.contextmanager
+    def ordering(self) -> Iterator[None]:
+        """Refuse nobody meanwhile: a copy may ask before we have heard which process it is."""
+        self._coming += 1
+        try:
+            yield
+        finally:
+            self._coming -= 1
 
     @contextlib.contextmanager
     def expecting(self, pid: int, pidfd: int) -> Iterator[Pass]:
@@ -132,7 +142,9 @@ class Gate:
         return False
 
     def _refuse(self, thread: int, question: int) -> None:
-        if self._unexpected.get(thread) == question:
+        if self._unexpected.get(thread) == question and self._coming:
+            self._loop.call_later(_REFUSAL_SECONDS, self._refuse, thread, question)
+        elif self._unexpected.get(thread) == question:
             del self._unexpected[thread]
             self.answer(question, -errno.EPERM, 0)
 

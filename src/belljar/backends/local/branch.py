@@ -218,11 +218,12 @@ async def _settle(
             lent.append(write)
             os.set_blocking(read, False)
             os.fchmod(read, 0o666)
-        async with forking:
-            family = [parent.nest] if parent.nest >= 0 else []
-            with theirs:
-                await _have_forked(order([theirs.fileno(), *lent, *family]), _admit_passer(ours, berth))
-        copy = await _meet(ours, berth)
+        with gate.ordering():
+            async with forking:
+                family = [parent.nest] if parent.nest >= 0 else []
+                with theirs:
+                    await _have_forked(order([theirs.fileno(), *lent, *family]), _admit_passer(ours, berth))
+            copy = await _meet(ours, berth)
         owned.append(copy.pidfd)
         with gate.expecting(copy.pid, copy.pidfd) as entry:
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
