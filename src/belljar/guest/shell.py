@@ -4,7 +4,8 @@ It is one process and one thread while it waits, so it can be forked. Each cell 
 output, standard error and displays; between cells the old ones of the guest are back in their place. So whatever a
 cell has left behind (a thread, a child) can write when it likes and is never heard in another cell's answer.
 
-Nothing said here is believed but the first word, which is said before a byte of the program is read.
+Nothing said here is believed but the first word, with which go its directories and a pidfd. It is said before anything
+that a caller has chosen is here: no file, no environment variable, no tool, no other interpreter.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ def prepare() -> None:
 def serve(peer: channel.Peer) -> bool:
     """Open a session and run its cells until the host leaves. Returns, False, only when none was wanted."""
     try:
+        _introduce(peer)
         message, blob, descriptors = channel.receive(peer, 8)
     except channel.ChannelClosed:
         return False
@@ -66,18 +68,23 @@ def serve(peer: channel.Peer) -> bool:
         except OSError as error:
             channel.send(peer, {"failed": "language", "reason": str(error)})
             return False
+    channel.send(peer, {}, b"ready")
+    if child is not None:
+        foreign.serve(peer, child, _background)
+    _serve_cells(peer)
+    return False  # never
+
+
+def _introduce(peer: channel.Peer) -> None:
+    """Say the one word that is believed, while this process is nobody's yet."""
     own = [os.open(path, os.O_PATH | os.O_DIRECTORY) for path in _DIRS]
     try:
         own.append(os.pidfd_open(getpid()))
     except OSError:
         pass  # gVisor has none; there its steward sends the signals
-    channel.send(peer, {}, b"started", own)  # the last thing the host believes
+    channel.send(peer, {}, b"here", own)
     for descriptor in own:
         close(descriptor)
-    if child is not None:
-        foreign.serve(peer, child, _background)
-    _serve_cells(peer)
-    return False  # never
 
 
 def _serve_cells(peer: channel.Peer) -> None:

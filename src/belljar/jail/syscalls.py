@@ -89,6 +89,7 @@ _SECCOMP = {"x86_64": 317, "aarch64": 277}
 _SET_MODE_FILTER, _FLAG_NEW_LISTENER = 1, 1 << 3
 _LANDLOCK_CREATE_RULESET_VERSION = 1
 _CAPABILITY_VERSION_3 = 0x20080522
+CAPABILITIES_OVER_FILES = 0x1F | 1 << 9 | 1 << 27  # CHOWN, DAC_*, FOWNER, FSETID, LINUX_IMMUTABLE, MKNOD
 _SIGNAL_SET_BYTES = 128  # the C library's; the kernel's is shorter
 
 
@@ -217,10 +218,21 @@ def set_capabilities(permitted: int, inheritable: int) -> None:
 
 def permitted_capabilities() -> int:
     """The permitted set of this thread as a bit mask."""
+    sets = _capability_sets()
+    return int(sets[1]) | int(sets[4]) << 32
+
+
+def effective_capabilities() -> int:
+    """The effective set of this thread as a bit mask."""
+    sets = _capability_sets()
+    return int(sets[0]) | int(sets[3]) << 32
+
+
+def _capability_sets() -> ctypes.Array[ctypes.c_uint32]:
     sets = _CapabilitySets()
     header = _CapabilityHeader(_CAPABILITY_VERSION_3, 0)
     _checked("capget", _libc.capget(ctypes.byref(header), ctypes.byref(sets)))
-    return int(sets[1]) | int(sets[4]) << 32
+    return sets
 
 
 def landlock_version() -> int:

@@ -4,8 +4,8 @@ As in `workdir`, every name is opened beneath the directory's own descriptor and
 under a name of our own and then takes the place of whatever has its name: a pipe or a link planted there is replaced,
 never opened.
 
-What is made belongs to the program: the file system knows no other owner, so the thread that writes takes on the
-program's uid, for files only, while it does.
+The caller has the program's rights over files and no others (`fileaccess`): what is made belongs to the program, and
+what the program may not read, replace or remove is left alone.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from belljar.jail import seccomp, syscalls, workdir
+from belljar.jail import syscalls, workdir
 
 _ATTEMPTS = 8  # a tree that is changed under our feet makes the kernel ask us to try again
-_NUMBERS = seccomp.SYSCALLS.get(os.uname().machine, {})
 
 
 class Entry(NamedTuple):
@@ -70,23 +69,24 @@ def read(root: int, path: str, bytes_max: int) -> bytes:
     return content
 
 
-def write(root: int, path: str, content: bytes, owner: int | None) -> None:
-    """Make or replace a file and the directories above it; `owner` is the program's host uid, None if it is ours.
+def write(root: int, path: str, chunks: Iterable[bytes | memoryview]) -> None:
+    """Make or replace a file and the directories above it; if `chunks` raises, all but these is as it was.
 
     Raises:
         NoRoom: it does not fit. NotThere: something that is no directory is in the way.
     """
     *above, name = path.split("/")
-    with _acting_as(owner), _directory(root, above) as directory:
+    with _directory(root, above) as directory:
         own_name = f".belljar-{os.urandom(8).hex()}"
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
             descriptor = _open(directory, own_name, flags, 0o644)
             try:
                 with open(descriptor, "wb", buffering=0) as file:
-                    view = memoryview(content)
-                    while view:
-                        view = view[file.write(view) :]
+                    for chunk in chunks:
+                        view = memoryview(chunk)
+                        while view:
+                            view = view[file.write(view) :]
                 os.rename(own_name, name, src_dir_fd=directory, dst_dir_fd=directory)
             except BaseException:
                 with contextlib.suppress(OSError):
@@ -146,18 +146,3 @@ def _open(root: int, path: str, flags: int, mode: int = 0) -> int:
         with contextlib.suppress(BlockingIOError):
             return syscalls.open_beneath(root, path, flags, mode)
     raise OSError(errno.EAGAIN, "the directory changes too fast")
-
-
-@contextlib.contextmanager
-def _acting_as(owner: int | None) -> Iterator[None]:
-    """Files made by this thread, and by no other, belong to `owner`, who may do with them what he may."""
-    if owner is None:
-        yield
-        return
-    for call in ("setfsgid", "setfsuid"):  # in this order: the second gives up the right to the first
-        syscalls.call(_NUMBERS[call], owner)
-    try:
-        yield
-    finally:
-        for call in ("setfsuid", "setfsgid"):
-            syscalls.call(_NUMBERS[call], 0)

@@ -138,6 +138,9 @@ class RemoteSession(LocalSession):
             descriptors = [*descriptors, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)]
         super()._hear_first_word(message, descriptors)
 
+    def _check_directories(self) -> None:
+        """They stay with the steward: what we hold only stands for them."""
+
     def _judge(self, status: int | None) -> str:
         return "memory" if self._body.is_out_of_memory else super()._judge(status)
 
@@ -164,7 +167,7 @@ class RemoteSession(LocalSession):
         if work is workfiles.read:
             order["bytes_max"] = args[1]
         elif work is workfiles.write:
-            blob = args[1]
+            (blob,) = args[1]
         answer, content = await self._ask(order, blob)
         if work is workfiles.read:
             if len(content) > args[1]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from belljar.contract.artifacts import Matcher, TooManySteps
 from belljar.contract.execution import Execution
 from belljar.contract.files import File
-from belljar.jail import workdir
+from belljar.jail import fileaccess, workdir
 from belljar.settings import RequestSettings
 
 
@@ -63,13 +63,14 @@ def note_of(complaint: str) -> str:
     return f"[artifacts: {complaint}; what does not fit is left out]\n"
 
 
-async def on_thread(root: int, work: Callable[..., Any], *args: Any) -> Any:
-    """Do `work` with a copy of the descriptor `root`, which nobody else closes."""
+async def on_thread(root: int, owner: int | None, work: Callable[..., Any], *args: Any) -> Any:
+    """Do `work` with a copy of the descriptor `root`, and with the rights of the program: host uid `owner`, or ours."""
     own = os.dup(root)
 
     def do() -> Any:
         try:
-            return work(own, *args)
+            with fileaccess.acting_as(owner):
+                return work(own, *args)
         finally:
             os.close(own)
 

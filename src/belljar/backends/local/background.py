@@ -22,8 +22,7 @@ class Background:
         self._loop = asyncio.get_running_loop()
         self._own: list[Stream] = []  # the guest's first pipes, which stay
         self._lingering: deque[Stream] = deque()
-        self._kept: list[tuple[str, bytes]] = []
-        self._kept_bytes = 0
+        self._kept = bytearray()  # joined: a program may write single bytes, and each would be an object
         self._is_reading = False
         self._is_closed = False
 
@@ -50,21 +49,14 @@ class Background:
                 self._on_readable(stream)
         if not self._kept:
             return b""
-        pieces = [b"[written between cells]\n"]
-        last = b"\n"
-        for _, chunk in self._kept:
-            pieces.append(chunk)
-            last = chunk[-1:]
-        pieces.append(b"" if last == b"\n" else b"\n")
-        pieces.append(b"[end of what was written between cells]\n")
-        self._kept.clear()
-        self._kept_bytes = 0
+        kept, self._kept = self._kept, bytearray()
         self.resume()
-        return b"".join(pieces)
+        end = b"" if kept.endswith(b"\n") else b"\n"
+        return b"".join((b"[written between cells]\n", kept, end, b"[end of what was written between cells]\n"))
 
     def resume(self) -> None:
         """Listen again, if there is room."""
-        if not self._is_reading and self._kept_bytes < self._bytes_max:
+        if not self._is_reading and len(self._kept) < self._bytes_max:
             self._is_reading = True
             for stream in (*self._own, *self._lingering):
                 if stream.is_open:
@@ -87,9 +79,8 @@ class Background:
             if stream in self._lingering:
                 self._let_go(stream)
             return
-        self._kept.append((stream.name, chunk))
-        self._kept_bytes += len(chunk)
-        if self._kept_bytes >= self._bytes_max:
+        self._kept += chunk
+        if len(self._kept) >= self._bytes_max:
             self._pause()
 
     def _let_go(self, stream: Stream) -> None:

@@ -1,15 +1,20 @@
-"""What a guest claims about its cell: what it has shown, and what it has raised. Only its own caller reads it.
+"""What a guest claims: what its cell has shown and raised, and why it cannot be opened. Only its own caller reads it.
 
 Anything may stand there, so all of it is bounded and made such that it can be passed on.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from belljar.backends.local.pictures import PictureReader
+from belljar.contract.errors import InvalidExecution
 from belljar.contract.execution import ProgramError
 from belljar.settings import RequestSettings
 
 _SKIPPED_MAX = 256
+_REASON_CHARACTERS = 500
 _NAME_CHARACTERS, _MESSAGE_CHARACTERS, _TRACE_CHARACTERS = 200, 4000, 20_000
 
 
@@ -49,15 +54,29 @@ def read_error(told: object) -> ProgramError | None:
     for line in lines if isinstance(lines, list) else ():
         if not isinstance(line, str) or left <= 0:
             break
-        kept.append(_clean(line, left))
+        kept.append(clean(line, left))
         left -= len(line) + 1
     return ProgramError(
-        type=_clean(name, _NAME_CHARACTERS) or "Error",
-        message=_clean(message, _MESSAGE_CHARACTERS),
+        type=clean(name, _NAME_CHARACTERS) or "Error",
+        message=clean(message, _MESSAGE_CHARACTERS),
         traceback=tuple(kept),
     )
 
 
-def _clean(text: object, characters_max: int) -> str:
+def read_refusal(told: Mapping[str, Any]) -> InvalidExecution | None:
+    """Why a guest says that its session cannot be opened as ordered; None if it is not a reason that we know.
+
+    Files, environment and limits of this very order are all that such a word is about, so it cannot be our fault.
+    """
+    reason = clean(told.get("reason"), _REASON_CHARACTERS) or "no reason was given"
+    if told.get("failed") == "files":
+        return InvalidExecution(f"the files do not fit: {reason}; ask for more disk_mb", field="files")
+    if told.get("failed") == "language":
+        message = f"the session's interpreter could not be started within its limits: {reason}; ask for more processes"
+        return InvalidExecution(message, field="limits")
+    return None
+
+
+def clean(text: object, characters_max: int) -> str:
     """Text that can be encoded: a lone surrogate would blow up wherever somebody first writes it to a socket."""
     return text[:characters_max].encode("utf-8", "replace").decode() if isinstance(text, str) else ""

@@ -24,7 +24,7 @@ from belljar.backends.local.attention import Attended
 from belljar.backends.local.extras import Extra
 from belljar.backends.local.guests import Guest
 from belljar.backends.local.pictures import PictureReader
-from belljar.backends.local.streams import READ_BYTES, Stream
+from belljar.backends.local.streams import Stream
 from belljar.backends.local.world import INTERPRETER_BYTES, World
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import InvalidExecution, JailSetupFailed, ZygoteDied
@@ -348,7 +348,7 @@ class Run(Attended):
             raise ZygoteDied(f"the guest ended before its program started (wait status {status})")
 
     def _read_the_rest(self) -> None:
-        """Nobody writes any more, so a read that could have been longer was the last."""
+        """Nobody writes any more. Each is read to its end: in packet mode, a pipe gives less than it holds."""
         while self._picture_pipe >= 0 and self._on_picture():
             pass
         for stream in self._streams:
@@ -356,13 +356,14 @@ class Run(Attended):
                 before = stream.seen_bytes
                 chunk = stream.read()
                 count = stream.seen_bytes - before
-                if count:
-                    self._pass_on(stream, chunk)
-                if count < READ_BYTES:
+                if not count:
                     break
+                self._pass_on(stream, chunk)
 
     async def _with_artifacts(self, evidence: Evidence) -> Evidence:
-        on_work_dir = functools.partial(artifacts.on_thread, self._work_dir)
+        self._world.check_dirs([self._work_dir])
+        owner = self._world.owner_of(self._guest.cell.berth)
+        on_work_dir = functools.partial(artifacts.on_thread, self._work_dir, owner)
         found = await artifacts.collect(self._execution, self._bounds, on_work_dir)
         note = found.note_below(evidence.stderr)
         if note and self._watcher is not None:

@@ -343,8 +343,8 @@ class LocalSandbox:
     async def _seat(self, world: World, order: SessionOrder, allowed: Limits) -> tuple[LocalSession, int]:
         """A session that has not begun yet, in a guest that is allowed so much; and who holds its cell's namespaces."""
         guest = await world.lease(SHELL, allowed)
-        owner = self._instance.uid_base + guest.cell.berth.uid if self._instance and os.geteuid() == 0 else None
         body = FirstBody(world, guest)
+        owner = world.owner_of(guest.cell.berth)
         return LocalSession(body, order.limits, self._settings.request, owner), guest.cell.sleeper
 
     def _translate(self, order: SessionOrder) -> tuple[SessionOrder, Mapping[str, Any]]:

@@ -1,7 +1,8 @@
 """A session: a guest that stays in its cell, with everything the host knows of it.
 
-Everything the guest says after its first word is untrusted: a packet that is not exactly the one that was due ends the
-session. How it ended is read from the kernel, never asked of the guest.
+The guest's first word, its directories and a pidfd, is said and heard before anything of the caller's is sent; even so
+the directories are checked. Everything that it says later is untrusted: a packet that is not exactly the one that was
+due ends the session. How it ended is read from the kernel, never asked of the guest.
 """
 
 from __future__ import annotations
@@ -18,15 +19,17 @@ from belljar import channel
 from belljar.backends.local.background import Background
 from belljar.backends.local.bodies import Body, FirstBody
 from belljar.backends.local.branch import Grown, check_quiet, grow
+from belljar.backends.local.claims import read_refusal
 from belljar.backends.local.extras import Extra
 from belljar.backends.local.run import in_memfd
 from belljar.backends.local.session_files import SessionFiles
 from belljar.backends.local.streams import Stream
 from belljar.backends.local.turn import End, Turn
-from belljar.backends.local.world import INTERPRETER_BYTES
+from belljar.backends.local.world import FIRST_WORD_DESCRIPTORS, INTERPRETER_BYTES
 from belljar.backends.local.zygotes import SHELL
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import (
+    BelljarError,
     CannotBranch,
     InvalidExecution,
     JailSetupFailed,
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
     from belljar.backends.local.toolline import SessionTools
 
 _SILENCE_SECONDS = 10.0
+_READY_SECONDS = 30.0  # for what it was given: files, tools, another interpreter
 _INLINE_BYTES = 64 * 1024
 _IDLE_CHECK_SECONDS = 10.0
 _BIRTHS_AT_ONCE = 2  # the place of the next branch is made while one moves in
@@ -58,7 +62,8 @@ class LocalSession(SessionFiles):
         self._body = body
         self._limits = limits
         self._loop = asyncio.get_running_loop()
-        self._started: asyncio.Future[list[int]] = self._loop.create_future()
+        self._started: asyncio.Future[list[int]] = self._loop.create_future()  # its first word
+        self._ready: asyncio.Future[None] = self._loop.create_future()  # or why it cannot be opened as ordered
         self._directories: list[int] = []  # work directory, /tmp, /dev/shm
         self._pidfd = -1
         self._turn: Turn | None = None
@@ -83,31 +88,45 @@ class LocalSession(SessionFiles):
     # ---- opening
 
     async def start(self, order: SessionOrder, extras: Sequence[Extra] = ()) -> None:
-        """Lay out its files and wait for its first word. On any failure nothing is left.
+        """Hear its first word, have its files laid out and wait until it is ready. On any failure nothing is left.
 
         Raises:
             ZygoteDied: the guest is gone; another may be tried.
-            JailSetupFailed, InvalidExecution: it could not be made ready.
+            JailSetupFailed: it could not be made.
+            InvalidExecution: it cannot be opened as ordered.
         """
         try:
             if self.cgroup is not None:
                 self.cgroup.limit(self._limits.memory_bytes + INTERPRETER_BYTES[SHELL], self._limits.processes)
                 self.cgroup.begin()
             self._loop.add_reader(self._body.channel, self._on_message)
-            self._send_order(order, extras)
             async with asyncio.timeout(_SILENCE_SECONDS):
                 *self._directories, self._pidfd = await self._started
+            self._check_directories()
+            self._send_order(order, extras)
+            async with asyncio.timeout(_READY_SECONDS):
+                await self._ready
         except BaseException as error:
             self.end("lost")
             await self._wait_until_buried()
             if isinstance(error, TimeoutError):
-                raise ZygoteDied("the session's process did not start in time") from error
+                raise self._describe_silence(bool(extras)) from error
             if isinstance(error, OSError):
                 raise JailSetupFailed("cgroup", str(error)) from error
             if isinstance(error, channel.ChannelClosed):
                 raise ZygoteDied("the guest was gone before its session began") from error
             raise
         self._settle()
+
+    def _check_directories(self) -> None:
+        self._body.family.world.check_dirs(self._directories)
+
+    def _describe_silence(self, has_extras: bool) -> BelljarError:
+        """Its first word, and its files, are our own code's business; tools and interpreters run the caller's."""
+        if not self._directories or not (has_extras or self.foreign):
+            return ZygoteDied("the session's process did not start in time")
+        message = f"the session was not ready within {_READY_SECONDS:.0f} seconds; what it was given keeps it busy"
+        return InvalidExecution(f"{message}, or the machine has no time for it: look at its env and files", field="env")
 
     def _settle(self) -> None:
         self._background.open(self._body.stdout, self._body.stderr)
@@ -139,7 +158,8 @@ class LocalSession(SessionFiles):
 
     def _on_message(self) -> None:
         try:
-            message, blob, descriptors = channel.receive(self._body.channel, 0 if self._started.done() else 4)
+            taken = 0 if self._started.done() else FIRST_WORD_DESCRIPTORS
+            message, blob, descriptors = channel.receive(self._body.channel, taken)
         except BlockingIOError:
             return
         except channel.ChannelClosed:
@@ -149,6 +169,8 @@ class LocalSession(SessionFiles):
             self._hear_first_word(message, descriptors)
         elif self.cgroup is not None and self.cgroup.oom_kills() > 0:
             self.end("memory")  # of a child: the cell itself may not even have noticed
+        elif not self._ready.done():
+            self._hear_ready(message, blob)
         elif self._turn is not None and message.get("ended") == self._turn.number and "error" in message:
             self._turn.answer(message)
         elif self._copying is not None and not self._copying.done() and not message:
@@ -170,17 +192,22 @@ class LocalSession(SessionFiles):
             self._loop.call_later(_SILENCE_SECONDS, self.end, "crash")
 
     def _hear_first_word(self, message: Mapping[str, Any], descriptors: list[int]) -> None:
-        if len(descriptors) == 4:
+        if len(descriptors) == FIRST_WORD_DESCRIPTORS:
             self._started.set_result(descriptors)
             return
         for descriptor in descriptors:
             os.close(descriptor)
-        step, reason = str(message.get("failed")), str(message.get("reason"))
-        if step == "files":
-            why = InvalidExecution(f"the files do not fit: {reason}; ask for more disk_mb", field="files")
-            self._started.set_exception(why)
+        self._started.set_exception(JailSetupFailed(str(message.get("failed")), str(message.get("reason"))))
+
+    def _hear_ready(self, message: Mapping[str, Any], blob: bytes) -> None:
+        """A claim: code of the caller's may run by now. All it can do is to open this session or to fail it."""
+        why = read_refusal(message)
+        if why is not None:
+            self._ready.set_exception(why)
+        elif message or blob != b"ready":
+            self.end("crash")
         else:
-            self._started.set_exception(JailSetupFailed(step, reason))
+            self._ready.set_result(None)
 
     # ---- cells
 
@@ -268,6 +295,7 @@ class LocalSession(SessionFiles):
         twin._generation = self._generation + 1
         twin._begin_as_copy(grown, self._cells)
         try:
+            twin._check_directories()
             await self._equip(twin, grown.pidfd)
         except BaseException:
             await twin.close()
@@ -312,6 +340,7 @@ class LocalSession(SessionFiles):
         self._directories, self._pidfd = grown.directories, grown.pidfd
         self._cells = cells
         self._started.set_result([])
+        self._ready.set_result(None)
         self._loop.add_reader(self._body.channel, self._on_message)
         self._settle()
         if has_ended(grown.pidfd):
@@ -361,10 +390,20 @@ class LocalSession(SessionFiles):
         """Kill everyone in it. The first reason given is the one remembered."""
         if self._reason is None:
             self._reason = reason
+            self._fail_opening(reason)
             if self._idle_check is not None:
                 self._idle_check.cancel()
             self._body.kill()
             self._buried = self._loop.create_task(self._bury())
+
+    def _fail_opening(self, reason: str) -> None:
+        """It has ended: whoever waits for it to open hears why."""
+        lost = ZygoteDied("the guest ended before its session began")
+        if not self._started.done():
+            self._started.set_exception(lost)
+        if not self._ready.done():
+            message = f"the session ended while it was opened: {reason}; look at its env, files and limits"
+            self._ready.set_exception(lost if reason == "lost" else InvalidExecution(message, reason=reason))
 
     def _work_dir(self) -> int:
         self._check_alive()
@@ -380,8 +419,6 @@ class LocalSession(SessionFiles):
     def _on_process_ended(self, status: int | None) -> None:
         if not self._status.done():
             self._status.set_result(status)
-        if not self._started.done():
-            self._started.set_exception(ZygoteDied("the guest ended before its session began"))
         self.end(self._judge(status))
 
     def _judge(self, status: int | None) -> str:
@@ -427,8 +464,9 @@ class LocalSession(SessionFiles):
         self._directories, self._pidfd = [], -1
         if self._copying is not None and not self._copying.done():
             self._copying.set_result(f"the session has ended: {self._reason}")
-        if self._started.done() and not self._started.cancelled():
-            self._started.exception()
+        for opening in (self._started, self._ready):  # nobody may have waited for the second
+            if opening.done() and not opening.cancelled():
+                opening.exception()
         if self.tools is not None:
             self.tools.close()
         if self.way_out is not None:

@@ -32,12 +32,16 @@ class SessionFiles(ABC):
         if len(content) > self._bounds.files_bytes:
             raise TooLarge(f"{path}: {len(content):,} bytes are more than the {self._bounds.files_bytes:,} taken here")
         try:
-            await self._on_work_dir(workfiles.write, path, content, self._owner)
+            await self._write(path, content)
         except workfiles.NoRoom as error:
-            raise TooLarge(f"{path} cannot be written: {error}; remove files or ask for more disk_mb") from None
+            message = f"{path} cannot be written: {error}; remove files, or ask for more disk_mb or memory_mb"
+            raise TooLarge(message) from None
         except workfiles.NotThere:
             message = f"{path}: a directory of that name, or a link or file above it, is in the way; choose another"
             raise UnsafePath(message, path=path) from None
+
+    async def _write(self, path: str, content: bytes) -> None:
+        await self._on_work_dir(workfiles.write, path, (content,))
 
     async def read_file(self, path: str) -> bytes:
         """The content of a regular file in the work directory."""
@@ -71,4 +75,4 @@ class SessionFiles(ABC):
         return await artifacts.collect(cell, self._bounds, self._on_work_dir)
 
     async def _on_work_dir(self, work: Callable[..., Any], *args: Any) -> Any:
-        return await artifacts.on_thread(self._work_dir(), work, *args)
+        return await artifacts.on_thread(self._work_dir(), self._owner, work, *args)

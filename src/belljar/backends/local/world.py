@@ -22,10 +22,10 @@ from belljar.backends.local.guests import Guest
 from belljar.backends.local.patience import Patience
 from belljar.backends.local.sights import bound_places, guest_environ, hidden_places, import_pattern
 from belljar.backends.local.zygotes import BARE, HEAVY, SHELL, Recipe, Zygotes
-from belljar.contract.errors import JailSetupFailed, Overloaded, ZygoteDied
+from belljar.contract.errors import JailSetupFailed, Overloaded, SandboxFault, ZygoteDied
 from belljar.contract.execution import Execution, Limits
 from belljar.environments import Environment
-from belljar.jail import policy, syscalls
+from belljar.jail import fileaccess, policy, syscalls
 from belljar.settings import PoolSettings
 from belljar.zygote import protocol
 from belljar.zygote.handle import StartFailed, WardenHandle, ZygoteHandle, ZygoteListener
@@ -36,6 +36,7 @@ _SYSTEM_PYTHON = "/usr/bin/python3"  # what is warm in a world that shows anothe
 #: A guest pays for every page of the interpreter it touches, because touching copies it. That is not the program's.
 INTERPRETER_BYTES = {BARE: 4 << 20, HEAVY: 16 << 20, SHELL: 32 << 20}
 _CAP_FOWNER = 1 << 3  # to remove a file that is a guest's
+FIRST_WORD_DESCRIPTORS = 4  # a session's directories and its pidfd
 _START_FAILURES_MAX = 3  # ready guests that die unused, in a row, before we stop making them
 
 
@@ -343,6 +344,23 @@ class World(ZygoteListener):
         """The branch is gone."""
         self._berths.give_back(berth)
 
+    def owner_of(self, berth: Berth) -> int | None:
+        """The host's uid of who lives in a berth; None where that is our own."""
+        return int(self._walls["uid_base"]) + berth.uid if self._walls["changes_uid"] else None
+
+    def check_dirs(self, directories: Sequence[int]) -> None:
+        """See that these, which a guest has handed over, are directories that were mounted for a program.
+
+        Raises:
+            SandboxFault: they are not; nothing may be read or written beneath them.
+        """
+        try:
+            fileaccess.check_writable_dirs(
+                directories, int(self._walls["uid_base"]) if self._walls["as_root"] else os.geteuid()
+            )
+        except fileaccess.NotOurs as error:
+            raise SandboxFault(f"a guest has handed over a directory that is not its own: {error}") from error
+
     async def graft(self, order: Mapping[str, Any], descriptors: Sequence[int]) -> tuple[int, int]:
         """Have the place of a branch made."""
         return await self._warden.graft(order, descriptors)
@@ -515,7 +533,7 @@ class World(ZygoteListener):
 def heard_failure(peer: channel.Peer) -> str:
     """What a guest that could not start has said."""
     try:
-        message, _, descriptors = channel.receive(peer, 1, channel.NOW)
+        message, _, descriptors = channel.receive(peer, FIRST_WORD_DESCRIPTORS, channel.NOW)
     except (BlockingIOError, channel.ChannelClosed, OSError):
         return "it said nothing"
     for descriptor in descriptors:
