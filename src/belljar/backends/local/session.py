@@ -21,6 +21,7 @@ from belljar.backends.local.bodies import Body, FirstBody
 from belljar.backends.local.branch import Grown, check_quiet, grow
 from belljar.backends.local.claims import read_refusal
 from belljar.backends.local.extras import Extra
+from belljar.backends.local.idleness import Idleness
 from belljar.backends.local.run import in_memfd
 from belljar.backends.local.session_files import SessionFiles
 from belljar.backends.local.streams import Stream
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
 _SILENCE_SECONDS = 10.0
 _READY_SECONDS = 30.0  # for what it was given: files, tools, another interpreter
 _INLINE_BYTES = 64 * 1024
-_IDLE_CHECK_SECONDS = 10.0
 _BIRTHS_AT_ONCE = 2  # the place of the next branch is made while one moves in
 _GENERATIONS_MAX = 15  # landlock has sixteen layers, and the jail itself is one; user namespaces nest 32 deep
 
@@ -78,7 +78,7 @@ class LocalSession(SessionFiles):
         self._buried: asyncio.Task[None] | None = None
         self._tells: list[Callable[[], None]] = []
         self._background = Background(limits.output_bytes)
-        self._idle_check: asyncio.TimerHandle | None = None
+        self._idleness = Idleness(body.cgroup, limits.cpu_seconds, lambda: self.end("timeout"))
         self.tools: SessionTools | None = None
         self.way_out: WayOut | None = None  # of a session that was given a network
         self.foreign: Mapping[str, Any] | None = None  # what is started for a language that is not Python
@@ -130,7 +130,7 @@ class LocalSession(SessionFiles):
 
     def _settle(self) -> None:
         self._background.open(self._body.stdout, self._body.stderr)
-        self._watch_idleness()
+        self._idleness.begin()
 
     def _send_order(self, order: SessionOrder, extras: Sequence[Extra]) -> None:
         message = {
@@ -214,6 +214,10 @@ class LocalSession(SessionFiles):
     async def run(self, cell: Execution, watcher: Watcher | None = None) -> Evidence:
         """Run one cell to its end. Cancelling interrupts it, and ends the session if it will not be interrupted."""
         self._check_alive()
+        self._idleness.pause()
+        if self._buried is not None:
+            await self._wait_until_buried()
+            raise self._ended_error()
         self._cells += 1
         self._turn = Turn(self, self._cells, cell, watcher, self._bounds)
         if self.tools is not None:
@@ -240,7 +244,7 @@ class LocalSession(SessionFiles):
                 await self._wait_until_buried()
             else:
                 self._background.resume()
-                self._watch_idleness()
+                self._idleness.begin()
 
     def interrupt(self) -> None:
         """KeyboardInterrupt in the running cell; nothing when there is none."""
@@ -284,6 +288,7 @@ class LocalSession(SessionFiles):
         if not self._branches_coming:
             check_quiet(self.cgroup)
         self._branches_coming += 1
+        self._idleness.pause()
         try:
             async with self._births:
                 self._check_alive()
@@ -291,6 +296,8 @@ class LocalSession(SessionFiles):
                 grown = await grow(self._body, self._directories, self._limits, order, self._forking)
         finally:
             self._branches_coming -= 1
+            if not self._branches_coming and self._turn is None and self._reason is None:
+                self._idleness.begin()
         twin = LocalSession(grown.body, self._limits, self._bounds, self._owner)
         twin._generation = self._generation + 1
         twin._begin_as_copy(grown, self._cells)
@@ -350,23 +357,6 @@ class LocalSession(SessionFiles):
         """What it holds now."""
         return 0 if self.cgroup is None or self._reason is not None else self.cgroup.memory_bytes()
 
-    def _watch_idleness(self) -> None:
-        """Threads that go on between cells use processor time that no cell's clock counts."""
-        if self._idle_check is not None:
-            self._idle_check.cancel()
-        if self.cgroup is not None and self._reason is None:
-            before = self.cgroup.cpu_seconds()
-            self._idle_check = self._loop.call_later(_IDLE_CHECK_SECONDS, self._check_idleness, before)
-
-    def _check_idleness(self, before: float) -> None:
-        if self._reason is not None or self.cgroup is None:
-            return
-        if self._turn is None and self.cgroup.cpu_seconds() - before > self._limits.cpu_seconds:
-            self.end("timeout")
-        else:
-            again = 0.0 if self._turn is not None else before
-            self._idle_check = self._loop.call_later(_IDLE_CHECK_SECONDS, self._check_idleness, again)
-
     # ---- the end
 
     @property
@@ -391,8 +381,7 @@ class LocalSession(SessionFiles):
         if self._reason is None:
             self._reason = reason
             self._fail_opening(reason)
-            if self._idle_check is not None:
-                self._idle_check.cancel()
+            self._idleness.close()
             self._body.kill()
             self._buried = self._loop.create_task(self._bury())
 

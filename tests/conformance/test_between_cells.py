@@ -1,0 +1,105 @@
+"""What a session does while none of its cells runs counts, however often a cell comes."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import belljar
+from belljar.contract.errors import SessionEnded
+from belljar.settings import Settings
+
+SPIN = """
+import os
+if os.fork() == 0:
+    while True:
+        pass
+"""
+DEADLINE_SECONDS = 60.0
+
+
+@pytest.fixture(scope="module")
+def box(settings: Settings) -> Iterator[belljar.Sandbox]:
+    with belljar.Sandbox(settings=settings) as opened:
+        yield opened
+
+
+def child_cpu_seconds(session: Any) -> float:
+    """What the child of `SPIN` has used by its own clock."""
+    fields = session.run("import glob\nprint(*[open(p).read() for p in glob.glob('/proc/[0-9]*/stat')], sep='\\n')")
+    used = [sum(map(int, line.rsplit(")", 1)[1].split()[11:13])) for line in fields.stdout.splitlines() if line]
+    return max(used) / 100
+
+
+def test_cells_that_come_often_do_not_excuse_it(box: belljar.Sandbox) -> None:
+    with box.session(limits={"cpu_seconds": 2}) as session:
+        session.run(SPIN)
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        with pytest.raises(SessionEnded, match="timeout|processor time"):
+            while time.monotonic() < deadline:
+                used = child_cpu_seconds(session)
+                assert used < 8, f"{used} seconds of 2"
+                time.sleep(0.5)  # shorter than any look at an idle session
+
+
+def test_an_idle_session_that_works_on_is_ended(box: belljar.Sandbox) -> None:
+    with box.session(limits={"cpu_seconds": 1}) as session:
+        session.run(SPIN)
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        with pytest.raises(SessionEnded, match="timeout|processor time"):
+            while time.monotonic() < deadline:
+                session.state()
+                time.sleep(0.1)
+
+
+def test_many_small_cells_and_branches_cost_nothing(box: belljar.Sandbox) -> None:
+    with box.session(limits={"cpu_seconds": 0.5}) as session:
+        for _ in range(300):
+            assert session.run("1").ok
+        for _ in range(15):
+            for branch in session.branch(2):
+                branch.close()
+        assert session.run("print(1)").stdout == "1\n"
+
+
+def test_single_bytes_between_cells_are_not_an_object_each(box: belljar.Sandbox, host: Any) -> None:
+    code = """
+import fcntl, os, threading
+def write():
+    begin.wait()  # then standard output is the session's own, and no cell's
+    fcntl.fcntl(1, fcntl.F_SETFL, fcntl.fcntl(1, fcntl.F_GETFL) | os.O_DIRECT)
+    for _ in range(200_000):
+        os.write(1, b"x")
+    open("done", "w").close()
+begin = threading.Event()
+threading.Thread(target=write).start()
+threading.Timer(0.3, begin.set).start()
+"""
+    limits = {"cpu_seconds": 60, "output_kb": 2048, "memory_mb": 256}
+    with box.session(limits=limits) as session:
+        before = resident_bytes()
+        assert session.run(code).ok
+        host.wait_until(lambda: any(each.path == "done" for each in session.files()), "it has written", 120)
+        after = resident_bytes()
+        outcome = session.run("1")
+        assert outcome.stderr.count("x") > 150_000  # some of it may have come while the first cell still ran
+        assert after - before < 6 << 20, f"{(after - before) >> 10} KiB for 200 kB"
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def test_a_cell_in_packet_mode_loses_nothing(box: belljar.Sandbox) -> None:
+    code = (
+        "import fcntl, os\n"
+        "fcntl.fcntl(1, fcntl.F_SETFL, fcntl.fcntl(1, fcntl.F_GETFL) | os.O_DIRECT)\n"
+        "for piece in (b'a', b'b', b'c'):\n    os.write(1, piece)"
+    )
+    with box.session() as session:
+        assert session.run(f"{code};").stdout == "abc"
