@@ -40,7 +40,7 @@ def test_cells_that_come_often_do_not_excuse_it(box: belljar.Sandbox) -> None:
     with box.session(limits={"cpu_seconds": 2}) as session:
         session.run(SPIN)
         deadline = time.monotonic() + DEADLINE_SECONDS
-        with pytest.raises(SessionEnded, match="timeout|processor time"):
+        with pytest.raises(SessionEnded, match=r"timeout|processor time"):
             while time.monotonic() < deadline:
                 used = child_cpu_seconds(session)
                 assert used < 8, f"{used} seconds of 2"
@@ -51,7 +51,7 @@ def test_an_idle_session_that_works_on_is_ended(box: belljar.Sandbox) -> None:
     with box.session(limits={"cpu_seconds": 1}) as session:
         session.run(SPIN)
         deadline = time.monotonic() + DEADLINE_SECONDS
-        with pytest.raises(SessionEnded, match="timeout|processor time"):
+        with pytest.raises(SessionEnded, match=r"timeout|processor time"):
             while time.monotonic() < deadline:
                 session.state()
                 time.sleep(0.1)

@@ -210,6 +210,9 @@ class CellCgroup:
         for hierarchy, path in directories:
             os.makedirs(path, exist_ok=True)
             self.join_files.append(_open(f"{path}/{_JOIN_FILES[hierarchy.version]}", os.O_WRONLY))
+            if "memory" in hierarchy.controllers:
+                self.memory_join = self.join_files[-1]  # all a process must join to have its memory counted here
+                self._memory_path = path
             if hierarchy.version == 2 and self.kill_file is None and os.path.exists(f"{path}/cgroup.kill"):
                 self.kill_file = _open(f"{path}/cgroup.kill", os.O_WRONLY)
             for controller in hierarchy.controllers:
@@ -300,6 +303,14 @@ class CellCgroup:
     def memory_bytes(self) -> int:
         """What is held now."""
         return int(os.pread(self._memory_now, 32, 0))
+
+    def room_bytes(self) -> int:
+        """How much more it may hold until the kernel would have to kill; what it can drop instead does not count."""
+        with open(f"{self._memory_path}/memory.stat") as file:
+            counted = dict(line.split() for line in file)
+        prefix = "total_" if self._memory_version == 1 else ""
+        droppable = sum(int(counted.get(f"{prefix}{name}", 0)) for name in ("active_file", "inactive_file"))
+        return self._limits[0] - self.memory_bytes() + droppable
 
     def oom_kills(self) -> int:
         """How many processes the kernel has killed for memory since `begin`."""

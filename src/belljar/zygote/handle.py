@@ -154,6 +154,11 @@ class WardenHandle:
         pid, pidfd = await self._hear_of(self._ask({"graft": dict(order)}, descriptors))
         return pid, pidfd
 
+    async def deposit(self, order: Mapping[str, Any], descriptors: Sequence[int]) -> tuple[int, int]:
+        """Have a file written, as `zygote/deposits.py` says: pid and pidfd of the process that writes it."""
+        pid, pidfd = await self._hear_of(self._ask({"deposit": dict(order)}, descriptors))
+        return pid, pidfd
+
     def watch(self, pid: int, ended: Reaped) -> None:
         """Call `ended` once the warden has reaped `pid`, be it already so."""
         at, status, cpu_seconds = self._early.pop(pid, (0.0, 0, 0.0))

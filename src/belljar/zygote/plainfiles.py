@@ -1,18 +1,38 @@
 """A work directory behind another kernel, read and written by the steward: hostile ground, even when everyone is dead.
 
-Names are opened one by one beneath the directory, and no link is followed: older gVisors have no `openat2`.
+Names are opened one by one beneath the directory, and no link is followed: older gVisors have no `openat2`. All of it
+is done as the program's uid, which is not to reach through us what it cannot reach itself.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
+from collections.abc import Iterator
 
 _PATHS_MAX = 20_000
 _DEPTH_MAX = 32
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _TEMPORARY = ".belljar-new"
+
+
+@contextlib.contextmanager
+def acting_as(uid: int) -> Iterator[None]:
+    """Be this user, without a capability, for a while; the caller is root and has one thread."""
+    groups = os.getgroups()
+    try:
+        os.setgroups([])
+        os.setegid(uid)
+        os.seteuid(uid)
+        if (os.geteuid(), os.getegid()) != (uid, uid):
+            raise PermissionError(errno.EPERM, f"cannot act as uid {uid}")
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+        os.setgroups(groups)
 
 
 def walk(root: int) -> list[str]:
@@ -75,20 +95,19 @@ def read(root: int, path: str, bytes_max: int) -> bytes | None:
         return file.read(bytes_max + 1)
 
 
-def write(root: int, path: str, content: bytes, uid: int) -> None:
-    """Make or replace a file, which is the program's from then on.
+def write(root: int, path: str, content: bytes) -> None:
+    """Make or replace a file.
 
     Raises:
         OSError: something is in the way, or there is no room.
     """
     folder, _, name = path.rpartition("/")
-    directory = _open_dir(root, folder, makes_for=uid)
+    directory = _open_dir(root, folder, makes=True)
     try:
         _remove(directory, _TEMPORARY)
         descriptor = os.open(_TEMPORARY, _NEW, 0o644, dir_fd=directory)
         try:
             with open(descriptor, "wb") as file:
-                os.fchown(descriptor, uid, uid)
                 file.write(content)
             os.rename(_TEMPORARY, name, src_dir_fd=directory, dst_dir_fd=directory)
         except OSError:
@@ -119,15 +138,16 @@ def _remove(directory: int, name: str) -> None:
         pass
 
 
-def _open_dir(root: int, path: str, makes_for: int | None = None) -> int:
+def _open_dir(root: int, path: str, makes: bool = False) -> int:
     current = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=root)
     for name in [name for name in path.split("/") if name]:
         if name in (".", ".."):
             os.close(current)
             raise OSError("not a plain path")
         try:
-            if makes_for is not None:
-                _make_dir(current, name, makes_for)
+            if makes:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(name, 0o755, dir_fd=current)
             # Without O_DIRECTORY: together with that, older gVisors follow a link all the same.
             deeper = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=current)
         finally:
@@ -137,11 +157,3 @@ def _open_dir(root: int, path: str, makes_for: int | None = None) -> int:
             os.close(current)
             raise NotADirectoryError(errno.ENOTDIR, "not a directory")
     return current
-
-
-def _make_dir(parent: int, name: str, uid: int) -> None:
-    try:
-        os.mkdir(name, 0o755, dir_fd=parent)
-        os.chown(name, uid, uid, dir_fd=parent, follow_symlinks=False)
-    except FileExistsError:
-        pass

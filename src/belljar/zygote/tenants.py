@@ -264,16 +264,25 @@ class Run(Tenant):
             "deadline_passed": self.deadline_passed,
             "flooded": self.flooded,
             "out_of_memory": self.is_out_of_memory,
-            "paths": plainfiles.walk(self._work_dir) if self._work_dir >= 0 else [],
+            "paths": self._walk(),
         }
         frames.say({"run": self.number, "ended": ended})
         plainguests.refill(self._asked["weight"], self._asked["default_allowance"])
 
+    def _walk(self) -> list[str]:
+        if self._work_dir < 0:
+            return []
+        assert self.guest is not None
+        with plainfiles.acting_as(self.guest.uid):
+            return plainfiles.walk(self._work_dir)
+
     def _fetch(self, paths: list[str], bytes_max: int) -> None:
         """Send the files asked for, as far as they fit."""
         found, content, is_over = [], bytearray(), False
+        assert self.guest is not None
         for path in paths:
-            text = plainfiles.read(self._work_dir, path, bytes_max - len(content))
+            with plainfiles.acting_as(self.guest.uid):
+                text = plainfiles.read(self._work_dir, path, bytes_max - len(content))
             if text is None:
                 continue
             if len(content) + len(text) > bytes_max:
@@ -323,8 +332,10 @@ class Session(Tenant):
             super().obey(word, message, blob)
             return
         answer, content = {"run": self.number, "asked": message["asked"]}, b""
+        assert self.guest is not None
         try:
-            found = self._work(message, blob)
+            with plainfiles.acting_as(self.guest.uid):
+                found = self._work(message, blob)
             if isinstance(found, bytes):
                 content = found
             else:
@@ -345,9 +356,8 @@ class Session(Tenant):
             if content is None:
                 raise FileNotFoundError(2, "no such file")
             return content
-        assert self.guest is not None
         if message["work"] == "write":
-            plainfiles.write(root, path, blob, self.guest.uid)
+            plainfiles.write(root, path, blob)
         else:
             plainfiles.delete(root, path)
         return None

@@ -24,7 +24,7 @@ from typing import Any
 
 from belljar import channel
 from belljar.jail import landlock, mounts, namespaces, policy, seccomp, syscalls
-from belljar.zygote import grafts, heap, lent, pages
+from belljar.zygote import deposits, grafts, heap, lent, pages
 
 _OWN_WORLD = (
     syscalls.CLONE_NEWNS
@@ -192,6 +192,8 @@ class Warden:
                 return
             if "graft" in message:
                 pid = grafts.begin(message["graft"], descriptors)
+            elif "deposit" in message:
+                pid = deposits.begin(message["deposit"], descriptors)
             elif "python" in message:
                 pid = self.start_zygote(message, *descriptors)
             else:

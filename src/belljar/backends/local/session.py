@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from belljar import channel
+from belljar.backends.local import deposits
 from belljar.backends.local.background import Background
 from belljar.backends.local.bodies import Body, FirstBody
 from belljar.backends.local.branch import Grown, check_quiet, grow
@@ -34,6 +35,7 @@ from belljar.contract.errors import (
     CannotBranch,
     InvalidExecution,
     JailSetupFailed,
+    SandboxFault,
     SessionEnded,
     ZygoteDied,
 )
@@ -72,6 +74,7 @@ class LocalSession(SessionFiles):
         self._branches_coming = 0
         self._births = asyncio.Semaphore(_BIRTHS_AT_ONCE)
         self._forking = asyncio.Lock()
+        self._writing = asyncio.Lock()  # held while a process of ours is in its cgroup
         self._cells = 0
         self._reason: str | None = None
         self._status: asyncio.Future[int | None] = self._loop.create_future()
@@ -215,7 +218,7 @@ class LocalSession(SessionFiles):
         """Run one cell to its end. Cancelling interrupts it, and ends the session if it will not be interrupted."""
         self._check_alive()
         self._idleness.pause()
-        if self._buried is not None:
+        if self.ended is not None:
             await self._wait_until_buried()
             raise self._ended_error()
         self._cells += 1
@@ -285,8 +288,9 @@ class LocalSession(SessionFiles):
                 f"it is {_GENERATIONS_MAX} branches away from where its family began, and the kernel shields no more "
                 "generations from each other; branch one before it, or keep copies and go on in the original"
             )
-        if not self._branches_coming:
-            check_quiet(self.cgroup)
+        async with self._writing:
+            if not self._branches_coming:
+                check_quiet(self.cgroup)
         self._branches_coming += 1
         self._idleness.pause()
         try:
@@ -296,7 +300,7 @@ class LocalSession(SessionFiles):
                 grown = await grow(self._body, self._directories, self._limits, order, self._forking)
         finally:
             self._branches_coming -= 1
-            if not self._branches_coming and self._turn is None and self._reason is None:
+            if not self._branches_coming and self._is_idle():
                 self._idleness.begin()
         twin = LocalSession(grown.body, self._limits, self._bounds, self._owner)
         twin._generation = self._generation + 1
@@ -308,6 +312,9 @@ class LocalSession(SessionFiles):
             await twin.close()
             raise
         return twin
+
+    def _is_idle(self) -> bool:
+        return self._turn is None and self._reason is None
 
     async def _equip(self, twin: LocalSession, pidfd: int) -> None:
         """Give a copy tools and a network of its own, if this session has any."""
@@ -394,6 +401,20 @@ class LocalSession(SessionFiles):
             message = f"the session ended while it was opened: {reason}; look at its env, files and limits"
             self._ready.set_exception(lost if reason == "lost" else InvalidExecution(message, reason=reason))
 
+    async def _write(self, path: str, content: bytes) -> None:
+        """On the session's own account of memory, where there is one."""
+        if self.cgroup is None:
+            await super()._write(path, content)
+            return
+        async with self._writing:
+            self._check_alive()
+            try:
+                await deposits.put(self._body, self.cgroup, self._directories[0], path, content)
+            except SandboxFault:
+                self._on_memory_event()  # the program may have taken what there was room for
+                self._check_alive()
+                raise
+
     def _work_dir(self) -> int:
         self._check_alive()
         return self._directories[0]
@@ -448,6 +469,8 @@ class LocalSession(SessionFiles):
             self._turn.answer(self._describe_end(self._reason, status))
         self._loop.remove_reader(self._body.channel)
         self._background.close()
+        async with self._writing:
+            pass  # nobody of ours is in its cgroup any more
         for descriptor in (*self._directories, *([self._pidfd] if self._pidfd >= 0 else ())):
             os.close(descriptor)
         self._directories, self._pidfd = [], -1

@@ -365,6 +365,10 @@ class World(ZygoteListener):
         """Have the place of a branch made."""
         return await self._warden.graft(order, descriptors)
 
+    async def deposit(self, order: Mapping[str, Any], descriptors: Sequence[int]) -> tuple[int, int]:
+        """Have a file written into a session."""
+        return await self._warden.deposit(order, descriptors)
+
     async def listen(self, place: int, port: int) -> tuple[int, int]:
         """A listener on a guest's own loopback: its port, and it, which the caller owns.
 

@@ -1,0 +1,90 @@
+"""Files that a caller puts into a live session: written by a process in the session's memory cgroup, and counted there.
+
+A file that is larger than the memory the session has left is refused before a byte is written, where a program that
+wrote it itself would be killed. If the program takes that memory meanwhile, the session ends as it then would anyway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+
+from belljar.backends.local.bodies import Body, has_ended
+from belljar.contract.errors import JailSetupFailed, SandboxFault
+from belljar.jail import workfiles
+from belljar.jail.cgroups import CellCgroup
+from belljar.zygote import deposits
+from belljar.zygote.handle import StartFailed
+
+_OVERHEAD_BYTES = 4 << 20  # what the process that writes copies for itself, and the kernel's notes on pages
+_ANSWER_BYTES = 1024
+_SECONDS = 60.0
+
+
+async def put(body: Body, cgroup: CellCgroup, directory: int, path: str, content: bytes) -> None:
+    """Make or replace a file.
+
+    Raises:
+        workfiles.NoRoom: memory or directory have no room for it. workfiles.NotThere: something is in the way.
+        JailSetupFailed, SandboxFault: it could not be tried.
+    """
+    room = cgroup.room_bytes() - _OVERHEAD_BYTES
+    if len(content) > room:
+        raise workfiles.NoRoom(f"the session's memory has room for {max(0, room):,} more bytes")
+    answer = await _have_written(body, cgroup, directory, path, content)
+    kind, reason = answer[:1], answer[1:].decode("utf-8", "replace")
+    if kind == deposits.NO_ROOM:
+        raise workfiles.NoRoom(reason)
+    if kind == deposits.IN_THE_WAY:
+        raise workfiles.NotThere(path)
+    if kind != deposits.DONE:
+        raise SandboxFault(f"{path} could not be written: {reason or 'the process that writes it has died'}")
+
+
+async def _have_written(body: Body, cgroup: CellCgroup, directory: int, path: str, content: bytes) -> bytes:
+    """What the process that writes has to say, after its end; b"" if it was killed."""
+    order = {"uid": body.family.guest.cell.berth.uid, "path": path, "bytes": len(content)}
+    loop = asyncio.get_running_loop()
+    try:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            ours.setblocking(False)
+            lent = [theirs.fileno(), directory, cgroup.memory_join]
+            _, writer = await body.family.world.deposit(order, lent)
+            theirs.close()
+            try:
+                async with asyncio.timeout(_SECONDS):
+                    with contextlib.suppress(ConnectionError):  # it has said why before it had read all
+                        await loop.sock_sendall(ours, content)
+                    with contextlib.suppress(ConnectionError):
+                        return await loop.sock_recv(ours, _ANSWER_BYTES)
+                    return b""
+            finally:
+                await _end(writer)
+    except StartFailed as error:
+        raise JailSetupFailed("file", str(error)) from error
+    except TimeoutError as error:
+        raise SandboxFault(f"{path} was not written in time") from error
+    except OSError as error:
+        raise JailSetupFailed("file", str(error)) from error
+
+
+async def _end(writer: int) -> None:
+    """Kill it if it is still there, and wait: it holds memory on the session's account. Closes the pidfd."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    cancelled = False
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(writer, signal.SIGKILL)
+    loop.add_reader(writer, ended.set)
+    while not has_ended(writer):
+        try:
+            await ended.wait()
+        except asyncio.CancelledError:
+            cancelled = True
+    loop.remove_reader(writer)
+    os.close(writer)
+    if cancelled:
+        raise asyncio.CancelledError
