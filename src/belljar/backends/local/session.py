@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import signal
-import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -109,6 +109,8 @@ class LocalSession(SessionFiles):
             self._send_order(order, extras)
             async with asyncio.timeout(_READY_SECONDS):
                 await self._ready
+            if self._reason is not None:  # it has ended since it said so
+                raise self._opening_error(self._reason)
         except BaseException as error:
             self.end("lost")
             await self._wait_until_buried()
@@ -186,10 +188,9 @@ class LocalSession(SessionFiles):
         self._loop.remove_reader(self._body.channel)
         if not self._started.done():
             self._started.set_exception(ZygoteDied("the guest ended before its session began"))
-        has_left = False
-        with contextlib.suppress(OSError):
-            has_left = not self._body.channel.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        if not has_left:
+        waiting = select.poll()
+        waiting.register(self._body.channel, select.POLLRDHUP)  # an empty packet looks like an end, too
+        if not waiting.poll(0):
             self.end("crash")
         elif self._turn is None:  # a cell that runs has its own clock
             self._loop.call_later(_SILENCE_SECONDS, self.end, "crash")
@@ -394,12 +395,17 @@ class LocalSession(SessionFiles):
 
     def _fail_opening(self, reason: str) -> None:
         """It has ended: whoever waits for it to open hears why."""
-        lost = ZygoteDied("the guest ended before its session began")
         if not self._started.done():
-            self._started.set_exception(lost)
+            self._started.set_exception(self._opening_error("lost"))
         if not self._ready.done():
-            message = f"the session ended while it was opened: {reason}; look at its env, files and limits"
-            self._ready.set_exception(lost if reason == "lost" else InvalidExecution(message, reason=reason))
+            self._ready.set_exception(self._opening_error(reason))
+
+    @staticmethod
+    def _opening_error(reason: str) -> BelljarError:
+        if reason == "lost":
+            return ZygoteDied("the guest ended before its session began")
+        message = f"the session ended while it was opened: {reason}; look at its env, files and limits"
+        return InvalidExecution(message, reason=reason)
 
     async def _write(self, path: str, content: bytes) -> None:
         """On the session's own account of memory, where there is one."""
