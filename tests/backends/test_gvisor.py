@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import signal
@@ -20,6 +21,7 @@ import belljar
 from belljar.contract.errors import (
     CannotBranch,
     FileNotInSession,
+    InvalidExecution,
     NotOffered,
     SandboxFault,
     SessionEnded,
@@ -298,6 +300,34 @@ def test_sessions_call_tools(vbox: belljar.Sandbox) -> None:
     with vbox.session(tools=[shout]) as session:
         assert session.run("import tools; print(tools.shout(text='a'))").stdout == "A\n"
         assert session.run("print(tools.shout(text='b'))").stdout == "B\n"
+
+
+def test_a_forged_word_shows_nothing_of_the_container(vbox: belljar.Sandbox) -> None:
+    """A module of the caller's in the place of one that our own code imports says that /etc is the work directory."""
+    code = """
+import _socket, os, time
+own = [os.open(path, os.O_PATH | os.O_DIRECTORY) for path in ("/etc", "/tmp", "/dev/shm")]
+rights = b"".join(each.to_bytes(4, "little") for each in own)
+peer = _socket.socket(fileno=os.dup(3))
+for word in (b"started", b"here", b"ready"):
+    peer.sendmsg([bytes(4) + word], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)])
+    time.sleep(5)  # in which it is believed, or not
+time.sleep(1000)
+"""
+
+    def shout(text: str) -> str:
+        return text.upper()
+
+    files = {f"{name}.py": code for name in ("json", "struct", "fcntl")}
+    with contextlib.suppress(InvalidExecution), vbox.session(tools=[shout], files=files) as session:
+        for path in ("shadow", "gshadow", "passwd"):
+            with pytest.raises(FileNotInSession):
+                session.read_file(path)
+        assert {each.path for each in session.files()} <= set(files)
+    with vbox.session() as session:
+        session.run("open('closed', 'w').close(); import os; os.chmod('closed', 0)")
+        with pytest.raises(FileNotInSession):  # not even the program may
+            session.read_file("closed")
 
 
 def test_many_at_once(vbox: belljar.Sandbox) -> None:

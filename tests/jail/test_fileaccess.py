@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -88,6 +89,34 @@ def test_groups_of_the_server_open_nothing(work: int) -> None:
         assert os.getgroups() == [0, 4]
     finally:
         os.setgroups(before)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        pytest.param(
+            "held = syscalls.permitted_capabilities(); syscalls.set_capabilities(held & ~(1 << 7), 0)", id="uid"
+        ),
+        pytest.param(
+            "held = syscalls.permitted_capabilities(); syscalls.set_capabilities(held & ~(1 << 6), 0)", id="gid"
+        ),
+        pytest.param("syscalls.prctl(28, 1 << 2)  # capabilities stay when a uid changes", id="secure_bits"),
+    ],
+)
+def test_who_cannot_take_on_the_programs_rights_does_nothing(spoil: str) -> None:
+    code = f"""
+from belljar.jail import fileaccess, syscalls
+{spoil}
+try:
+    with fileaccess.acting_as({OWNER}):
+        print("did it")
+except OSError as error:
+    print("refused:", error.strerror)
+print(fileaccess._current("setfsuid"), fileaccess._current("setfsgid"))
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.startswith("refused: "), ended
+    assert ended.stdout.endswith("\n0 0\n")
 
 
 @pytest.mark.parametrize("name", ["root's", "group's"])
