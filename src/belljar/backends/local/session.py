@@ -20,20 +20,18 @@ from belljar.backends.local import deposits
 from belljar.backends.local.background import Background
 from belljar.backends.local.bodies import Body, FirstBody
 from belljar.backends.local.branch import Grown, check_quiet, grow
-from belljar.backends.local.claims import read_refusal
 from belljar.backends.local.extras import Extra
 from belljar.backends.local.idleness import Idleness
+from belljar.backends.local.opening import FIRST_WORD_SECONDS, READY_SECONDS, Opening, describe_end, describe_silence
 from belljar.backends.local.run import in_memfd
 from belljar.backends.local.session_files import SessionFiles
 from belljar.backends.local.streams import Stream
 from belljar.backends.local.turn import End, Turn
-from belljar.backends.local.world import FIRST_WORD_DESCRIPTORS, INTERPRETER_BYTES
+from belljar.backends.local.world import INTERPRETER_BYTES
 from belljar.backends.local.zygotes import SHELL
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import (
-    BelljarError,
     CannotBranch,
-    InvalidExecution,
     JailSetupFailed,
     SandboxFault,
     SessionEnded,
@@ -49,7 +47,6 @@ if TYPE_CHECKING:
     from belljar.backends.local.toolline import SessionTools
 
 _SILENCE_SECONDS = 10.0
-_READY_SECONDS = 30.0  # for what it was given: files, tools, another interpreter
 _INLINE_BYTES = 64 * 1024
 _BIRTHS_AT_ONCE = 2  # the place of the next branch is made while one moves in
 _GENERATIONS_MAX = 15  # landlock has sixteen layers, and the jail itself is one; user namespaces nest 32 deep
@@ -64,8 +61,7 @@ class LocalSession(SessionFiles):
         self._body = body
         self._limits = limits
         self._loop = asyncio.get_running_loop()
-        self._started: asyncio.Future[list[int]] = self._loop.create_future()  # its first word
-        self._ready: asyncio.Future[None] = self._loop.create_future()  # or why it cannot be opened as ordered
+        self._opening = Opening()
         self._directories: list[int] = []  # work directory, /tmp, /dev/shm
         self._pidfd = -1
         self._turn: Turn | None = None
@@ -103,19 +99,20 @@ class LocalSession(SessionFiles):
                 self.cgroup.limit(self._limits.memory_bytes + INTERPRETER_BYTES[SHELL], self._limits.processes)
                 self.cgroup.begin()
             self._loop.add_reader(self._body.channel, self._on_message)
-            async with asyncio.timeout(_SILENCE_SECONDS):
-                *self._directories, self._pidfd = await self._started
+            async with asyncio.timeout(FIRST_WORD_SECONDS):
+                await self._opening.first_word
             self._check_directories()
             self._send_order(order, extras)
-            async with asyncio.timeout(_READY_SECONDS):
-                await self._ready
+            async with asyncio.timeout(READY_SECONDS):
+                await self._opening.ready
             if self._reason is not None:  # it has ended since it said so
-                raise self._opening_error(self._reason)
+                raise describe_end(self._reason)
         except BaseException as error:
             self.end("lost")
             await self._wait_until_buried()
             if isinstance(error, TimeoutError):
-                raise self._describe_silence(bool(extras)) from error
+                is_ours = not self._opening.first_word.done() or not (extras or self.foreign)
+                raise describe_silence(is_ours) from error
             if isinstance(error, OSError):
                 raise JailSetupFailed("cgroup", str(error)) from error
             if isinstance(error, channel.ChannelClosed):
@@ -125,13 +122,6 @@ class LocalSession(SessionFiles):
 
     def _check_directories(self) -> None:
         self._body.family.world.check_dirs(self._directories)
-
-    def _describe_silence(self, has_extras: bool) -> BelljarError:
-        """Its first word, and its files, are our own code's business; tools and interpreters run the caller's."""
-        if not self._directories or not (has_extras or self.foreign):
-            return ZygoteDied("the session's process did not start in time")
-        message = f"the session was not ready within {_READY_SECONDS:.0f} seconds; what it was given keeps it busy"
-        return InvalidExecution(f"{message}, or the machine has no time for it: look at its env and files", field="env")
 
     def _settle(self) -> None:
         self._background.open(self._body.stdout, self._body.stderr)
@@ -163,19 +153,19 @@ class LocalSession(SessionFiles):
 
     def _on_message(self) -> None:
         try:
-            taken = 0 if self._started.done() else FIRST_WORD_DESCRIPTORS
-            message, blob, descriptors = channel.receive(self._body.channel, taken)
+            message, blob, descriptors = channel.receive(self._body.channel, self._opening.descriptors_max)
         except BlockingIOError:
             return
         except channel.ChannelClosed:
             self._on_broken_channel()
             return
-        if not self._started.done():
+        if not self._opening.first_word.done():
             self._hear_first_word(message, descriptors)
         elif self.cgroup is not None and self.cgroup.oom_kills() > 0:
             self.end("memory")  # of a child: the cell itself may not even have noticed
-        elif not self._ready.done():
-            self._hear_ready(message, blob)
+        elif not self._opening.ready.done():
+            if not self._opening.hear_second(message, blob):
+                self.end("crash")
         elif self._turn is not None and message.get("ended") == self._turn.number and "error" in message:
             self._turn.answer(message)
         elif self._copying is not None and not self._copying.done() and not message:
@@ -186,8 +176,8 @@ class LocalSession(SessionFiles):
     def _on_broken_channel(self) -> None:
         """Its end was closed, most often because its process ends now; or the program wrote nonsense."""
         self._loop.remove_reader(self._body.channel)
-        if not self._started.done():
-            self._started.set_exception(ZygoteDied("the guest ended before its session began"))
+        if not self._opening.first_word.done():
+            self.end("lost")
         waiting = select.poll()
         waiting.register(self._body.channel, select.POLLRDHUP)  # an empty packet looks like an end, too
         if not waiting.poll(0):
@@ -196,22 +186,8 @@ class LocalSession(SessionFiles):
             self._loop.call_later(_SILENCE_SECONDS, self.end, "crash")
 
     def _hear_first_word(self, message: Mapping[str, Any], descriptors: list[int]) -> None:
-        if len(descriptors) == FIRST_WORD_DESCRIPTORS:
-            self._started.set_result(descriptors)
-            return
-        for descriptor in descriptors:
-            os.close(descriptor)
-        self._started.set_exception(JailSetupFailed(str(message.get("failed")), str(message.get("reason"))))
-
-    def _hear_ready(self, message: Mapping[str, Any], blob: bytes) -> None:
-        """A claim: code of the caller's may run by now. All it can do is to open this session or to fail it."""
-        why = read_refusal(message)
-        if why is not None:
-            self._ready.set_exception(why)
-        elif message or blob != b"ready":
-            self.end("crash")
-        else:
-            self._ready.set_result(None)
+        if self._opening.hear_first(message, descriptors):
+            *self._directories, self._pidfd = descriptors
 
     # ---- cells
 
@@ -354,8 +330,7 @@ class LocalSession(SessionFiles):
     def _begin_as_copy(self, grown: Grown, cells: int) -> None:
         self._directories, self._pidfd = grown.directories, grown.pidfd
         self._cells = cells
-        self._started.set_result([])
-        self._ready.set_result(None)
+        self._opening.skip()
         self._loop.add_reader(self._body.channel, self._on_message)
         self._settle()
         if has_ended(grown.pidfd):
@@ -388,24 +363,10 @@ class LocalSession(SessionFiles):
         """Kill everyone in it. The first reason given is the one remembered."""
         if self._reason is None:
             self._reason = reason
-            self._fail_opening(reason)
+            self._opening.fail(reason)
             self._idleness.close()
             self._body.kill()
             self._buried = self._loop.create_task(self._bury())
-
-    def _fail_opening(self, reason: str) -> None:
-        """It has ended: whoever waits for it to open hears why."""
-        if not self._started.done():
-            self._started.set_exception(self._opening_error("lost"))
-        if not self._ready.done():
-            self._ready.set_exception(self._opening_error(reason))
-
-    @staticmethod
-    def _opening_error(reason: str) -> BelljarError:
-        if reason == "lost":
-            return ZygoteDied("the guest ended before its session began")
-        message = f"the session ended while it was opened: {reason}; look at its env, files and limits"
-        return InvalidExecution(message, reason=reason)
 
     async def _write(self, path: str, content: bytes) -> None:
         """On the session's own account of memory, where there is one."""
@@ -482,9 +443,7 @@ class LocalSession(SessionFiles):
         self._directories, self._pidfd = [], -1
         if self._copying is not None and not self._copying.done():
             self._copying.set_result(f"the session has ended: {self._reason}")
-        for opening in (self._started, self._ready):  # nobody may have waited for the second
-            if opening.done() and not opening.cancelled():
-                opening.exception()
+        self._opening.forget()
         if self.tools is not None:
             self.tools.close()
         if self.way_out is not None:
