@@ -287,6 +287,10 @@ def test_sessions_live_in_containers(settings: Settings, docker: Engine, guest_i
         assert session.run("x = 20").ok
         assert session.run("print(x + 1)").stdout == "21\n"
         assert box.facts()["sandbox"]["containers"] == (2 if fresh == "session" else 1)
+        session.write_file("deep/put.txt", b"put")
+        outcome = session.run("open('deep/put.txt', 'a').write('!');", artifacts=["deep/*"])
+        assert [(file.path, file.content) for file in outcome.artifacts] == [("deep/put.txt", b"put!")]
+        assert session.read_file("deep/put.txt") == b"put!"
         with box.session(language="sh") as shell:
             assert [shell.run(cell).stdout for cell in ("x=20", "echo $((x + 1))")] == ["", "21\n"]
         report = box.run("x = 1\nif x > 2:\n    print(3)\n", coverage=True).coverage
