@@ -35,7 +35,8 @@ _DESCRIPTOR = struct.Struct("=i")  # not `array`, whose library every guest woul
 # Plain numbers: the enums of `socket` make objects on every use, and hundreds of them when it is imported.
 _SOL_SOCKET, _SCM_RIGHTS = _socket.SOL_SOCKET, _socket.SCM_RIGHTS
 _NO_SIGNAL, _CLOSE_ON_EXEC = _socket.MSG_NOSIGNAL, _socket.MSG_CMSG_CLOEXEC
-_CUT_SHORT = _socket.MSG_TRUNC | _socket.MSG_CTRUNC
+DESCRIPTORS_CUT = _socket.MSG_CTRUNC
+_CUT_SHORT = _socket.MSG_TRUNC | DESCRIPTORS_CUT
 _UNIX, _PACKETS = _socket.AF_UNIX, _socket.SOCK_SEQPACKET
 NOW = _socket.MSG_DONTWAIT  # a flag for `send_packet` and for `recv`: whatever the socket, never wait
 
@@ -44,6 +45,17 @@ Peer = _socket.socket  # which every socket is
 
 class ChannelClosed(Exception):
     """The peer left, or sent anything but a well-formed packet."""
+
+
+class DescriptorsLost(ChannelClosed):
+    """A packet came without all of its descriptors: the peer sent too many, or this process has no room for more.
+
+    From a peer that is trusted it is the latter, and the channel goes on: `message` is what the packet said.
+    """
+
+    def __init__(self, message: dict[str, Any]) -> None:
+        super().__init__("a packet came without all of its descriptors")
+        self.message = message
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
@@ -92,6 +104,7 @@ def receive(peer: Peer, descriptors_max: int = 0, flags: int = 0) -> tuple[dict[
 
     Raises:
         ChannelClosed: the peer left, or sent anything but a well-formed packet.
+        DescriptorsLost: not all of them fit.
         BlockingIOError: `peer` does not block and nothing is there.
     """
     space = _socket.CMSG_SPACE(descriptors_max * _DESCRIPTOR.size) if descriptors_max else 0
@@ -102,6 +115,8 @@ def receive(peer: Peer, descriptors_max: int = 0, flags: int = 0) -> tuple[dict[
     descriptors = descriptors_in(ancillary) if ancillary else []
     try:
         if flags & _CUT_SHORT or len(descriptors) > descriptors_max:  # the kernel's room for them is padded
+            if flags & _CUT_SHORT == DESCRIPTORS_CUT:
+                raise DescriptorsLost(parse(packet)[0])
             raise ChannelClosed("a packet was larger than allowed")
         message, blob = parse(packet)
         return message, blob, descriptors

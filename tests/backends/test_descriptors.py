@@ -7,14 +7,18 @@ import contextlib
 import dataclasses
 import os
 import resource
+import subprocess
+import sys
 from collections.abc import Iterator
+from functools import partial
 
 import local_world
 import pytest
+from server_process import Serve
 
 import belljar
 from belljar.backends.local.standby import Standby, Waiting
-from belljar.contract.errors import BelljarError, SandboxFault
+from belljar.contract.errors import BelljarError, Overloaded, SandboxFault
 from belljar.settings import Settings
 
 AT_ONCE = 12
@@ -49,7 +53,7 @@ def test_a_cell_that_finds_no_descriptors_leaves_none_open_and_the_session_goes_
             before = await local_world.settled_descriptors()
             with _no_descriptors_left(spare):
                 if spare < 6:  # for three pipes
-                    with pytest.raises(SandboxFault, match="Too many open files"):
+                    with pytest.raises(Overloaded, match="no file descriptors left"):
                         await session.run("x")
                 else:
                     assert (await session.run("x")).ok
@@ -59,6 +63,125 @@ def test_a_cell_that_finds_no_descriptors_leaves_none_open_and_the_session_goes_
                     await asyncio.sleep(0.01)
 
     asyncio.run(scene())
+
+
+def test_what_cannot_be_had_is_refused_and_sessions_live_on(settings: Settings) -> None:
+    """However many descriptors of an answer still fit, what was asked for fails alone."""
+    before = local_world.descriptors()
+
+    async def scene() -> None:
+        async with belljar.AsyncSandbox(settings=_nothing_ahead(settings)) as box, box.session() as session:
+            assert (await session.run("x = 1")).ok
+            warden, refused = local_world.youngest_warden(), 0
+            for spare in (0, 3, 6, 9, 12, 16, 20, 24, 30):
+                for ask in (box.session().open, partial(box.run, "print(1)"), session.branch):
+                    await local_world.settled_descriptors()
+                    with _no_descriptors_left(spare):
+                        (done,) = await asyncio.gather(ask(), return_exceptions=True)
+                    if isinstance(done, belljar.AsyncSession):  # a cgroup that nobody needs was given up for it
+                        await done.close()
+                    elif not isinstance(done, belljar.Outcome):
+                        assert isinstance(done, Overloaded), (spare, ask, done)
+                        assert "no file descriptors left" in str(done)
+                        refused += 1
+                assert (await session.run("print(x)")).stdout == "1\n"
+            assert refused >= 20
+            await _all_is_well(box, warden)
+
+    asyncio.run(scene())
+    assert len(local_world.descriptors()) <= len(before)
+
+
+@pytest.mark.parametrize("who", ["warden", "zygote"])
+def test_a_helper_without_descriptors_fails_what_it_was_asked_alone(settings: Settings, who: str) -> None:
+    async def scene() -> None:
+        async with belljar.AsyncSandbox(settings=_nothing_ahead(settings)) as box, box.session() as session:
+            assert (await session.run("x = 1")).ok
+            warden = local_world.youngest_warden()
+            helpers = [warden] if who == "warden" else local_world.zygotes(warden)
+            refused = 0
+            for spare in (0, 1, 2, 3, 5, 8, 12):
+                for helper in helpers:
+                    local_world.limit_descriptors(helper, len(os.listdir(f"/proc/{helper}/fd")) + spare)
+                for asked in (box.session().open(), box.run("print(1)"), session.branch()):
+                    (done,) = await asyncio.gather(asked, return_exceptions=True)
+                    if isinstance(done, belljar.AsyncSession):
+                        await done.close()
+                    elif isinstance(done, list):
+                        await done[0].close()
+                    elif isinstance(done, belljar.Outcome):
+                        assert done.stdout == "1\n"
+                    else:
+                        assert isinstance(done, (Overloaded, SandboxFault)), done
+                        refused += 1
+                assert (await session.run("print(x)")).stdout == "1\n"
+            assert refused >= 4
+            for helper in helpers:
+                local_world.limit_descriptors(helper, 2048)
+            await _all_is_well(box, warden)
+            assert set(helpers) <= {warden, *local_world.zygotes(warden)}, "none of them has died of it"
+
+    asyncio.run(scene())
+
+
+def _nothing_ahead(settings: Settings) -> Settings:
+    return dataclasses.replace(settings, pool=dataclasses.replace(settings.pool, ready_guests=0))
+
+
+async def _all_is_well(box: belljar.AsyncSandbox, warden: int) -> None:
+    """New programs and sessions run in the same world, and every cell in it is known."""
+    assert (await box.run("print(2)")).stdout == "2\n"
+    async with box.session() as another:
+        assert (await another.run("print(3)")).stdout == "3\n"
+    assert local_world.youngest_warden() == warden
+    async with asyncio.timeout(20):
+        while len(local_world.sleepers(warden)) != box.facts()["sandbox"]["cells"]:
+            await asyncio.sleep(0.01)
+
+
+def test_a_server_without_descriptors_refuses_the_new_and_keeps_the_old(serve: Serve) -> None:
+    with serve("serve", server__runners=1) as server:
+        old = [server.ask("POST", "/v1/sessions", {}).body["id"] for _ in range(4)]
+        for number, session in enumerate(old):
+            answer = server.ask("POST", f"/v1/sessions/{session}/execute", {"code": f"x = {number}"})
+            assert answer.body["status"] == "ok", answer
+        used = len(os.listdir(f"/proc/{server.process.pid}/fd"))
+        before = resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (used + 90, before[1]))
+        asked = [server.ask("POST", "/v1/sessions", {}) for _ in range(20)]
+        refused = [each for each in asked if each.status != 201]  # some were ready
+        assert len(refused) >= 10
+        for each in refused:
+            assert (each.status, each.body["error"]["code"]) == (429, "overloaded"), each
+            assert f"its limit is {used + 90}" in each.text
+        for number, session in enumerate(old):
+            answer = server.ask("POST", f"/v1/sessions/{session}/execute", {"code": "print(x)"})
+            assert answer.status == 200, answer
+            assert answer.body["stdout"] == f"{number}\n"
+        resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, before)
+        new = server.ask("POST", "/v1/sessions", {})
+        assert new.status in (200, 201), new
+        answer = server.ask("POST", f"/v1/sessions/{old[0]}/execute", {"code": "print(x)"})
+        assert answer.body["stdout"] == "0\n"
+
+
+def test_too_low_a_limit_for_the_pool_is_refused_at_the_start(environ: dict[str, str]) -> None:
+    def start(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        command = ["/bin/sh", "-c", 'ulimit -n 256; exec "$@"', "sh", sys.executable, "-m", "belljar", *arguments]
+        return subprocess.run(
+            command, env={**environ, **variables}, capture_output=True, text=True, check=False, timeout=60
+        )
+
+    pool = {"BELLJAR_POOL_MAX_RUNNING": "8", "BELLJAR_POOL_READY_GUESTS": "4"}
+    for runners in ("0", "1"):
+        ended = start("serve", BELLJAR_SERVER_RUNNERS=runners, **pool)
+        assert ended.returncode != 0
+        assert "listening" not in ended.stderr
+        assert "the limit of open files is 256" in ended.stderr
+        assert "LimitNOFILE=1024" in ended.stderr
+    ended = start("run", "-c", "print(1)", **pool)
+    assert (ended.returncode, ended.stdout) == (125, "")
+    assert "LimitNOFILE=1024" in ended.stderr
 
 
 @pytest.mark.parametrize("spare", [0, 2, 4])

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 from belljar.backends.local import LocalSandbox
 from belljar.backends.local.world import World
@@ -22,6 +25,55 @@ def descriptors() -> set[tuple[str, str]]:
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile, as the one that listed them
             found.add((name, os.readlink(f"/proc/self/fd/{name}")))
     return found
+
+
+def children(pid: int) -> list[int]:
+    """Of all threads of a process."""
+    return [
+        int(word) for each in Path(f"/proc/{pid}/task").iterdir() for word in (each / "children").read_text().split()
+    ]
+
+
+def arguments(pid: int) -> str:
+    """The command line; empty if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""  # such as the one that makes a cell
+
+
+def youngest_warden() -> int:
+    """Of the sandbox in this process that was opened last; other tests may have some, too."""
+    keepers = [pid for pid in children(os.getpid()) if "warden" in arguments(pid) and children(pid)]
+    (warden,) = children(max(keepers, key=_started_at))
+    return warden
+
+
+def zygotes(warden: int) -> list[int]:
+    """The warm processes of a world."""
+    return [pid for pid in children(warden) if "main.py" in arguments(pid)]
+
+
+def sleepers(warden: int) -> list[int]:
+    """Those that hold the cells of a world."""
+    return [pid for pid in children(warden) if "infinity" in arguments(pid)]
+
+
+def _started_at(pid: int) -> int:
+    """In ticks; pids and threads of ours do not tell: they begin anew one day."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+
+
+def limit_descriptors(pid: int, most: int) -> None:
+    """Change the soft limit of a process in a user namespace below ours: whoever joins that has the right."""
+    code = (
+        "import os, resource, sys; from belljar.jail import syscalls\n"
+        "pid, most = map(int, sys.argv[1:])\n"
+        "syscalls.setns(os.pidfd_open(pid), syscalls.CLONE_NEWUSER)\n"
+        "_, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)\n"
+        "resource.prlimit(pid, resource.RLIMIT_NOFILE, (most, hard))"
+    )
+    subprocess.run([sys.executable, "-c", code, str(pid), str(most)], check=True)
 
 
 async def settled_descriptors() -> set[tuple[str, str]]:

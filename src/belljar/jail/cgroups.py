@@ -207,28 +207,38 @@ class CellCgroup:
         self._socket_max: int | None = None
         self._limits: tuple[int, int] = (0, 0)
         self._peak_begins_anew = True
-        for hierarchy, path in directories:
-            os.makedirs(path, exist_ok=True)
-            self.join_files.append(_open(f"{path}/{_JOIN_FILES[hierarchy.version]}", os.O_WRONLY))
-            if "memory" in hierarchy.controllers:
-                self.memory_join = self.join_files[-1]  # all a process must join to have its memory counted here
-                self._memory_path = path
-            if hierarchy.version == 2 and self.kill_file is None and os.path.exists(f"{path}/cgroup.kill"):
-                self.kill_file = _open(f"{path}/cgroup.kill", os.O_WRONLY)
-            for controller in hierarchy.controllers:
-                getattr(self, f"_open_{controller}")(hierarchy.version, path)
-        self._before = self._counted()
+        self._memory_max: list[int] = []
+        self._memory_peak = self._memory_now = self._reclaim = self._oom = -1
+        self._pids_max = self._pids_current = self._cpu = -1
+        try:
+            for hierarchy, path in directories:
+                self._open(hierarchy, path)
+            self._before = self._counted()
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, hierarchy: Hierarchy, path: str) -> None:
+        os.makedirs(path, exist_ok=True)
+        self.join_files.append(_open(f"{path}/{_JOIN_FILES[hierarchy.version]}", os.O_WRONLY))
+        if "memory" in hierarchy.controllers:
+            self.memory_join = self.join_files[-1]  # all a process must join to have its memory counted here
+            self._memory_path = path
+        if hierarchy.version == 2 and self.kill_file is None and os.path.exists(f"{path}/cgroup.kill"):
+            self.kill_file = _open(f"{path}/cgroup.kill", os.O_WRONLY)
+        for controller in hierarchy.controllers:
+            getattr(self, f"_open_{controller}")(hierarchy.version, path)
 
     def _open_memory(self, version: int, path: str) -> None:
         self._memory_version = version
         if version == 1:
             self._memory_max = [_open(f"{path}/memory.limit_in_bytes")]
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(FileNotFoundError):  # swap is not counted here
                 self._memory_max.append(_open(f"{path}/memory.memsw.limit_in_bytes"))
             self._memory_peak = _open(f"{path}/memory.max_usage_in_bytes")
             self._memory_now = _open(f"{path}/memory.usage_in_bytes", os.O_RDONLY)
             self._reclaim = _open(f"{path}/memory.force_empty", os.O_WRONLY)
-            with contextlib.suppress(OSError):  # socket buffers, counted apart
+            with contextlib.suppress(FileNotFoundError):  # socket buffers, counted apart
                 self._socket_max = _open(f"{path}/memory.kmem.tcp.limit_in_bytes")
             self._oom = _open(f"{path}/memory.oom_control")
             self.oom_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -395,7 +405,8 @@ class CellCgroup:
         files += [self._pids_current, self._cpu, self._memory_now, self._reclaim]
         files += [each for each in (self.kill_file, self.oom_event, self._socket_max) if each is not None]
         for file in files:
-            os.close(file)
+            if file >= 0:
+                os.close(file)
 
 
 def _open(path: str, flags: int = os.O_RDWR) -> int:

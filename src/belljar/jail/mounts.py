@@ -167,4 +167,12 @@ def open_ipc_records() -> list[int]:
 def open_fresh_dirs(options: bytes) -> list[int]:
     """`mount_fresh_dirs`, and a descriptor of each to look at it by, which the caller owns."""
     mount_fresh_dirs(options)
-    return [os.open(path, _LOOK) for path in policy.WRITABLE_DIRS]
+    opened: list[int] = []
+    try:
+        for path in policy.WRITABLE_DIRS:
+            opened.append(os.open(path, _LOOK))
+    except OSError:
+        for directory in opened:
+            os.close(directory)
+        raise
+    return opened

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -29,6 +30,7 @@ _SOURCES = str(Path(__file__).resolve().parents[2])
 _LOG_BYTES_KEPT = 8192
 _NEWS_BYTES = 4096
 _BIRTHS_BYTES = 1 << 16  # more than there are cells
+_LOOK_AGAIN_SECONDS = 0.01
 _EARLY_SECONDS = 2.0  # how far two sockets may disagree about the order of things; pids come round much later
 
 #: How a zygote is started. Its programs do not see these: it sets its environment anew when it is warm.
@@ -45,6 +47,14 @@ Reaped = Callable[[int, float], None]  # wait status, CPU seconds
 
 class StartFailed(Exception):
     """A warden or zygote did not come up; the message carries what it said."""
+
+
+class OutOfDescriptors(StartFailed):
+    """This process or the warden has no file descriptors left for what was asked; everything else goes on."""
+
+
+#: What the kernel says when a process has no descriptors left, the machine has none, or too many are being passed on.
+SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ETOOMANYREFS)
 
 
 class LogPipe:
@@ -181,9 +191,11 @@ class WardenHandle:
         self._asked[self._next_ask] = answer
         try:
             channel.send(self._socket, {**message, "ask": self._next_ask}, descriptors=descriptors)
-        except (channel.ChannelClosed, BlockingIOError) as error:
+        except (channel.ChannelClosed, OSError) as error:
             del self._asked[self._next_ask]
-            answer.set_exception(StartFailed(f"the warden does not listen: {error}"))
+            is_short = isinstance(error, OSError) and error.errno in SHORTAGES
+            kind = OutOfDescriptors if is_short else StartFailed
+            answer.set_exception(kind(f"the warden cannot be asked: {error}"))
         return answer
 
     @staticmethod
@@ -193,7 +205,7 @@ class WardenHandle:
             return await asked
         except asyncio.CancelledError:
             if not asked.cancelled() and asked.exception() is None:
-                _throw_away(asked.result()[1:], is_process)
+                throw_away(asked.result()[1:], is_process)
             raise
 
     def _on_readable(self) -> None:
@@ -202,10 +214,22 @@ class WardenHandle:
                 message, _, descriptors = channel.receive(self._socket, channel.DESCRIPTORS_MAX)
             except BlockingIOError:
                 return
+            except channel.DescriptorsLost as short:
+                self._give_up(short.message)
             except channel.ChannelClosed:
                 self._lose()
                 return
-            self._hear(message, descriptors)
+            else:
+                self._hear(message, descriptors)
+
+    def _give_up(self, message: dict[str, Any]) -> None:
+        """An answer for whose descriptors we have no room: that request alone fails, and what was made is ended."""
+        if "pid" in message:
+            with contextlib.suppress(channel.ChannelClosed, OSError):
+                channel.send(self._socket, {"end": message["pid"]})
+        answer = self._asked.pop(message["ask"])
+        if not answer.cancelled():
+            answer.set_exception(OutOfDescriptors("this process has no file descriptors left"))
 
     def _hear(self, message: dict[str, Any], descriptors: list[int]) -> None:
         if "reaped" in message:
@@ -220,9 +244,10 @@ class WardenHandle:
         elif "ask" in message:
             answer = self._asked.pop(message["ask"])
             if answer.cancelled():
-                _throw_away(descriptors, "pid" in message)
+                throw_away(descriptors, "pid" in message)
             elif "failed" in message:
-                answer.set_exception(StartFailed(message["failed"]))
+                kind = OutOfDescriptors if message["errno"] in SHORTAGES else StartFailed
+                answer.set_exception(kind(message["failed"]))
             elif "missing" in message:
                 answer.set_result(message["missing"])
             elif "port" in message:
@@ -256,6 +281,8 @@ class WardenHandle:
     async def close(self) -> None:
         """End the warden, and with it everything in its pid namespace; wait until it is gone."""
         if not hasattr(self, "process"):
+            if hasattr(self, "_socket"):
+                self._socket.close()
             self.log.close()
             return
         self._loop.remove_reader(self._socket)
@@ -272,7 +299,7 @@ class WardenHandle:
             self._ready.cancel()
 
 
-def _throw_away(descriptors: Sequence[int], is_process: bool) -> None:
+def throw_away(descriptors: Sequence[int], is_process: bool) -> None:
     """Nobody wants what was made: end it, if the first of these is a pidfd, and close them."""
     if is_process:
         with contextlib.suppress(ProcessLookupError):  # it may have ended by itself
@@ -286,7 +313,12 @@ async def gone(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is not None:
         return
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
-    pidfd = os.pidfd_open(process.pid)
+    try:
+        pidfd = os.pidfd_open(process.pid)
+    except OSError:  # no descriptors left; closing must work all the same
+        while process.poll() is None:  # noqa: ASYNC110  (nothing else tells)
+            await asyncio.sleep(_LOOK_AGAIN_SECONDS)
+        return
     loop.add_reader(pidfd, ended.set)
     try:
         await ended.wait()
@@ -319,7 +351,11 @@ class ZygoteHandle:
             StartFailed: it did not come up in time or an import failed; the message carries what it printed.
         """
         self._births = os.memfd_create("belljar-births", os.MFD_CLOEXEC)
-        self._socket, theirs = channel.pair()
+        try:
+            self._socket, theirs = channel.pair()
+        except OSError:
+            os.close(self._births)
+            raise
         self._socket.setblocking(False)
         self._loop.add_reader(self._socket, self._on_warm)
         environ = {**greeting["environ"], **WARMING}

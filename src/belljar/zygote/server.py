@@ -55,6 +55,7 @@ _SAMPLE_DISK_BYTES, _SAMPLE_SECONDS = 1 << 20, 10
 _NO_GUEST, _NO_CELL = 0, 0  # the host has no such guest, and has told us of no cell yet
 _TOUCHED_BYTES = 65536
 _CLOSE_ON_EXEC = _socket.MSG_CMSG_CLOEXEC
+_DESCRIPTORS_CUT = channel.DESCRIPTORS_CUT
 _SIGKILL = int(_signal.SIGKILL)
 
 
@@ -215,12 +216,14 @@ def _loop() -> bool:
                 _reap()
                 continue
             try:
-                packet, ancillary, _, _ = _receive(_ORDER_BYTES, _DESCRIPTOR_SPACE, _CLOSE_ON_EXEC)
+                packet, ancillary, flags, _ = _receive(_ORDER_BYTES, _DESCRIPTOR_SPACE, _CLOSE_ON_EXEC)
             except ConnectionError:
                 return False
             if not packet:
                 return False
-            if packet[:_HEAD_BYTES] != _HEAD:
+            if flags & _DESCRIPTORS_CUT:
+                _refuse(packet, channel.descriptors_in(ancillary))
+            elif packet[:_HEAD_BYTES] != _HEAD:
                 _learn(channel.parse(packet)[0], channel.descriptors_in(ancillary))
             elif _fork(packet, *_unpack_descriptors(ancillary[0][2])):
                 return True
@@ -232,10 +235,19 @@ def _learn(message: dict[str, Any], descriptors: list[int]) -> None:
         sleeper, peer, *cgroups = descriptors
         ruleset = cgroups.pop(0) if message["has_rules"] else -1
         _cells[message["cell"]] = sleeper, peer, ruleset, cgroups
-    else:
+    elif message["forget"] in _cells:  # else it was refused
         sleeper, peer, ruleset, cgroups = _cells.pop(message["forget"])
         for descriptor in (sleeper, peer, *cgroups, *([ruleset] if ruleset >= 0 else ())):
             close(descriptor)
+
+
+def _refuse(packet: bytes, descriptors: list[int], reason: str = "the warm process has no descriptors left") -> None:
+    """Do without a cell, or a guest, whose descriptors have not all come: a wall of it would be missing."""
+    for descriptor in descriptors:
+        close(descriptor)
+    if packet[:_HEAD_BYTES] == _HEAD:
+        guest = _unpack_order(packet, _HEAD_BYTES)[0]
+        channel.send(_control, {"unborn": guest, "reason": reason})
 
 
 def _fork(order: bytes, stdout: int, stderr: int, own: int = -1) -> bool:
@@ -244,6 +256,9 @@ def _fork(order: bytes, stdout: int, stderr: int, own: int = -1) -> bool:
     The interpreter's fork handlers must run, so never by raw clone.
     """
     guest, cell, uid, disk_bytes, *substitutes = _unpack_order(order, _HEAD_BYTES)
+    if cell not in _cells:
+        _refuse(order, [stdout, stderr, *([own] if own >= 0 else ())], "its cell was refused")
+        return False
     sleeper, peer, ruleset, cgroups = _cells[cell]
     if own >= 0:  # a session's
         peer = own

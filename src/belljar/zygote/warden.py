@@ -11,6 +11,7 @@ inside a user namespace of its own and can map only one id.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import gc
 import os
@@ -36,6 +37,7 @@ _OWN_WORLD = (
 _CELL = syscalls.CLONE_NEWPID | syscalls.CLONE_NEWNET | syscalls.CLONE_NEWNS
 _PACKET_BYTES, _DESCRIPTOR_SPACE = 4096, socket.CMSG_SPACE(channel.DESCRIPTORS_MAX * 4)
 _NOTHING_YET = b" "  # to say, with descriptors: an empty packet would be the end
+_NO_DESCRIPTORS = str(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
 _BACKLOG = 64
 _SLEEP = ("/usr/bin/sleep", "/bin/sleep")
 _LENT = 4  # what a sleeper has open: the directory it was loaded from, where that was lent
@@ -176,13 +178,19 @@ class Warden:
         """Answer one request with the new process and a pidfd of it."""
         try:
             message, _, descriptors = channel.receive(self.control, descriptors_max=channel.DESCRIPTORS_MAX)
+        except channel.DescriptorsLost as short:  # for want of room: the host sends no more than it may
+            self.refuse(short.message, OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
+            return
         except channel.ChannelClosed:
             os._exit(0)
+        if "end" in message:
+            _end(message["end"])
+            return
         if "orphans" in message:
             missing = [pid for pid in message["orphans"] if not _is_child(pid)]
             channel.send(self.control, {"ask": message["ask"], "missing": missing})
             return
-        made: list[int] = []
+        pid, made = 0, list[int]()
         try:
             if "listen" in message:
                 self.listen(message, *descriptors)
@@ -199,25 +207,33 @@ class Warden:
             else:
                 pid, made = self.make_cell(message["disk_bytes"])
             made.insert(0, os.pidfd_open(pid))
-        except (OSError, RuntimeError) as error:
-            channel.send(self.control, {"ask": message["ask"], "failed": str(error)})
-        else:
             channel.send(self.control, {"ask": message["ask"], "pid": pid}, descriptors=made)
+        except (OSError, RuntimeError) as error:
+            if pid:
+                _end(pid)  # the host will never hear of it
+            self.refuse(message, error)
         finally:
             for descriptor in (*descriptors, *made):
                 os.close(descriptor)
 
+    def refuse(self, message: dict[str, Any], error: Exception) -> None:
+        """Answer that it could not be done, and why."""
+        number = getattr(error, "errno", None)
+        channel.send(self.control, {"ask": message["ask"], "failed": str(error), "errno": number})
+
     def listen(self, message: dict[str, Any], place: int) -> None:
         """Answer with a listener on the loopback of another network; nobody there holds it, or can take it away."""
         own = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-        syscalls.setns(place, syscalls.CLONE_NEWNET)
         try:
-            listener = socket.create_server(("127.0.0.1", message["listen"]), backlog=_BACKLOG)
-        finally:
+            syscalls.setns(place, syscalls.CLONE_NEWNET)
             try:
-                syscalls.setns(own, syscalls.CLONE_NEWNET)
-            except OSError:
-                os._exit(70)  # every cell made from here on would be in a guest's network
+                listener = socket.create_server(("127.0.0.1", message["listen"]), backlog=_BACKLOG)
+            finally:
+                try:
+                    syscalls.setns(own, syscalls.CLONE_NEWNET)
+                except OSError:
+                    os._exit(70)  # every cell made from here on would be in a guest's network
+        finally:
             os.close(own)
         with listener:
             port = listener.getsockname()[1]
@@ -302,13 +318,17 @@ class Warden:
             finally:
                 os._exit(0)
         report.close()
-        text, records = _hear_to_the_end(answer)
+        text, records, is_short = _hear_to_the_end(answer)
         os.waitpid(helper, 0)
-        if not text.isdigit():
-            for descriptor in records:
-                os.close(descriptor)
-            raise RuntimeError(f"a cell could not be made: {text}")
-        return int(text), records
+        if text.isdigit() and not is_short:
+            return int(text), records
+        for descriptor in records:
+            os.close(descriptor)
+        if text.isdigit():
+            _end(int(text))
+        if is_short or _NO_DESCRIPTORS in text:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        raise RuntimeError(f"a cell could not be made: {text}")
 
     def reap(self) -> None:
         """Report every child that has ended: sleepers, zygotes, and guests whose zygote is gone."""
@@ -343,6 +363,12 @@ def _is_child(pid: int) -> bool:
     return True
 
 
+def _end(pid: int) -> None:
+    """Kill a child of ours: until we reap it, the number is nobody else's."""
+    if _is_child(pid):
+        os.kill(pid, signal.SIGKILL)
+
+
 def _open_ipc_records() -> list[int]:
     """Give a cell in the making an ipc namespace of its own; what shows it, if the kernel has all of that."""
     syscalls.unshare(syscalls.CLONE_NEWIPC)
@@ -352,15 +378,19 @@ def _open_ipc_records() -> list[int]:
         return []
 
 
-def _hear_to_the_end(peer: socket.socket) -> tuple[str, list[int]]:
-    """What is said of a cell in the making. It ends when the sleeper has exec'd: then its namespaces can be joined."""
-    text, descriptors = b"", []
+def _hear_to_the_end(peer: socket.socket) -> tuple[str, list[int], bool]:
+    """What is said of a cell in the making, what came with it, and whether some of that did not fit.
+
+    It ends when the sleeper has exec'd: then its namespaces can be joined.
+    """
+    text, descriptors, is_short = b"", [], False
     with peer:
         while True:
-            packet, ancillary, _, _ = peer.recvmsg(_PACKET_BYTES, _DESCRIPTOR_SPACE, socket.MSG_CMSG_CLOEXEC)
+            packet, ancillary, flags, _ = peer.recvmsg(_PACKET_BYTES, _DESCRIPTOR_SPACE, socket.MSG_CMSG_CLOEXEC)
             descriptors += channel.descriptors_in(ancillary)
+            is_short = is_short or bool(flags & channel.DESCRIPTORS_CUT)
             if not packet:
-                return text.decode("utf-8", "replace").strip(), descriptors
+                return text.decode("utf-8", "replace").strip(), descriptors, is_short
             text += packet
 
 

@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, NamedTuple
 
 from belljar import channel
+from belljar.backends.local import shortage
 from belljar.backends.local.bodies import Body, BranchBody
 from belljar.backends.local.cells import Berth
 from belljar.backends.local.world import INTERPRETER_BYTES
@@ -28,7 +29,7 @@ from belljar.contract.errors import CannotBranch, JailSetupFailed, Overloaded, S
 from belljar.contract.execution import Limits
 from belljar.jail.cgroups import CellCgroup
 from belljar.zygote.gate import Gate, Pass, has_ended
-from belljar.zygote.handle import StartFailed
+from belljar.zygote.handle import OutOfDescriptors, StartFailed
 
 _PLACE_SECONDS = 20.0  # for our own part: the copy of the files may take its time
 _COPY_SECONDS = 5.0  # for each answer of the copy, and for everyone else to leave it alone
@@ -107,6 +108,8 @@ async def grow(
         await _give_up(parent, berth)
         if isinstance(error, TimeoutError):
             raise SandboxFault("the branch's place was not made in time") from error
+        if isinstance(error, (OutOfDescriptors, channel.DescriptorsLost)) or shortage.is_one(error):
+            raise shortage.refusal() from error
         if isinstance(error, (OSError, StartFailed)):
             raise JailSetupFailed("branch", str(error)) from error
         raise
@@ -162,6 +165,8 @@ async def _have_made(parent: Body, berth: Berth, directories: list[int], limits:
         try:
             await _readable(ours)
             message, _, made = channel.receive(ours, count)
+        except channel.DescriptorsLost:
+            raise
         except channel.ChannelClosed as error:
             if berth.cgroup.oom_kills():  # it is in the branch's cgroup
                 raise _do_not_fit() from error
@@ -218,6 +223,7 @@ async def _settle(
             lent.append(write)
             os.set_blocking(read, False)
             os.fchmod(read, 0o666)
+        shortage.keep_reserve(lent[-1])
         with gate.ordering():
             async with forking:
                 family = [parent.nest] if parent.nest >= 0 else []

@@ -8,9 +8,10 @@ import logging
 import os
 from collections.abc import Callable
 
+from belljar.backends.local import shortage
 from belljar.backends.local.cells import CELLS_MAX, Berths, Cell
 from belljar.contract.errors import JailSetupFailed, Overloaded, ZygoteDied
-from belljar.zygote.handle import StartFailed, WardenHandle
+from belljar.zygote.handle import OutOfDescriptors, StartFailed, WardenHandle, throw_away
 
 _log = logging.getLogger("belljar.local")
 CELL_SECONDS = 30.0  # for the warden to make one
@@ -65,7 +66,7 @@ class CellStock:
         """A new cell, which is the caller's to put back.
 
         Raises:
-            Overloaded: there are as many as there can be.
+            Overloaded: there are as many as there can be, or no descriptors for another.
             JailSetupFailed: it could not be made.
             ZygoteDied: it ended at once.
         """
@@ -80,6 +81,9 @@ class CellStock:
             self._berths.give_back(berth)
             self._warden.kill()
             raise JailSetupFailed("cell", "the warden does not answer") from error
+        except OutOfDescriptors as error:
+            self._berths.give_back(berth)
+            raise shortage.refusal() from error
         except StartFailed as error:
             self._berths.give_back(berth)
             raise JailSetupFailed("cell", str(error)) from error
@@ -89,11 +93,13 @@ class CellStock:
         finally:
             self._being_made -= 1
         try:
+            shortage.keep_reserve(max(made))
             cell = Cell(berth, self._warden, pid, made, self._cell_gone)
-        except (OSError, StopIteration) as error:  # it has died meanwhile
-            for descriptor in made:
-                os.close(descriptor)
+        except (OSError, StopIteration) as error:  # it has died meanwhile, or there are no descriptors for it
+            throw_away(made, is_process=True)
             self._berths.give_back(berth)
+            if shortage.is_one(error):
+                raise shortage.refusal() from error
             raise ZygoteDied("a cell ended while it was made") from error
         self._cells[cell.number] = cell
         return cell

@@ -105,7 +105,15 @@ class Cell:
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.on_memory_event: Callable[[], None] | None = None
         self._on_gone = on_gone
-        self._records = [(file, *_read_counters(file)) for file in _open_traffic_counters(self.sleeper)]
+        # One for all guests, one after the other: no program ever holds it, and a socket that is passed around has the
+        # kernel look for lost ones whenever any is closed.
+        self.channel, self._their_channel = channel.bare_pair()
+        try:
+            counters = _open_traffic_counters(self.sleeper)
+        except BaseException:
+            self.close()
+            raise
+        self._records = [(file, *_read_counters(file)) for file in counters]
         self._queues = -1
         self._queues_before: tuple[float, ...] = ()
         fresh = made[1 + _IPC_RECORDS :]  # with an ipc namespace, or there is neither
@@ -115,9 +123,6 @@ class Cell:
             *tables, self._queues = made[1 : 1 + _IPC_RECORDS]
             self._records += [(file, *_read_counters(file)) for file in tables]
             self._queues_before = fstat(self._queues)[:_FACTS]
-        # One for all guests, one after the other: no program ever holds it, and a socket that is passed around has the
-        # kernel look for lost ones whenever any is closed.
-        self.channel, self._their_channel = channel.bare_pair()
         if berth.cgroup is not None and berth.cgroup.oom_event is not None:
             asyncio.get_running_loop().add_reader(berth.cgroup.oom_event, self._memory_event)
         warden.watch(pid, self._sleeper_ended)

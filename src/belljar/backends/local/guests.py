@@ -7,6 +7,7 @@ from os import O_CLOEXEC, close, fchmod, pipe2, set_blocking
 
 from belljar import channel
 from belljar.backends.local.cells import Cell
+from belljar.backends.local.shortage import keep_reserve
 from belljar.zygote.handle import ZygoteHandle
 
 
@@ -16,14 +17,14 @@ class Guest:
     pid: int | None = None  # known once its zygote is gone: the warden then reports by it
     has_ended = False
     ended: Callable[[int | None, float], None] | None = None  # wait status (None: unknown), CPU seconds
-    stdout = their_stdout = -1
+    stdout = their_stdout = stderr = their_stderr = -1
     their_channel: channel.Peer | None = None
 
     def __init__(self, number: int, cell: Cell, zygote: ZygoteHandle, stays: bool) -> None:
         """Open what it will be given. Who stays keeps its socket, so that is no other's.
 
         Raises:
-            OSError: we have no descriptors left; nothing stays open.
+            OSError: we have none left for it, but those kept back; nothing stays open.
         """
         self.number = number
         self.cell = cell
@@ -34,12 +35,13 @@ class Guest:
             self.channel, self.their_channel = channel.bare_pair()
         try:
             self.stdout, self.their_stdout = stdout, _ = pipe2(O_CLOEXEC)
-            self.stderr, self.their_stderr = stderr, _ = pipe2(O_CLOEXEC)
+            self.stderr, self.their_stderr = stderr, newest = pipe2(O_CLOEXEC)
+            keep_reserve(newest)
         except OSError:
             self._close_channel()
-            if self.stdout >= 0:
-                close(self.stdout)
-                close(self.their_stdout)
+            for descriptor in (self.stdout, self.their_stdout, self.stderr, self.their_stderr):
+                if descriptor >= 0:
+                    close(descriptor)
             raise
         set_blocking(stdout, False)
         set_blocking(stderr, False)

@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 
 from belljar import channel
-from belljar.backends.local import artifacts
+from belljar.backends.local import artifacts, shortage
 from belljar.backends.local.attention import Attended
 from belljar.backends.local.extras import Extra
 from belljar.backends.local.guests import Guest
@@ -38,6 +38,7 @@ _SILENCE_SECONDS = 10.0  # for a guest to start, or for the news that it is dead
 _PIPE_BYTES = 65536
 _INLINE_BYTES = 64 * 1024  # a program larger than this travels in a memfd
 _STARTED = channel.NO_MESSAGE + b"started"  # as `guest/script.py` says it
+_NO_DESCRIPTORS = "descriptors"  # the step that fails when the host has none left
 _SIGKILL = int(signal.SIGKILL)
 _WORD_BYTES = 4096  # for why it could not start
 
@@ -193,11 +194,13 @@ class Run(Attended):
         peer = self._guest.channel
         try:
             if self._execution.artifacts:
-                message, _, descriptors = channel.receive(peer, 1, channel.NOW)
-                self._work_dir = descriptors[0] if descriptors else -1
+                message, _, sent = channel.receive(peer, 1, channel.NOW)
+                self._work_dir = sent[0] if sent else -1
             else:
                 packet = peer.recv(_WORD_BYTES, channel.NOW)
                 message = {} if packet == _STARTED else channel.parse(packet)[0]
+        except channel.DescriptorsLost:  # it has started, but what it made cannot be fetched
+            self._failure, message = (_NO_DESCRIPTORS, ""), {}
         except (BlockingIOError, ConnectionError, channel.ChannelClosed):
             return
         if message:
@@ -337,6 +340,8 @@ class Run(Attended):
             self._hear_guest()
         if self._failure is not None:
             step, reason = self._failure
+            if step == _NO_DESCRIPTORS:
+                raise shortage.refusal()
             if step == "files":
                 raise InvalidExecution(f"the files do not fit: {reason}; ask for more disk_mb", field="files")
             raise JailSetupFailed(step, reason)

@@ -6,10 +6,10 @@ import asyncio
 import dataclasses
 import logging
 import os
-import resource
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
+from belljar.backends.local import shortage
 from belljar.backends.local.bodies import FirstBody
 from belljar.backends.local.cells import Berths
 from belljar.backends.local.extras import Companions
@@ -22,7 +22,7 @@ from belljar.backends.local.world import World
 from belljar.backends.local.worlds import Worlds
 from belljar.backends.local.zygotes import BARE, HEAVY, SHELL
 from belljar.contract.backend import Watcher
-from belljar.contract.errors import JailSetupFailed, NotOffered, SandboxFault, WallMissing, ZygoteDied
+from belljar.contract.errors import BelljarError, JailSetupFailed, NotOffered, SandboxFault, WallMissing, ZygoteDied
 from belljar.contract.execution import MIB, Evidence, Execution, Limits
 from belljar.contract.sessions import LiveSession, SessionOrder
 from belljar.contract.tools import ToolHost
@@ -78,7 +78,7 @@ class LocalSandbox:
             WallMissing: a wall cannot be had and was not given up.
             SandboxFault: the jail does not work here.
         """
-        _raise_descriptor_limit()
+        shortage.raise_limit(self._settings.pool)
         try:
             self._claim()
             kept = max(1, self._settings.pool.ready_guests)
@@ -122,7 +122,9 @@ class LocalSandbox:
             self._instance.close()
             self._instance = None
 
-    def _unusable(self, error: OSError) -> SandboxFault:
+    def _unusable(self, error: OSError) -> BelljarError:
+        if shortage.is_one(error):
+            return shortage.refusal()
         return SandboxFault(f"cannot use {self._settings.runtime_dir}: {error}")
 
     @property
@@ -195,6 +197,8 @@ class LocalSandbox:
             except JailSetupFailed:
                 self._faults += 1
                 raise
+            except OSError as error:
+                raise _named(error) from error
         raise AssertionError("unreachable")
 
     def _run(
@@ -304,6 +308,8 @@ class LocalSandbox:
                 if attempt == _ATTEMPTS - 1:
                     self._faults += 1
                     raise
+            except OSError as error:
+                raise _named(error) from error
         raise AssertionError("unreachable")
 
     async def _open_session(self, order: SessionOrder) -> LiveSession:
@@ -423,6 +429,11 @@ class LocalSandbox:
         return totals if self._commands is None else {**totals, **self._commands.facts()}
 
 
+def _named(error: OSError) -> BelljarError:
+    """An error of this process's own, by which no program could be run."""
+    return shortage.refusal() if shortage.is_one(error) else SandboxFault(str(error))
+
+
 def _release(world: World, guest: Guest) -> None:
     world.release(guest)
     world.refill(guest.weight)
@@ -433,10 +444,3 @@ def _is_plain(execution: Execution) -> bool:
     return not (
         execution.network or execution.coverage is not None or execution.tools or execution.restrict is not None
     )
-
-
-def _raise_descriptor_limit() -> None:
-    """Every cell takes about two dozen; the soft limit is there for programs that use select()."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from belljar import channel
-from belljar.backends.local import deposits
+from belljar.backends.local import deposits, shortage
 from belljar.backends.local.background import Background
 from belljar.backends.local.bodies import Body, FirstBody
 from belljar.backends.local.branch import Grown, check_quiet, grow
@@ -113,6 +113,8 @@ class LocalSession(SessionFiles):
             if isinstance(error, TimeoutError):
                 is_ours = not self._opening.first_word.done() or not (extras or self.foreign)
                 raise describe_silence(is_ours) from error
+            if shortage.is_one(error):
+                raise shortage.refusal() from error
             if isinstance(error, OSError):
                 raise JailSetupFailed("cgroup", str(error)) from error
             if isinstance(error, channel.ChannelClosed):
@@ -156,7 +158,9 @@ class LocalSession(SessionFiles):
             message, blob, descriptors = channel.receive(self._body.channel, self._opening.descriptors_max)
         except BlockingIOError:
             return
-        except channel.ChannelClosed:
+        except channel.ChannelClosed as error:
+            if isinstance(error, channel.DescriptorsLost) and not self._opening.first_word.done():
+                self._opening.first_word.set_exception(shortage.refusal())
             self._on_broken_channel()
             return
         if not self._opening.first_word.done():
@@ -255,6 +259,10 @@ class LocalSession(SessionFiles):
         Raises:
             CannotBranch: it cannot be copied now; the message says why.
         """
+        with shortage.named():
+            return await self._branch(reseed)
+
+    async def _branch(self, reseed: bool) -> LiveSession:
         self._check_alive()
         if self.foreign is not None:
             raise CannotBranch("only Python sessions can be branched: another interpreter cannot fork itself")
@@ -299,6 +307,8 @@ class LocalSession(SessionFiles):
             try:
                 twin.tools = self.tools.branch()
             except OSError as error:
+                if shortage.is_one(error):
+                    raise shortage.refusal() from error
                 raise JailSetupFailed("branch", str(error)) from error
         if self.way_out is not None:
             try:

@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 from belljar import channel
+from belljar.backends.local import shortage
 from belljar.backends.local.artifacts import Collected
 from belljar.backends.local.attention import Attended
 from belljar.backends.local.claims import DisplayReader, read_error
@@ -96,7 +97,8 @@ class Turn(Attended):
 
         Raises:
             ZygoteDied: the guest does not listen.
-            JailSetupFailed: we have no descriptors left; the guest has heard nothing.
+            Overloaded: we have no descriptors left; the guest has heard nothing, as in all other cases.
+            JailSetupFailed: it cannot be done.
         """
         if self._cgroup is not None:
             self._cgroup.begin()
@@ -119,6 +121,8 @@ class Turn(Attended):
             raise ZygoteDied("the session's process does not listen") from error
         except OSError as error:
             self._close_pipes()
+            if shortage.is_one(error):
+                raise shortage.refusal() from error
             raise JailSetupFailed("cell", str(error)) from error
         finally:
             for descriptor in theirs:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from belljar import channel
+from belljar.backends.local import shortage
 from belljar.backends.local.cell_stock import CELL_SECONDS, CellStock
 from belljar.backends.local.cells import CELLS_MAX, Berth, Berths, Cell
 from belljar.backends.local.guests import Guest
@@ -28,7 +29,7 @@ from belljar.environments import Environment
 from belljar.jail import fileaccess, policy, syscalls
 from belljar.settings import PoolSettings
 from belljar.zygote import protocol
-from belljar.zygote.handle import StartFailed, WardenHandle, ZygoteHandle, ZygoteListener
+from belljar.zygote.handle import OutOfDescriptors, StartFailed, WardenHandle, ZygoteHandle, ZygoteListener
 
 _log = logging.getLogger("belljar.local")
 _QUIET_SECONDS = 0.05  # after which the last few missing guests are forked
@@ -316,7 +317,7 @@ class World(ZygoteListener):
             guest = Guest(self._next_guest, cell, zygote, zygote.weight == SHELL)
         except OSError as error:
             self._stock.put_back(cell)
-            raise Overloaded(f"no more descriptors for a program ({error.strerror}); try again later") from error
+            raise shortage.refusal() from error
         cell.is_leased, cell.is_left = True, False
         self._guests[guest.number] = guest
         berth = cell.berth
@@ -361,9 +362,9 @@ class World(ZygoteListener):
         except fileaccess.NotOurs as error:
             raise SandboxFault(f"a guest has handed over a directory that is not its own: {error}") from error
 
-    async def graft(self, order: Mapping[str, Any], descriptors: Sequence[int]) -> tuple[int, int]:
+    async def graft(self, order: Mapping[str, Any], lent: Sequence[int]) -> tuple[int, int]:
         """Have the place of a branch made."""
-        return await self._warden.graft(order, descriptors)
+        return await self._warden.graft(order, lent)
 
     async def deposit(self, order: Mapping[str, Any], descriptors: Sequence[int]) -> tuple[int, int]:
         """Have a file written into a session."""
@@ -381,6 +382,8 @@ class World(ZygoteListener):
         except TimeoutError as error:
             self._warden.kill()
             raise JailSetupFailed("network", "the warden does not answer") from error
+        except OutOfDescriptors as error:
+            raise shortage.refusal() from error
         except StartFailed as error:
             raise JailSetupFailed("network", str(error)) from error
 
@@ -537,9 +540,9 @@ class World(ZygoteListener):
 def heard_failure(peer: channel.Peer) -> str:
     """What a guest that could not start has said."""
     try:
-        message, _, descriptors = channel.receive(peer, FIRST_WORD_DESCRIPTORS, channel.NOW)
+        message, _, sent = channel.receive(peer, FIRST_WORD_DESCRIPTORS, channel.NOW)
     except (BlockingIOError, channel.ChannelClosed, OSError):
         return "it said nothing"
-    for descriptor in descriptors:
+    for descriptor in sent:
         os.close(descriptor)
     return f"{message.get('failed')}: {message.get('reason')}" if "failed" in message else "it had started"

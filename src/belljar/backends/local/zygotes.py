@@ -11,10 +11,11 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from belljar.backends.local import shortage
 from belljar.contract.errors import JailSetupFailed
 from belljar.settings import PoolSettings
 from belljar.zygote.gate import Gate
-from belljar.zygote.handle import StartFailed, WardenHandle, ZygoteHandle, ZygoteListener
+from belljar.zygote.handle import OutOfDescriptors, StartFailed, WardenHandle, ZygoteHandle, ZygoteListener
 
 _log = logging.getLogger("belljar.local")
 BARE, HEAVY, SHELL = "bare", "heavy", "shell"
@@ -65,7 +66,7 @@ class Zygotes:
         """The one of this weight, started if need be; callers at the same time share one start.
 
         Raises:
-            JailSetupFailed: it does not come up.
+            JailSetupFailed: it does not come up. Overloaded: there are no descriptors for it.
         """
         current = self.find(weight)
         if current is not None:
@@ -82,6 +83,8 @@ class Zygotes:
         fresh = ZygoteHandle(weight, self._listener)
         try:
             await fresh.start(self._warden, *self._recipe(weight), _WARM_SECONDS)
+        except OutOfDescriptors as error:
+            raise shortage.refusal() from error
         except StartFailed as error:
             raise JailSetupFailed("zygote", str(error)) from error
         finally:

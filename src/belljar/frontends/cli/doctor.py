@@ -215,7 +215,7 @@ def _run(settings: Settings, environment: str, code: str, *, network: bool = Fal
     narrowed = dataclasses.replace(
         settings,
         environments={environment: settings.environments.get(environment, EnvironmentSettings())},
-        pool=dataclasses.replace(settings.pool, ready_guests=0),
+        pool=dataclasses.replace(settings.pool, max_running=1, ready_guests=0),
     )
     seconds = min(_HEAVY_SECONDS, settings.ceiling_limits.wall_seconds)
     with Sandbox(settings=narrowed, progress=_say_nothing) as box:

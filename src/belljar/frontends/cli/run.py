@@ -132,9 +132,9 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def for_one_environment(settings: Settings, environment: str) -> Settings:
-    """Nothing is made ahead, since nothing comes after; no environment is opened but the one in use."""
+    """One program at a time; nothing is made ahead, since nothing comes after; one environment is opened."""
     built_from = settings.environments.get(environment, EnvironmentSettings())
-    pool = dataclasses.replace(settings.pool, ready_guests=0)
+    pool = dataclasses.replace(settings.pool, max_running=1, ready_guests=0)
     return dataclasses.replace(settings, pool=pool, environments={environment: built_from})
 
 
