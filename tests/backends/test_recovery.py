@@ -20,10 +20,12 @@ from typing import Any
 
 import local_world
 import pytest
+from local_world import arguments, children, youngest_warden, zygotes
+from server_process import Serve
 
 import belljar
 from belljar import Outcome, Sandbox, Status
-from belljar.contract.errors import SandboxFault, ZygoteDied
+from belljar.contract.errors import SandboxFault, SessionEnded, ZygoteDied
 from belljar.contract.execution import Execution, Output
 from belljar.settings import Settings, load
 
@@ -36,31 +38,19 @@ def own_box() -> Iterator[Sandbox]:
         yield box
 
 
-def children(pid: int) -> list[int]:
-    return [
-        int(word) for each in Path(f"/proc/{pid}/task").iterdir() for word in (each / "children").read_text().split()
-    ]
-
-
-def arguments(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text()
-    except OSError:
-        return ""  # such as the one that makes a cell
-
-
-def started_at(pid: int) -> int:
-    """In ticks; pids and threads of ours do not tell: they begin anew one day."""
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-
-
 def warden_and_zygote() -> tuple[int, int]:
     """Of the youngest sandbox; other tests may have some, too."""
-    keepers = [pid for pid in children(os.getpid()) if "warden" in arguments(pid) and children(pid)]
-    keeper = max(keepers, key=started_at)
-    (warden,) = children(keeper)
-    (zygote, *_) = [pid for pid in children(warden) if "main.py" in arguments(pid)]
-    return warden, zygote
+    warden = youngest_warden()
+    return warden, zygotes(warden)[0]
+
+
+def kill_sleepers(below: int) -> None:
+    """All that hold cells in the worlds of this process."""
+    for child in children(below):
+        if "infinity" in arguments(child):
+            os.kill(child, signal.SIGKILL)
+        else:
+            kill_sleepers(child)
 
 
 def is_stopped(pid: int) -> bool:
@@ -121,6 +111,96 @@ def test_the_world_is_rebuilt_when_its_warden_dies(own_box: Sandbox) -> None:
     for thread in threads:
         thread.join()
     assert [(each.status, each.stdout) for each in outcomes] == [(Status.OK, "again\n")] * 3
+
+
+SLEEPING = "import time; print('up', flush=True); time.sleep(1); print('done')"
+
+
+def test_programs_whose_cells_are_killed_from_outside_are_run_again(own_box: Sandbox) -> None:
+    threads, outcomes = run_at_once(own_box, SLEEPING, 4)
+    wait_until_running(own_box, 4)
+    kill_sleepers(youngest_warden())
+    for thread in threads:
+        thread.join()
+    assert [(each.status, each.stdout) for each in outcomes] == [(Status.OK, "up\ndone\n")] * 4
+    assert own_box.run("print(1)").stdout == "1\n"
+
+
+def test_who_watches_a_program_whose_cell_is_killed_hears_that_it_was_us(own_box: Sandbox) -> None:
+    events = own_box.stream(SLEEPING)
+    while not isinstance(next(events), Output):
+        pass
+    kill_sleepers(youngest_warden())
+    with pytest.raises(ZygoteDied, match="ended from outside"):
+        list(events)
+
+
+@pytest.mark.parametrize("is_branch", [False, True], ids=["session", "branch"])
+def test_sessions_whose_cells_are_killed_from_outside_are_lost(own_box: Sandbox, host: Any, is_branch: bool) -> None:
+    with own_box.session() as first, own_box.session() as idle:
+        assert idle.run("x = 1").ok
+        session = first.branch()[0] if is_branch else first
+        events = session.stream(SLEEPING)
+        while not isinstance(next(events), Output):
+            pass
+        kill_sleepers(youngest_warden())
+        with pytest.raises(ZygoteDied, match="session was lost"):
+            list(events)
+        for each in (session, idle):
+            with pytest.raises(SessionEnded) as caught:
+                host.wait_until(lambda each=each: not each.run("x"), "it has ended")
+            assert caught.value.details["reason"] == "lost"
+
+
+def test_a_runners_cells_killed_from_outside_are_no_programs_fault(serve: Serve, host: Any) -> None:
+    with serve("serve", server__runners=1) as server:
+        answers: list[Any] = []
+        ask = threading.Thread(target=lambda: answers.append(server.ask("POST", "/v1/execute", {"code": SLEEPING})))
+        ask.start()
+        host.wait_until(lambda: has_program(server.process.pid), "it runs")
+        kill_sleepers(server.process.pid)
+        ask.join()
+        assert (answers[0].status, answers[0].body["status"]) == (200, "ok"), answers
+
+
+def test_a_plain_users_cells_killed_from_outside_are_no_programs_fault(plain_box: Any, host: Any) -> None:
+    outcomes: list[Any] = []
+    run = threading.Thread(target=lambda: outcomes.append(plain_box.run(SLEEPING)))
+    run.start()
+    host.wait_until(lambda: has_program(plain_box.pid), "it runs")
+    kill_sleepers(plain_box.pid)
+    run.join()
+    assert (outcomes[0].status, outcomes[0].stdout) == ("ok", "up\ndone\n"), outcomes
+
+
+def has_program(below: int) -> bool:
+    """Whether a guest sleeps, as `SLEEPING` does: those that have no program wait for one."""
+    for child in children(below):
+        with contextlib.suppress(OSError):
+            if "main.py" in arguments(child) and children(child):
+                waits = [Path(f"/proc/{each}/wchan").read_text() for each in children(child)]
+                return any("nanosleep" in each for each in waits)
+            if has_program(child):
+                return True
+    return False
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import os; print('up', flush=True); os.kill(os.getpid(), 9)",
+        "import os; print('up', flush=True)\nfor _ in range(5): os.fork()\nos.kill(-1, 9); os.kill(os.getpid(), 9)",
+        "import os; print('up', flush=True)\nif os.fork() == 0: os.kill(os.getppid(), 9)\nimport time; time.sleep(9)",
+    ],
+    ids=["itself", "everyone", "its parent"],
+)
+def test_a_program_that_kills_itself_has_crashed_and_is_not_run_again(
+    own_box: Sandbox, plain_box: Any, caplog: pytest.LogCaptureFixture, code: str
+) -> None:
+    for box in (own_box, plain_box):
+        outcome = box.run(code)
+        assert (outcome.status, outcome.signal, outcome.stdout) == ("crashed", "SIGKILL", "up\n")
+    assert "running again" not in caplog.text
 
 
 def test_a_program_whose_cell_is_lost_while_it_is_made_gets_another(settings: Settings) -> None:

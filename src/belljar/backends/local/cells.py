@@ -30,6 +30,7 @@ CELLS_MAX = 1024
 _FACTS = 7  # the first ones of a directory: mode, inode, device, links, owner, group, and a size that counts entries
 _DIRS, _PROGRAM = policy.WRITABLE_DIRS, policy.PROGRAM_NAME
 _IPC_RECORDS = 4  # as `mounts.open_ipc_records` gives them
+_FLAGS, _PF_EXITING = 6, 0x4  # among what follows the name in /proc/PID/stat
 _FEW_FILES_BYTES = 16 * 20  # a directory grows by so much for each entry
 
 
@@ -227,6 +228,17 @@ class Cell:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.sleeper, signal.SIGKILL)
 
+    def was_taken_away(self) -> bool:
+        """Whether its namespaces end or have ended though we did not end them: killed from outside, by an operator.
+
+        No guest can do it: the kernel keeps signals of a pid namespace from its first process, and the sleeper is in no
+        cgroup of theirs. Everyone else is killed only once the sleeper is marked as exiting, so whoever has seen a
+        guest die of that finds the mark. We hear that the sleeper is gone a moment later.
+        """
+        if self.is_condemned:
+            return False
+        return self.is_gone or _is_exiting(self.sleeper)
+
     def lose(self) -> None:
         """The warden is gone, and with it everyone inside."""
         self._sleeper_ended(0, 0.0)
@@ -286,10 +298,25 @@ def _read_counters(file: int) -> tuple[bytes, int]:
     return text, len(text) + 1
 
 
+def _pid_of(pidfd: int) -> str:
+    """As this process sees it; -1: it was reaped."""
+    facts = Path(f"/proc/self/fdinfo/{pidfd}").read_text()
+    return next(line.split()[1] for line in facts.splitlines() if line.startswith("Pid:"))
+
+
+def _is_exiting(pidfd: int) -> bool:
+    """Whether that process has begun to exit, by the kernel's own flags of it, or was reaped."""
+    try:
+        pid = _pid_of(pidfd)
+        flags = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[_FLAGS])
+        return bool(flags & _PF_EXITING) or _pid_of(pidfd) != pid
+    except OSError:
+        return True  # it is not there any more, or we cannot look: our trouble as well
+
+
 def _open_traffic_counters(pidfd: int) -> list[int]:
     """The protocol counters of the cell's network namespace: they tell whether anybody ever sent, or tried to."""
-    facts = Path(f"/proc/self/fdinfo/{pidfd}").read_text()
-    pid = next(line.split()[1] for line in facts.splitlines() if line.startswith("Pid:"))
+    pid = _pid_of(pidfd)
     opened: list[int] = []
     try:
         for name in ("snmp", "snmp6", "sockstat"):

@@ -252,6 +252,9 @@ class Run(Attended):
                 raise
             wall_seconds = time.monotonic() - self._started_at
             cell, cgroup = self._guest.cell, self._cgroup
+            if status == _SIGKILL and not self._is_killed() and cell.was_taken_away():
+                cell.kill()
+                raise ZygoteDied("the jail of this program was ended from outside, and the program with it")
             if cgroup is None or self._is_killed() or not cgroup.is_empty():
                 self._stop_watching()
                 await self._end_leftovers()

@@ -411,7 +411,7 @@ class LocalSession(SessionFiles):
     def _judge(self, status: int | None) -> str:
         if self.cgroup is not None and self.cgroup.oom_kills() > 0:
             return "memory"
-        if self._body.family.world.is_lost:
+        if self._body.family.world.is_lost or self._body.family.guest.cell.was_taken_away():
             return "lost"
         if status is None:
             return "lost" if isinstance(self._body, FirstBody) else "exit"  # an older kernel tells nothing of a branch
@@ -438,7 +438,7 @@ class LocalSession(SessionFiles):
         """Wait until everyone is dead, tell the cell that ran, and give everything back."""
         await self._body.gone()
         await asyncio.wait([self._status], timeout=_SILENCE_SECONDS)
-        status = self._status.result() if self._status.done() else None
+        status = self._status.result() if self._status.done() and self._reason != "lost" else None
         if self.cgroup is not None and self._reason in ("crash", "lost") and self.cgroup.oom_kills() > 0:
             self._reason = "memory"
         assert self._reason is not None
