@@ -58,6 +58,7 @@ _closing_program: syscalls.FilterProgram  # the rest of the seccomp filter is in
 _closing_filter = b""  # its address and length, as prctl takes them
 _touched, _touched_count = b"", 0  # pages that a small program writes to, from `zygote/touched.py`
 _changes_uid = True  # False: a plain user has only one id to give
+_is_counted_apart = False  # where all have one id, and the kernel can count the processes of each guest by itself
 
 
 class StepFailed(Exception):
@@ -69,14 +70,18 @@ class StepFailed(Exception):
         self.reason = reason
 
 
-def prepare(landlock_version: int, changes_uid: bool, branches: bool = False) -> None:
+def prepare(landlock_version: int, changes_uid: bool, branches: bool = False, is_counted_apart: bool = False) -> None:
     """In the warm process, before the first fork: everything about the walls that can be known by then.
 
     `branches`: guests are sessions. A branch has a work directory of its own that no rule made now can name, so their
     rule for writing names the root, and what may be written to is decided by the mounts alone: all but three of them
     are read-only.
+
+    `is_counted_apart`: where no cgroup counts a guest's processes, it is given a user namespace of its own.
     """
     global call, _rules, _rules_head, _rules_head_bytes, _closing_program, _closing_filter, _changes_uid
+    global _is_counted_apart
+    _is_counted_apart = is_counted_apart
     call = syscalls.make_call()
     _closing_program = syscalls.FilterProgram(seccomp.compile_closing(os.uname().machine, branches))
     _closing_filter = bytes(_closing_program)
@@ -130,9 +135,13 @@ def enter(
             call(_MADVISE, _PIDFD_SELF, _touched, _touched_count, _MADV_POPULATE_WRITE, 0)
         if call(_PRLIMIT, 0, _OPEN_FILES, _OPEN_FILES_LIMIT, 0):  # not the zygote's: it holds those of every cell
             raise _refused("rlimits")
+        own = -1
         if not cgroups:
             step = _IN_RLIMITS
-            limits.set_for_guest(*substitutes)
+            cpu_seconds, processes, address_bytes = substitutes
+            limits.set_for_guest(cpu_seconds, address_bytes)
+            if _is_counted_apart:
+                own = open_path("/proc/self/", PATH_ONLY)  # the cell's /proc may be read-only
         if not dir_options:
             if call(_SETNS, sleeper, _WHOLE_CELL):
                 raise _refused("namespaces")
@@ -143,6 +152,11 @@ def enter(
                 if call(_MOUNT, b"tmpfs", path, b"tmpfs", _DIR_FLAGS, dir_options):
                     raise _refused("mounts")
         chdir("/work")
+        if not cgroups:
+            if _is_counted_apart:  # in a user namespace of its own
+                namespaces.own_user_namespace(own)
+                namespaces.drop_bounding_set()  # which is full again in there
+            limits.set_processes(processes)
         if ruleset >= 0 and call(LANDLOCK_RESTRICT_SELF, ruleset, 0):
             raise _refused("landlock")
         step = _IN_DESCRIPTORS

@@ -21,12 +21,19 @@ def set_common() -> None:
     _lower(resource.RLIMIT_FSIZE, policy.FILE_BYTES_MAX, policy.FILE_BYTES_MAX)
 
 
-def set_for_guest(cpu_seconds: int, processes: int, address_bytes: int) -> None:
+def set_for_guest(cpu_seconds: int, address_bytes: int) -> None:
     """Stand in for a missing cgroup. The caller is about to lose the right to raise what it lowers here."""
     _lower(resource.RLIMIT_CPU, cpu_seconds, cpu_seconds + 1)
-    _lower(resource.RLIMIT_NPROC, processes, processes)
     size = address_space_bytes() + address_bytes
     _lower(resource.RLIMIT_AS, size, size)
+
+
+def set_processes(most: int) -> None:
+    """The same for processes and threads, which the kernel counts for each uid of a user namespace.
+
+    A process that makes a user namespace passes its own limit on to everyone of its uid outside: make that first.
+    """
+    _lower(resource.RLIMIT_NPROC, most, most)
 
 
 def address_space_bytes() -> int:

@@ -56,6 +56,12 @@ def allow_user_namespaces(count: int) -> None:
     _write("/proc/sys/user/max_user_namespaces", str(count))
 
 
+def can_count_apart() -> bool:
+    """Whether the kernel counts processes for each uid of each user namespace, as it does since Linux 5.14."""
+    major, minor = os.uname().release.split(".")[:2]
+    return (int(major), int("".join(filter(str.isdigit, minor)) or 0)) >= (5, 14)
+
+
 def own_user_namespace(own: int) -> None:
     """Leave for a user namespace that only the caller's uid owns and has a place in; `own` is its /proc/self, open."""
     uid, gid = os.geteuid(), os.getegid()

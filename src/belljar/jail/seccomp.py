@@ -477,7 +477,7 @@ def compile_filter(machine: str) -> bytes:
 # and each guest closes just those. Tests prove that the two together decide as `compile_filter` does.
 
 _ENTRANCE = "setns unshare mount process_madvise landlock_create_ruleset landlock_add_rule landlock_restrict_self"
-_ENTRANCE_PRCTLS = (22, 47)  # PR_SET_SECCOMP, PR_CAP_AMBIENT
+_ENTRANCE_PRCTLS = (22, 24, 47)  # PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_CAP_AMBIENT
 
 
 def compile_entrance(machine: str, branches: bool = False) -> bytes:

@@ -94,7 +94,7 @@ def _get_warm(always_loaded: frozenset[str]) -> bool:
     gc.collect()
     heap.fill_holes()
     _make_state()
-    jail.prepare(greeting["landlock_version"], greeting["changes_uid"], greeting["stays"])
+    jail.prepare(greeting["landlock_version"], greeting["changes_uid"], greeting["stays"], greeting["is_counted_apart"])
     heap.gather((_loop, _fork, _reap, *jail.IN_EVERY_GUEST, *script.IN_EVERY_GUEST))  # type: ignore[arg-type]
     gc.freeze()
     gc.disable()

@@ -39,6 +39,7 @@ _PACKET_BYTES, _DESCRIPTOR_SPACE = 4096, socket.CMSG_SPACE(channel.DESCRIPTORS_M
 _NOTHING_YET = b" "  # to say, with descriptors: an empty packet would be the end
 _NO_DESCRIPTORS = str(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
 _BACKLOG = 64
+_GUESTS_MAX = 4096  # with those that have gone, whose namespaces the kernel takes apart when it likes
 _SLEEP = ("/usr/bin/sleep", "/bin/sleep")
 _LENT = 4  # what a sleeper has open: the directory it was loaded from, where that was lent
 
@@ -86,6 +87,8 @@ def _start(control: socket.socket, orders: dict[str, Any]) -> None:
         mounts.build_root(orders["bound"], orders["hidden"], orders["guest_uids"], own_code(), orders["system"])
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of uid forgets it
     namespaces.limit_user_namespace()
+    if orders["is_counted_apart"]:
+        namespaces.allow_user_namespaces(_GUESTS_MAX)
     channel.send(warden_end, {"settled": True})
     channel.receive(warden_end)
     warden_end.close()

@@ -27,6 +27,7 @@ from belljar.contract.errors import JailSetupFailed, Overloaded, SandboxFault, Z
 from belljar.contract.execution import Execution, Limits
 from belljar.environments import Environment
 from belljar.jail import fileaccess, policy, syscalls
+from belljar.jail.namespaces import can_count_apart
 from belljar.settings import PoolSettings
 from belljar.zygote import protocol
 from belljar.zygote.handle import OutOfDescriptors, StartFailed, WardenHandle, ZygoteHandle, ZygoteListener
@@ -67,6 +68,8 @@ class World(ZygoteListener):
         self._pool = pool
         self._walls = walls
         self._has_cgroup = walls["cgroup"]
+        # Without a cgroup the kernel counts processes by uid and user namespace, and a plain user has but one uid.
+        self._is_counted_apart = not (self._has_cgroup or walls["changes_uid"]) and can_count_apart()
         self._default_limits = default_limits
         self._default_allowance = self.allowance(default_limits)
         # What guests may not own, and we may tidy up, their cells can keep for the next one.
@@ -108,6 +111,7 @@ class World(ZygoteListener):
             "hidden": hidden,
             "system": self._system,
             "landlock_version": self._walls["landlock_version"],
+            "is_counted_apart": self._is_counted_apart,
         }
         try:
             await self._warden.start(orders)
@@ -184,6 +188,7 @@ class World(ZygoteListener):
             "environ": self._environ(),
             "landlock_version": self._walls["landlock_version"],
             "changes_uid": self._walls["changes_uid"],
+            "is_counted_apart": self._is_counted_apart,
             "counts_cpu": not self._has_cgroup,
             "makes_ready": weight != SHELL and self._pool.ready_guests > 0,
         }
@@ -250,8 +255,9 @@ class World(ZygoteListener):
         """What is fixed at the fork: disk, and where no cgroup counts them CPU, processes and address space."""
         if self._has_cgroup:
             return limits.disk_bytes, 0, 0, 0
-        # The kernel counts processes per uid, and here all guests share one.
-        processes = limits.processes + 2 * self._pool.max_running * limits.processes
+        processes = limits.processes
+        if not self._walls["changes_uid"] and not self._is_counted_apart:
+            processes += 2 * self._pool.max_running * limits.processes  # all guests count as one
         return limits.disk_bytes, max(1, math.ceil(limits.cpu_seconds)), processes, limits.memory_bytes
 
     def is_ready_for(self, limits: Limits) -> bool:
@@ -460,7 +466,7 @@ class World(ZygoteListener):
             """A ready guest that ends without a program has failed to enter its jail."""
             if guest in self._ready[guest.weight]:
                 self._ready[guest.weight].remove(guest)
-                if not self._is_closing and not self.is_lost:
+                if not self._is_closing and not self.is_lost and not guest.cell.was_taken_away():
                     self._start_failures += 1
                     _log.error("a ready guest ended unused (status %s): %s", status, heard_failure(guest.channel))
             self.release(guest)
