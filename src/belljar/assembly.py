@@ -77,6 +77,13 @@ def probe_machine(settings: Settings) -> dict[str, Any]:
     return found
 
 
+def descriptors_needed(settings: Settings) -> int:
+    """The lowest hard limit of open files with which the sandbox starts."""
+    from belljar.backends.local import shortage
+
+    return shortage.needed(settings.pool)
+
+
 def prepare_environment(settings: Settings, name: str, tell: Callable[[str], None]) -> None:
     """Build an environment that is not there yet, unless no program could run in it here: that takes minutes.
 

@@ -742,6 +742,8 @@ def test_doctor_finds_every_wall_here_as_root(belljar: Belljar) -> None:
     assert (done.returncode, missing) == (0, set())
     assert tree["ok"] is True
     assert len(tree["walls"]) > 20
+    assert {"core dumps", "SMT", "CPU weaknesses", "swap"} <= {row["name"] for row in tree["host"]}
+    assert {row["state"] for row in tree["host"]} <= {"ok", "note"}, "advice makes nobody fail"
     (inside,) = tree["program"]
     for promise in ("no capabilities", "NoNewPrivs 1", "Seccomp 2", "/ read-only", "1 process in sight"):
         assert promise in inside["seen"]

@@ -29,15 +29,20 @@ def raise_limit(pool: PoolSettings) -> None:
     soft, hard = getrlimit(RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(RLIMIT_NOFILE, (hard, hard))
-    ours = RESERVE + _OF_THE_PROCESS + _OF_ONE_PROGRAM * (pool.max_running + pool.ready_guests)
-    needed = max(ours, policy.OPEN_FILES_MAX)  # what every program may open: a limit cannot be raised
-    if hard != resource.RLIM_INFINITY and hard < needed:
+    least = needed(pool)
+    if hard != resource.RLIM_INFINITY and hard < least:
         fewer = " or lower pool.max_running and pool.ready_guests" if hard >= policy.OPEN_FILES_MAX else ""
         raise SandboxFault(
             f"the limit of open files is {hard:,} for each process, but {pool.max_running} programs at once, with "
-            f"{pool.ready_guests} more made ahead, need {needed:,}. Raise the hard limit (ulimit -Hn {needed}; "
-            f"systemd: LimitNOFILE={needed}; docker: --ulimit nofile={needed}){fewer}. Nothing was run."
+            f"{pool.ready_guests} more made ahead, need {least:,}. Raise the hard limit (ulimit -Hn {least}; "
+            f"systemd: LimitNOFILE={least}; docker: --ulimit nofile={least}){fewer}. Nothing was run."
         )
+
+
+def needed(pool: PoolSettings) -> int:
+    """The lowest hard limit that this pool can work with."""
+    ours = RESERVE + _OF_THE_PROCESS + _OF_ONE_PROGRAM * (pool.max_running + pool.ready_guests)
+    return max(ours, policy.OPEN_FILES_MAX)  # what every program may open: a limit cannot be raised
 
 
 def keep_reserve(newest: int) -> None:

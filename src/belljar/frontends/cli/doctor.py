@@ -1,8 +1,8 @@
 """`belljar doctor`: can this machine keep what Belljar promises?
 
-Nothing is inferred from version numbers. Each wall is built and pushed at (`jail/probe.py`), then a real program runs
-behind all of them and tells what it sees. Rows are `ok`, `missing`, `given up` (by the operator, by name) or `note`
-(worth knowing, nothing is promised).
+No wall is inferred from version numbers. Each is built and pushed at (`jail/probe.py`), then a real program runs behind
+all of them and tells what it sees. Rows are `ok`, `missing`, `given up` (by the operator, by name) or `note` (worth
+knowing, nothing is promised); the host around the jails (`doctor_host.py`) has notes only.
 """
 
 from __future__ import annotations
@@ -13,32 +13,21 @@ import dataclasses
 import json
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
-from belljar.assembly import probe_machine
+from belljar.assembly import descriptors_needed, probe_machine
 from belljar.contract.errors import BelljarError, NotOffered
 from belljar.contract.execution import Outcome
 from belljar.environments import Environments
 from belljar.frontends.cli import terminal
+from belljar.frontends.cli.doctor_host import host_rows
+from belljar.frontends.cli.doctor_rows import GIVEN_UP, MISSING, NOTE, OK, Row
 from belljar.frontends.cli.environments import describe_all
 from belljar.frontends.cli.options import define_json, define_walls, load_settings
 from belljar.frontends.embedded import Sandbox
 from belljar.settings import EnvironmentSettings, Settings
 
-OK, MISSING, GIVEN_UP, NOTE = "ok", "missing", "given up", "note"
 _HEAVY_SECONDS = 60.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One line of one of the doctor's tables."""
-
-    name: str
-    state: str
-    seen: str
-    meaning: str = ""
-    fix: str = ""
 
 
 def define(parser: argparse.ArgumentParser) -> None:
@@ -83,7 +72,8 @@ def _examine(settings: Settings, tell: Callable[[str], None], tries_languages: b
     usable = [row.name for row in environments if row.state == OK]
     return {
         "walls": walls,
-        "machine": list(_machine_rows(probed["facts"])),
+        "machine": list(_machine_rows(probed["facts"], settings)),
+        "host": list(host_rows()),
         "environments": environments,
         "program": [_program_row(rest, environments, lacking - {*settings.jail.without_walls})],
         "network": [_network_row(rest, usable)],
@@ -102,17 +92,32 @@ def _wall_row(found: dict[str, str], given_up: tuple[str, ...]) -> Row:
 # ---- the machine
 
 
-def _machine_rows(facts: dict[str, Any]) -> Iterator[Row]:
+def _machine_rows(facts: dict[str, Any], settings: Settings) -> Iterator[Row]:
     yield Row(name="kernel", state=OK, seen=f"Linux {facts['kernel']} on {facts['machine']}")
     yield Row(name="Python", state=OK, seen=f"{facts['python']}, as uid {facts['uid']}", meaning="what Belljar runs on")
     yield Row(name="cores", state=OK, seen=str(facts["cores"]))
     swap = f", {facts['swap_bytes'] / 2**30:.1f} GiB swap" if facts["swap_bytes"] else ", no swap"
     yield Row(name="memory", state=OK, seen=f"{facts['memory_bytes'] / 2**30:.1f} GiB{swap}")
-    yield Row(name="open files", state=OK, seen=f"{facts['open_files_max']:,}", meaning="bounds how many run at once")
+    yield _open_files_row(facts["open_files_max"], settings)
     for name, value in facts["sysctls"].items():
+        if name in _IN_HOST_ROWS:
+            continue
         meaning, judge, fix = _SYSCTLS.get(name, ("", _fine, ""))
         is_fine = judge(value, facts["uid"])
         yield Row(name=name, state=OK if is_fine else NOTE, seen=value, meaning=meaning, fix="" if is_fine else fix)
+
+
+def _open_files_row(most: int, settings: Settings) -> Row:
+    """Of each process; below what the pool needs, Belljar refuses to start."""
+    needed = descriptors_needed(settings)
+    is_fine = most < 0 or most >= needed
+    return Row(
+        name="open files",
+        state=OK if is_fine else MISSING,
+        seen="unlimited" if most < 0 else f"{most:,}" if is_fine else f"{most:,}, and the pool needs {needed:,}",
+        meaning="the hard limit of each process; bounds how many programs and sessions there are at once",
+        fix="" if is_fine else f"LimitNOFILE={needed}, ulimit -Hn {needed}, docker --ulimit nofile={needed}",
+    )
 
 
 def _fine(value: str, uid: int) -> bool:
@@ -123,6 +128,11 @@ def _is_set(value: str, uid: int) -> bool:
     return value != "0"
 
 
+def _is_enough(value: str, uid: int) -> bool:
+    """An unprivileged user's programs have one each."""
+    return value.isdigit() and int(value) >= (_NAMESPACES_NEEDED if uid else 1)
+
+
 def _is_zero_or_root(value: str, uid: int) -> bool:
     return uid == 0 or value == "0"
 
@@ -131,11 +141,14 @@ def _is_set_or_root(value: str, uid: int) -> bool:
     return uid == 0 or value != "0"
 
 
+_IN_HOST_ROWS = ("kernel.core_pattern", "kernel.unprivileged_bpf_disabled")
+_NAMESPACES_NEEDED = 1024
+
 #: What a sysctl means for us, when it is fine, and what to do when it is not.
 _SYSCTLS: dict[str, tuple[str, Callable[[str, int], bool], str]] = {
     "user.max_user_namespaces": (
-        "how many user namespaces may exist",
-        _is_set,
+        "how many user namespaces each user may have",
+        _is_enough,
         "sysctl -w user.max_user_namespaces=15000",
     ),
     "kernel.unprivileged_userns_clone": (
@@ -150,9 +163,7 @@ _SYSCTLS: dict[str, tuple[str, Callable[[str, int], bool], str]] = {
     ),
     "kernel.yama.ptrace_scope": ("who may trace whom; programs may trace nobody anyway", _fine, ""),
     "kernel.io_uring_disabled": ("programs cannot reach io_uring anyway", _fine, ""),
-    "kernel.unprivileged_bpf_disabled": ("programs cannot reach bpf anyway", _fine, ""),
     "kernel.dmesg_restrict": ("programs cannot read the kernel's log anyway", _fine, ""),
-    "kernel.core_pattern": ("programs leave no core dumps anyway", _fine, ""),
     "kernel.pid_max": ("bounds how many processes this machine has", _fine, ""),
     "vm.overcommit_memory": ("whether memory is promised before it is there", _fine, ""),
     "fs.protected_symlinks": (
@@ -309,6 +320,8 @@ def _program_row(settings: Settings, environments: list[Row], lacking: set[str])
     try:
         outcome = _run(settings, name, _LOOK_AROUND)
         sight = json.loads(outcome.stdout)
+        if os.geteuid():
+            sight["host_uid"] = os.geteuid()  # the only one that an unprivileged user can map
         if settings.backend == "local":
             environment = Environments(settings.state_dir, settings.environments).require(name)
             tops = {path.parts[1] for path in environment.bound_paths}
@@ -405,6 +418,7 @@ def _breaches_anywhere(seen: dict[str, Any]) -> Iterator[str]:
 _TITLES = {
     "walls": "Walls",
     "machine": "Machine",
+    "host": "The host around the jails",
     "environments": "Guest environments",
     "program": "From inside",
     "network": "The way out",
