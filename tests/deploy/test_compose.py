@@ -11,6 +11,7 @@ import yaml
 from container_engines import needs
 
 from belljar.backends.container import flags
+from belljar.settings import load
 
 DOCKER = Path(__file__).resolve().parents[2] / "deploy" / "docker"
 COMPOSE = yaml.safe_load((DOCKER / "compose.yaml").read_text())
@@ -46,6 +47,27 @@ def test_compose_itself_takes_the_file(tmp_path: Path) -> None:
     services = yaml.safe_load(ended.stdout)["services"]
     assert services.keys() == COMPOSE["services"].keys()
     assert "code.example" in services["belljar"]["environment"]["BELLJAR_SERVER_ALLOWED_HOSTS"]
+
+
+def test_with_cgroups_nothing_is_given_up_and_nothing_else_is_opened(tmp_path: Path) -> None:
+    """The second file over the first, as Compose joins them; Docker 28 itself was not at hand."""
+    needs("docker-compose")
+    shutil.copytree(DOCKER, tmp_path / "docker", ignore=shutil.ignore_patterns("wheels"))
+    file = tmp_path / "docker" / "compose.yaml"
+    file.write_text(file.read_text().replace("\nname: belljar\n", "\n"))
+    environ = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "BELLJAR_SERVER_API_KEY": "k" * 16, "BELLJAR_UID": "0"}
+    command = ["docker-compose", "--file", file.name, "--file", "compose.cgroups.yaml", "config"]
+    ended = subprocess.run(command, cwd=file.parent, env=environ, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    joined = yaml.safe_load(ended.stdout)["services"]["belljar"]
+    assert joined["environment"]["BELLJAR_JAIL_WITHOUT_WALLS"] == ""
+    assert load(environ={"BELLJAR_JAIL_WITHOUT_WALLS": ""}).jail.without_walls == ()
+    assert joined["cap_drop"] == ["ALL"]
+    assert sorted(joined["cap_add"]) == ["KILL", "SETGID", "SETUID", "SYS_ADMIN"]
+    options = {*COMPOSE["services"]["belljar"]["security_opt"], "writable-cgroups=true"}
+    assert {each.replace(":", "=") for each in joined["security_opt"]} == {each.replace(":", "=") for each in options}
+    assert "/run/belljar:uid=0,gid=0,mode=0700" in joined["tmpfs"]
+    assert not joined.get("privileged")
 
 
 def test_belljar_alone_needs_no_profile_and_is_shut() -> None:

@@ -66,6 +66,7 @@ def test_the_chart_lints() -> None:
     [
         pytest.param((), id="usual"),
         pytest.param(("--set", "isolation=root", "--set", "seccomp.type=Unconfined"), id="root"),
+        pytest.param(("--set", "isolation=root", "--set", "cgroups=true"), id="root_with_cgroups"),
         pytest.param(("--set", "autoscaling.enabled=true", "--set", "runtimeClassName=kata"), id="scaled"),
         pytest.param(("--set", "networkPolicy.enabled=false", "--set", "service.sessionAffinity=None"), id="open"),
         pytest.param(
@@ -95,6 +96,23 @@ def test_a_server_without_a_key_is_not_rendered() -> None:
 
 def test_an_unknown_isolation_is_refused() -> None:
     assert "isolation must be" in helm("template", "belljar", str(CHART), *KEY, "--set", "isolation=none").stderr
+
+
+@pytest.mark.parametrize(
+    ("values", "given_up"),
+    [
+        ((), "uid,cgroup"),
+        (("--set", "isolation=root"), "cgroup"),
+        (("--set", "isolation=root", "--set", "cgroups=true"), None),
+    ],
+    ids=["userns", "root", "root_with_cgroups"],
+)
+def test_what_cannot_be_had_is_given_up_and_nothing_else(values: tuple[str, ...], given_up: str | None) -> None:
+    assert variables(render(*KEY, *values)).get("BELLJAR_JAIL_WITHOUT_WALLS") == given_up
+
+
+def test_cgroups_are_not_promised_to_a_plain_user() -> None:
+    assert "needs isolation=root" in helm("template", "belljar", str(CHART), *KEY, "--set", "cgroups=true").stderr
 
 
 def test_the_usual_pod_has_no_rights() -> None:

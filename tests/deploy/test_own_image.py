@@ -24,6 +24,17 @@ AS_ROOT = (
     *(f"--cap-add={name}" for name in ("SYS_ADMIN", "SETUID", "SETGID", "KILL")),
 )
 HELLO = ("run", "-c", "import os; print('hello from', os.getpid())")
+FORKS = """
+import os, signal
+count = 0
+try:
+    while count < 1000:
+        if os.fork() == 0:
+            signal.pause()
+        count += 1
+except OSError:
+    print(count, flush=True)
+"""
 INITIALIZE = {
     "jsonrpc": "2.0",
     "id": 1,
@@ -79,6 +90,20 @@ def test_programs_run_with_the_least_flags(
     ended = run_image(*options)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.startswith("hello from ")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param((*AS_USER, FILTER, "--security-opt=systempaths=unconfined"), id="plain_user"),
+        pytest.param((*AS_ROOT, FILTER, "--env=BELLJAR_JAIL_WITHOUT_WALLS=cgroup"), id="root_without_cgroups"),
+    ],
+)
+def test_without_cgroups_programs_have_no_more_processes_than_they_were_given(
+    run_image: Callable[..., subprocess.CompletedProcess[str]], options: tuple[str, ...]
+) -> None:
+    ended = run_image(*options, arguments=("run", "--processes", "20", "-c", FORKS))
+    assert (ended.stdout, ended.stderr) == ("19\n", "")
 
 
 @pytest.mark.parametrize(
