@@ -184,6 +184,23 @@ def test_too_low_a_limit_for_the_pool_is_refused_at_the_start(environ: dict[str,
     assert "LimitNOFILE=1024" in ended.stderr
 
 
+@pytest.mark.parametrize("spare", [0, 1, 2])
+def test_a_file_that_cannot_be_opened_is_not_said_to_be_missing(settings: Settings, spare: int) -> None:
+    async def scene() -> None:
+        async with belljar.AsyncSandbox(settings=_nothing_ahead(settings)) as box, box.session() as session:
+            await session.write_file("a/b", "kept")
+            await local_world.settled_descriptors()
+            asked = [session.read_file("a/b"), session.files(), session.write_file("a/c", "x")]
+            asked.append(session.delete_file("a/b"))
+            with _no_descriptors_left(spare):
+                done = [(await asyncio.gather(each, return_exceptions=True))[0] for each in asked]
+            refused = [each for each in done if isinstance(each, BaseException)]
+            assert len(refused) >= 3 - spare
+            assert all(isinstance(each, Overloaded) for each in refused), done
+
+    asyncio.run(scene())
+
+
 @pytest.mark.parametrize("spare", [0, 2, 4])
 def test_a_process_to_wait_that_finds_no_descriptors_leaves_none_open(settings: Settings, spare: int) -> None:
     async def scene() -> None:

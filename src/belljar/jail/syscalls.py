@@ -7,6 +7,7 @@ raises OSError with the call's name, so that a failed wall says which call refus
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 from collections.abc import Callable
 
@@ -245,9 +246,22 @@ class _OpenHow(ctypes.Structure):
     _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
 
 
+class NoDescriptors(Exception):
+    """This process has no file descriptors left; no OSError, which could be taken for a file that is not there."""
+
+
 def open_beneath(directory: int, path: str, flags: int, mode: int = 0) -> int:
-    """Open `path` under `directory` without following any link or leaving its file system."""
+    """Open `path` under `directory` without following any link or leaving its file system.
+
+    Raises:
+        OSError: the file is not there, or cannot be opened. NoDescriptors: no file could be.
+    """
     resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_XDEV
     how = _OpenHow(flags | os.O_CLOEXEC, mode, resolve)
     size = ctypes.c_size_t(ctypes.sizeof(how))
-    return _checked("openat2", _syscall(_OPENAT2, directory, os.fsencode(path), ctypes.byref(how), size))
+    try:
+        return _checked("openat2", _syscall(_OPENAT2, directory, os.fsencode(path), ctypes.byref(how), size))
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise NoDescriptors(str(error)) from error
+        raise

@@ -12,11 +12,12 @@ import os
 import signal
 import socket
 
-from belljar.backends.local.bodies import Body, has_ended
+from belljar.backends.local.bodies import Body
 from belljar.contract.errors import JailSetupFailed, SandboxFault
 from belljar.jail import workfiles
 from belljar.jail.cgroups import CellCgroup
 from belljar.zygote import deposits
+from belljar.zygote.gate import has_ended
 from belljar.zygote.handle import StartFailed
 
 _OVERHEAD_BYTES = 4 << 20  # what the process that writes copies for itself, and the kernel's notes on pages

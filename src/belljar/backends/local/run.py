@@ -372,7 +372,8 @@ class Run(Attended):
         self._world.check_dirs([self._work_dir])
         owner = self._world.owner_of(self._guest.cell.berth)
         on_work_dir = functools.partial(artifacts.on_thread, self._work_dir, owner)
-        found = await artifacts.collect(self._execution, self._bounds, on_work_dir)
+        with shortage.named():
+            found = await artifacts.collect(self._execution, self._bounds, on_work_dir)
         note = found.note_below(evidence.stderr)
         if note and self._watcher is not None:
             self._watcher.wrote("stderr", note.encode())

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from belljar.backends.local import artifacts
+from belljar.backends.local import artifacts, shortage
 from belljar.contract.errors import FileNotInSession, TooLarge, UnsafePath
 from belljar.contract.execution import Execution
 from belljar.contract.files import check_relative_path
@@ -75,4 +75,5 @@ class SessionFiles(ABC):
         return await artifacts.collect(cell, self._bounds, self._on_work_dir)
 
     async def _on_work_dir(self, work: Callable[..., Any], *args: Any) -> Any:
-        return await artifacts.on_thread(self._work_dir(), self._owner, work, *args)
+        with shortage.named():
+            return await artifacts.on_thread(self._work_dir(), self._owner, work, *args)

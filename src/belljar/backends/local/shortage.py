@@ -11,6 +11,7 @@ from resource import RLIMIT_NOFILE, getrlimit
 
 from belljar.contract.errors import Overloaded, SandboxFault
 from belljar.jail import policy
+from belljar.jail.syscalls import NoDescriptors
 from belljar.settings import PoolSettings
 from belljar.zygote.handle import SHORTAGES
 
@@ -56,7 +57,7 @@ def keep_reserve(newest: int) -> None:
 
 def is_one(error: BaseException) -> bool:
     """Whether it says that there are none left."""
-    return isinstance(error, OSError) and error.errno in SHORTAGES
+    return isinstance(error, NoDescriptors) or (isinstance(error, OSError) and error.errno in SHORTAGES)
 
 
 @contextlib.contextmanager
@@ -64,7 +65,7 @@ def named() -> Iterator[None]:
     """What fails in here because there are none left is a refusal."""
     try:
         yield
-    except OSError as error:
+    except (OSError, NoDescriptors) as error:
         if is_one(error):
             raise refusal() from error
         raise
