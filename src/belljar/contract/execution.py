@@ -5,9 +5,9 @@ from __future__ import annotations
 import base64
 import enum
 import signal as signals
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from belljar.contract.files import File
 from belljar.contract.making import quickly_made
@@ -87,6 +87,21 @@ class Execution:
     caller: str = ""  # whose turn it takes in the queue
 
 
+class Leaves(NamedTuple):
+    """How the long parts of an answer are put into its wire form: at once, or later by whoever sends it."""
+
+    text: Callable[[str], Any]
+    utf8: Callable[[bytes], Any]
+    base64: Callable[[bytes], Any]
+
+
+_AT_ONCE = Leaves(
+    text=lambda text: text,
+    utf8=lambda content: content.decode("utf-8", "replace"),
+    base64=lambda content: base64.b64encode(content).decode("ascii"),
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Display:
     """A picture or other rich output. Hostile payload: only its size and its type's name were checked."""
@@ -102,10 +117,9 @@ class Display:
         known = ("application/json", "application/javascript", "image/svg+xml")
         return self.mime.startswith("text/") or self.mime in known or self.mime.endswith(("+json", "+xml"))
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self, leaves: Leaves = _AT_ONCE) -> dict[str, Any]:
         """The wire form: binary types in base64, text as text."""
-        plain = self.content.decode("utf-8", "replace") if self.is_text else base64.b64encode(self.content).decode()
-        known = {"mime": self.mime, "data": plain}
+        known = {"mime": self.mime, "data": (leaves.utf8 if self.is_text else leaves.base64)(self.content)}
         return known if self.bundle is None else {**known, "bundle": self.bundle, "result": self.is_result}
 
 
@@ -120,13 +134,13 @@ class Compilation:
     wall_seconds: float
     was_cached: bool = False
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self, leaves: Leaves = _AT_ONCE) -> dict[str, Any]:
         """The wire form."""
         return {
             "status": str(self.status),
             "exit_code": self.exit_code,
-            "stdout": self.stdout,
-            "stderr": self.stderr,
+            "stdout": leaves.text(self.stdout),
+            "stderr": leaves.text(self.stderr),
             "wall_seconds": round(self.wall_seconds, 6),
             "cached": self.was_cached,
         }
@@ -311,7 +325,19 @@ class Outcome:
         texts = (each.content for each in self.displays if each.is_result and each.mime == "text/plain")
         return next((text.decode("utf-8", "replace") for text in texts), None)
 
-    def as_json(self) -> dict[str, Any]:
+    @property
+    def size_bytes(self) -> int:
+        """What its output, displays and files hold in memory, about."""
+        size = len(self.stdout) + len(self.stderr)
+        for display in self.displays:
+            size += len(display.content)
+        for file in self.artifacts:
+            size += len(file.content)
+        if self.compilation is not None:
+            size += len(self.compilation.stdout) + len(self.compilation.stderr)
+        return size
+
+    def as_json(self, leaves: Leaves = _AT_ONCE) -> dict[str, Any]:
         """The 200 body of POST /v1/execute."""
         return {
             "id": self.id,
@@ -320,23 +346,23 @@ class Outcome:
             "status": str(self.status),
             "exit_code": self.exit_code,
             "signal": self.signal,
-            "stdout": self.stdout,
-            "stderr": self.stderr,
+            "stdout": leaves.text(self.stdout),
+            "stderr": leaves.text(self.stderr),
             "truncated": {"stdout": self.stdout_cut, "stderr": self.stderr_cut},
             "error": None
             if self.error is None
             else {"type": self.error.type, "message": self.error.message, "traceback": list(self.error.traceback)},
-            "displays": [display.as_json() for display in self.displays],
+            "displays": [display.as_json(leaves) for display in self.displays],
             "artifacts": [
                 {
                     "path": file.path,
                     "bytes": len(file.content),
                     "encoding": "base64",
-                    "content": base64.b64encode(file.content).decode("ascii"),
+                    "content": leaves.base64(file.content),
                 }
                 for file in self.artifacts
             ],
-            "compile": None if self.compilation is None else self.compilation.as_json(),
+            "compile": None if self.compilation is None else self.compilation.as_json(leaves),
             "tool_calls": [call.as_json() for call in self.tool_calls],
             "coverage": None if self.coverage is None else self.coverage.as_json(),
             "usage": {
@@ -394,18 +420,18 @@ class Finished:
 Event = Started | Output | Display | ToolCalled | ToolAnswered | Finished
 
 
-def describe(event: Event) -> dict[str, Any]:
+def describe(event: Event, leaves: Leaves = _AT_ONCE) -> dict[str, Any]:
     """An event as a line of a stream; what a stream has told already is not in its last line."""
     if isinstance(event, Output):
-        return {"event": event.stream, "text": event.text}
+        return {"event": event.stream, "text": leaves.text(event.text)}
     if isinstance(event, Started):
         return {"event": "started", "id": event.id}
     if isinstance(event, Display):
-        return {"event": "display", **event.as_json()}
+        return {"event": "display", **event.as_json(leaves)}
     if isinstance(event, ToolCalled):
         return {"event": "tool_call", "number": event.number, "tool": event.tool, "arguments": dict(event.arguments)}
     if isinstance(event, ToolAnswered):
         return {"event": "tool_result", "number": event.number, **event.call.as_json(), "result": event.result}
     told_already = ("stdout", "stderr", "displays")
-    rest = {name: value for name, value in event.outcome.as_json().items() if name not in told_already}
+    rest = {name: value for name, value in event.outcome.as_json(leaves).items() if name not in told_already}
     return {"event": "finished", **rest}

@@ -72,6 +72,8 @@ class Engine:
         self._emptied = asyncio.Event()
         self._background: set[asyncio.Task[Any]] = set()
         self.sessions = Sessions(self)
+        #: Asked when an execution gets its turn: raises Overloaded, or returns what to call at its end.
+        self.reserve: Callable[[Execution], Callable[[], None] | None] | None = None
 
     async def open(self) -> None:
         """Get ready to run; opening twice is harmless.
@@ -183,10 +185,15 @@ class Engine:
                 joined = time.monotonic()
                 await self._slots.acquire(execution.caller)
                 queue_seconds = time.monotonic() - joined
+            give_back = None
             try:
+                if self.reserve is not None:
+                    give_back = self.reserve(execution)
                 seen = await (place or self.sandbox.run)(execution, watcher)
             finally:
                 self._slots.release()
+                if give_back is not None:
+                    give_back()
         except asyncio.CancelledError:
             if execution_id not in self._cancelled:
                 raise

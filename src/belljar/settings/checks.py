@@ -51,7 +51,7 @@ def _check_server(server: ServerSettings) -> None:
     if server.log_format not in ("auto", "json", "text"):
         raise InvalidSettings(f"server.log_format is {server.log_format!r} but must be auto, json or text")
     for name in (
-        *("body_bytes", "bodies_bytes", "batch_executions", "max_connections"),
+        *("body_bytes", "bodies_bytes", "batch_executions", "batch_bytes", "max_connections"),
         *("head_seconds", "send_seconds", "keep_alive_seconds", "probe_seconds"),
     ):
         if not getattr(server, name) > 0:

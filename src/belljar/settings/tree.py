@@ -9,6 +9,7 @@ from pathlib import Path
 
 from belljar.contract.execution import MIB, Limits
 from belljar.contract.restriction import Restriction
+from belljar.settings.machine import memory_bytes
 
 GIB = 1024 * MIB
 _CORES = len(os.sched_getaffinity(0))
@@ -32,6 +33,11 @@ def _runtime_dir() -> Path:
         return Path("/run/belljar")
     base = os.environ.get("XDG_RUNTIME_DIR")
     return Path(base) / "belljar" if base else _state_dir() / "run"
+
+
+def _bodies_bytes() -> int:
+    """A quarter of the memory that we may use: beside it there are programs, and copies on their way."""
+    return min(max(memory_bytes() // 4, 128 * MIB), 8 * GIB)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +98,9 @@ class ServerSettings:
     allowed_hosts: tuple[str, ...] = ()  # names in the Host header beside localhost and addresses; "*" for any
     allowed_origins: tuple[str, ...] = ()  # web pages of other origins that may call us, as https://example.org
     body_bytes: int = 96 * MIB  # of one request
-    bodies_bytes: int = 512 * MIB  # of all requests together
+    bodies_bytes: int = field(default_factory=_bodies_bytes)  # of all requests and answers under way together
     batch_executions: int = 10_000  # in one batch
+    batch_bytes: int = 256 * MIB  # results of one batch that is not streamed; at most a quarter of bodies_bytes
     max_connections: int = 8192  # open at the same time
     head_seconds: float = 20.0  # to send a request's headers, and between two pieces of its body
     send_seconds: float = 60.0  # without a reader taking anything; then his program ends

@@ -84,6 +84,7 @@ class App:
                     await reply(send, b"", 204)
                     return
             await self._route(scope, request)
+            await request.drained()
         except ConnectionError:
             return  # nobody is there to be answered
         except Exception as error:  # noqa: BLE001  the boundary of the API: whatever went wrong becomes an answer

@@ -10,30 +10,34 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 from msgspec import UNSET
 
-from belljar.contract.errors import CallerError, QueueFull, SandboxFault, TooLarge
+from belljar.contract.errors import CallerError, Draining, Overloaded, SandboxFault, TooLarge
 from belljar.contract.execution import Execution, Outcome, Status, Usage
 from belljar.engine.execute import new_id
-from belljar.frontends.api.replies import Refusal, encode_json, refusal_of, reply
+from belljar.frontends.api.pieces import LARGE, LATER, pieces_of
+from belljar.frontends.api.replies import JSON_TYPE, NO_SNIFFING, Refusal, encode_json, refusal_of
 from belljar.frontends.api.request import Request
 from belljar.frontends.api.schemas import BatchBody, CaseBody, Comparison, ExecuteBody, admit_body, read_batch
 from belljar.frontends.api.service import Service
 from belljar.frontends.api.streaming import Stream, wanted_stream
 
-PASSED, WRONG_ANSWER, SKIPPED, NOT_RUN = "passed", "wrong_answer", "skipped", "not_run"
+PASSED, WRONG_ANSWER, SKIPPED = "passed", "wrong_answer", "skipped"
+NOT_RUN, NOT_KEPT = "not_run", "not_kept"  # ours, never the program's: it could not be run, or its answer not be kept
 
 _log = logging.getLogger("belljar.api")
 
 _OF_CASES = ("cases", "compare", "stop_on_failure")
 _RETRY_SECONDS_MAX = 60.0
 
-Finish = Callable[[int, dict[str, Any]], Awaitable[None]]
+_FREED_SECONDS = 0.2  # between two attempts to get room that other executions of the same batch hold
+
+Finish = Callable[[int, dict[str, Any], int], Awaitable[None]]  # its number, its result, and the bytes that this holds
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,7 +55,7 @@ class Batch:
 
     def judge(self, index: int, outcome: Outcome) -> dict[str, Any]:
         """The answer for one of them, counted."""
-        body = outcome.as_json()
+        body = outcome.as_json(LATER) if outcome.size_bytes > LARGE else outcome.as_json()
         if self.cases is None:
             verdict = PASSED if outcome.ok else str(outcome.status)
         else:
@@ -104,22 +108,93 @@ async def run_batch(service: Service, request: Request) -> None:
 
 
 async def _answer_whole(service: Service, request: Request, batch: Batch) -> None:
-    results: list[Any] = [None] * len(batch.executions)
+    kept = _Kept(service, request, len(batch.executions))
+    await _run_all(service, request, batch, kept.add, kept.refuse)
+    await kept.send({"passed": batch.passed, "failed": batch.failed})
 
-    async def finish(index: int, result: dict[str, Any]) -> None:
-        results[index] = msgspec.Raw(encode_json(result))  # bytes now, not a tree for each until the last one ends
 
-    await _run_all(service, request, batch, finish)
-    await reply(request.send, encode_json({"results": results, "passed": batch.passed, "failed": batch.failed}))
+class _Kept:
+    """The results of a batch that is answered as a whole: bytes, not a tree for each until the last one ends."""
+
+    def __init__(self, service: Service, request: Request, count: int) -> None:
+        self._request = request
+        self._most_bytes = min(service.settings.server.batch_bytes, service.room.all_bytes // 4)
+        self._bytes = 0
+        self._results: list[Sequence[bytes]] = [()] * count
+
+    def refuse(self) -> dict[str, Any] | None:
+        """The result of an execution that is not run because nothing more can be kept; None as long as it can."""
+        if self._bytes < self._most_bytes:
+            return None
+        return {**refusal_of(self._too_much()).as_json(), "verdict": NOT_RUN}
+
+    async def add(self, index: int, result: dict[str, Any], size: int) -> None:
+        """Keep a result; one that does not fit is replaced by an error that says so."""
+        if size <= LARGE:
+            pieces = [encode_json(result)]
+        elif self._bytes + size > self._most_bytes:
+            pieces = [encode_json({**refusal_of(self._too_much()).as_json(), "verdict": NOT_KEPT})]
+        else:
+            self._count(size)  # before anything is awaited: others finish meanwhile
+            pieces = []
+            for piece in pieces_of(result):
+                pieces.append(piece)
+                await asyncio.sleep(0)
+            self._count(-size)
+        self._count(sum(map(len, pieces)))
+        self._results[index] = pieces
+
+    def _count(self, size: int) -> None:
+        self._bytes += size
+        self._request.keep(size)
+
+    def _too_much(self) -> TooLarge:
+        return TooLarge(
+            f"the results of this batch are over the {self._most_bytes:,} bytes that are kept for one answer "
+            "(server.batch_bytes); ask for a stream (Accept: application/x-ndjson), or send smaller batches",
+            max=self._most_bytes,
+        )
+
+    async def send(self, rest: dict[str, Any]) -> None:
+        """Answer, and forget each result once it is sent."""
+        tail = b"]," + encode_json(rest)[1:]
+        length = self._bytes + max(0, len(self._results) - 1) + len(b'{"results":[') + len(tail)
+        head = [JSON_TYPE, (b"content-length", b"%d" % length), NO_SNIFFING]
+        await self._request.send({"type": "http.response.start", "status": 200, "headers": head})
+        await self._request.send_pieces(self._joined(tail))
+        await self._request.send({"type": "http.response.body", "body": b""})
+
+    def _joined(self, tail: bytes) -> Iterator[bytes]:
+        """The answer in pieces that are worth a write."""
+        unsent = bytearray(b'{"results":[')
+        for index, pieces in enumerate(self._results):
+            self._results[index] = ()
+            for piece in pieces:
+                unsent += piece
+                if len(unsent) > LARGE:
+                    yield bytes(unsent)
+                    unsent.clear()
+            if index < len(self._results) - 1:
+                unsent += b","
+        yield bytes(unsent) + tail
 
 
 async def _answer_as_they_finish(service: Service, request: Request, batch: Batch, kind: bytes) -> None:
     stream = Stream(request, kind)
     one_at_a_time = asyncio.Lock()
 
-    async def finish(index: int, result: dict[str, Any]) -> None:
-        async with one_at_a_time:
-            await stream.tell({"event": "result", "index": index, **result})
+    async def finish(index: int, result: dict[str, Any], size: int) -> None:
+        event = {"event": "result", "index": index, **result}
+        if size <= LARGE:
+            async with one_at_a_time:
+                await stream.tell(event)
+            return
+        request.keep(size)
+        try:
+            async with one_at_a_time:
+                await stream.tell_large(event)
+        finally:
+            request.let_go(size)
 
     try:
         await _run_all(service, request, batch, finish)
@@ -134,7 +209,13 @@ async def _answer_as_they_finish(service: Service, request: Request, batch: Batc
     await stream.end()
 
 
-async def _run_all(service: Service, request: Request, batch: Batch, finish: Finish) -> None:
+async def _run_all(
+    service: Service,
+    request: Request,
+    batch: Batch,
+    finish: Finish,
+    refuse: Callable[[], dict[str, Any] | None] = lambda: None,
+) -> None:
     """Some workers, each taking the next execution, until there is none left."""
     waiting = iter(range(len(batch.executions)))
 
@@ -145,13 +226,16 @@ async def _run_all(service: Service, request: Request, batch: Batch, finish: Fin
 
     async def work() -> None:
         for index in waiting:
+            size = 0
             if batch.stopped.is_set():
                 result = batch.skip(index)
+            elif (refused := refuse()) is not None:
+                result = refused
             else:
-                result = await _run_one(service, batch, index)
+                result, size = await _run_one(service, batch, index)
                 if batch.stopped.is_set():
                     give_up()
-            await finish(index, result)
+            await finish(index, result, size)
 
     request.on_hang_up(give_up)
     # Whoever frees a slot takes it again in the same breath, unless another caller waits for it. More workers than
@@ -167,8 +251,12 @@ async def _run_all(service: Service, request: Request, batch: Batch, finish: Fin
             await asyncio.gather(*workers, return_exceptions=True)
 
 
-async def _run_one(service: Service, batch: Batch, index: int) -> dict[str, Any]:
-    """The answer for one. What goes wrong with it concerns that one alone; a full queue is waited out."""
+async def _run_one(service: Service, batch: Batch, index: int) -> tuple[dict[str, Any], int]:
+    """The answer for one, and what it holds. What goes wrong with it concerns that one alone; a shortage is waited out.
+
+    Raises:
+        Overloaded: for too long.
+    """
     execution = batch.executions[index]
     waited_seconds = 0.0
     while True:
@@ -176,22 +264,27 @@ async def _run_one(service: Service, batch: Batch, index: int) -> dict[str, Any]
         batch.running.add(execution_id)
         try:
             outcome = await service.engine.run(execution, id=execution_id)
-        except QueueFull as error:
+        except Draining:
+            raise
+        except Overloaded as error:
             if waited_seconds >= _RETRY_SECONDS_MAX:
                 raise
+            others_run = len(batch.running) > 1
+            seconds = _FREED_SECONDS if others_run else error.retry_after_seconds
+            batch.running.discard(execution_id)
             with contextlib.suppress(TimeoutError):  # its time has passed: try again
-                await asyncio.wait_for(batch.stopped.wait(), error.retry_after_seconds)
-                return batch.skip(index)
-            waited_seconds += error.retry_after_seconds
+                await asyncio.wait_for(batch.stopped.wait(), seconds)
+                return batch.skip(index), 0
+            waited_seconds += 0.0 if others_run else seconds
         except SandboxFault as error:
             _log.error("execution %s of a batch could not be run: %s", execution_id, error, exc_info=error)
             service.health.doubt()
-            return {**refusal_of(error).as_json(), "verdict": NOT_RUN}
+            return {**refusal_of(error).as_json(), "verdict": NOT_RUN}, 0
         except CallerError as error:
-            return batch.refuse(error)
+            return batch.refuse(error), 0
         else:
             service.executed(execution, outcome)
-            return batch.judge(index, outcome)
+            return batch.judge(index, outcome), outcome.size_bytes
         finally:
             batch.running.discard(execution_id)
 

@@ -11,6 +11,7 @@ from belljar.contract.errors import QuotaExceeded, TooManySessions
 from belljar.contract.execution import MIB, Limits
 from belljar.frontends.api.keys import Key, KeyRing
 from belljar.frontends.api.replies import Refusal
+from belljar.frontends.api.room import Holder
 from belljar.settings import Settings
 
 _FACTORS = {"memory_mb": ("memory_bytes", MIB), "output_kb": ("output_bytes", 1024), "disk_mb": ("disk_bytes", MIB)}
@@ -20,7 +21,7 @@ _SESSIONS_SECONDS = 10.0  # … after too many sessions, which live longer than 
 _ANONYMOUS = "anonymous"  # owns all sessions where no key is needed; no key can have this id
 
 
-class Caller:
+class Caller(Holder):
     """One key's holder, or one address where no key is needed. Lives as long as the server."""
 
     def __init__(self, key: Key, settings: Settings) -> None:
@@ -141,11 +142,15 @@ class Callers:
             caller.adopt(key, self._settings)
         return caller
 
+    def find(self, name: str) -> Caller | None:
+        """The caller of that name, if it has sent anything yet."""
+        return self._by_name.get(name) or self._by_address.get(name)
+
     def _anonymous(self, address: str) -> Caller:
         caller = self._by_address.get(address)
         if caller is None:
             if len(self._by_address) >= _PEERS_MAX:
-                self._by_address.clear()  # they carry no counts
+                self._by_address = {each: who for each, who in self._by_address.items() if who.held_bytes}
             key = Key(name=address, id=_ANONYMOUS, network=True, tools=True)
             caller = self._by_address[address] = Caller(key, self._settings)
         return caller

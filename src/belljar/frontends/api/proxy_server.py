@@ -18,7 +18,8 @@ from belljar.frontends.api.guard import Guard, is_loopback
 from belljar.frontends.api.keys import KeyFile, KeyRing, keys_path
 from belljar.frontends.api.listening import begin, bind, finish, listen, prepare, stopping_at_signals, sweep
 from belljar.frontends.api.replies import Receive, Refusal, Send, encode_json, refusal_of, reply
-from belljar.frontends.api.request import BodyRoom, Request
+from belljar.frontends.api.request import Request
+from belljar.frontends.api.room import BodyRoom
 from belljar.settings import Settings
 from belljar.telemetry import Log
 from belljar.tools.web.access import Web
@@ -68,7 +69,8 @@ class ProxyApp:
         if method != "POST":
             raise Refusal(405, "method_not_allowed", "Method Not Allowed", headers=((b"allow", b"POST"),))
         address = scope["client"][0] if scope["client"] else ""
-        check_may_use(self._callers.identify(request.headers, address))
+        request.caller = self._callers.identify(request.headers, address)
+        check_may_use(request.caller)
         return await self._proxy.answer(path, await request.read(is_json=False), address)
 
 

@@ -4,47 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from belljar.contract.errors import Overloaded
 from belljar.frontends.api.callers import Caller
-from belljar.frontends.api.replies import Receive, Refusal, Send
+from belljar.frontends.api.replies import JSON_TYPE, NO_SNIFFING, Headers, Receive, Refusal, Send
+from belljar.frontends.api.room import BodyRoom, Holder
 
 if TYPE_CHECKING:
     from belljar.frontends.api.routing import Dialect
 
 CONNECTION = "belljar.connection"  # in a request's scope: the `Connection` that it came by
-_SMALL_BYTES = 64 * 1024  # bodies up to here are not worth counting
+_JOINED_BYTES_MAX = 4 * 1024 * 1024  # joining more takes so long that a thread does it
 _LINGER_SECONDS = 2.0
 _LINGER_BYTES = 256 * 1024 * 1024
 _LENGTH = re.compile(rb"[0-9]{1,18}")
 
+_UNKNOWN: Any = Holder()  # of paths that are open to all
+
 _T = TypeVar("_T")
-
-
-class BodyRoom:
-    """Memory for the bodies of all requests together: many that are each within bounds must not fill the machine."""
-
-    def __init__(self, each_bytes: int, all_bytes: int) -> None:
-        self.each_bytes = each_bytes
-        self._free_bytes = all_bytes
-
-    def take(self, size: int) -> None:
-        """Raises Overloaded when there is too little left."""
-        if size > self._free_bytes:
-            raise Overloaded("too many large requests are under way; try again soon", retry_after_seconds=2.0)
-        self._free_bytes -= size
-
-    def give_back(self, size: int) -> None:
-        """Undo a `take`."""
-        self._free_bytes += size
 
 
 class Request:
     """Valid until its route returns."""
 
-    __slots__ = ("_room", "_taken", "caller", "dialect", "headers", "is_read", "parameters", "receive", "scope", "send")
+    __slots__ = (
+        *("_kept", "_room", "_taken", "caller", "dialect", "headers", "is_read", "parameters", "receive", "scope"),
+        "send",
+    )
 
     def __init__(
         self, scope: Mapping[str, Any], headers: dict[bytes, bytes], receive: Receive, send: Send, room: BodyRoom
@@ -54,10 +41,11 @@ class Request:
         self.receive = receive
         self.send = send
         self.parameters: Mapping[str, str] = {}
-        self.caller: Caller
+        self.caller: Caller = _UNKNOWN
         self.dialect: Dialect | None = None
         self._room = room
-        self._taken = 0
+        self._taken = 0  # of the body
+        self._kept = 0  # of the answer
         self.is_read = False
 
     async def read(self, *, is_json: bool = True) -> bytes:
@@ -75,31 +63,79 @@ class Request:
             size = int(declared) if _LENGTH.fullmatch(declared) else 0
             if size > self._room.each_bytes:
                 raise self._too_large()
-            self._reserve(size)
         message = await self.receive()
         body = self._piece(message)
         if not message.get("more_body"):
             self.is_read = True
             return body
-        pieces, size = [body], len(body)
+        pieces = [body]
         while message.get("more_body"):
             message = await self.receive()
-            piece = self._piece(message)
-            size += len(piece)
-            if size > self._room.each_bytes:
-                raise self._too_large()
-            self._reserve(size)
-            pieces.append(piece)
+            pieces.append(self._piece(message))
         self.is_read = True
+        if self._taken > _JOINED_BYTES_MAX:
+            return await asyncio.to_thread(b"".join, pieces)
         return b"".join(pieces)
 
-    def hold(self, size: int) -> None:
-        """Count an answer of this many bytes with the bodies, until it is sent.
+    async def reply_in_pieces(
+        self, pieces: Callable[[], Iterable[bytes]], status: int = 200, headers: Headers = ()
+    ) -> None:
+        """Send a large JSON answer as the client takes it.
+
+        The pieces are made twice: first for their length, which clients rely on.
 
         Raises:
-            Overloaded: too many large ones are under way.
+            ConnectionError: the client left.
         """
-        self._reserve(self._taken + size)
+        length = 0
+        for piece in pieces():
+            length += len(piece)
+            await asyncio.sleep(0)
+        head = [JSON_TYPE, (b"content-length", b"%d" % length), NO_SNIFFING, *headers]
+        await self.send({"type": "http.response.start", "status": status, "headers": head})
+        await self.send_pieces(pieces())
+        await self.send({"type": "http.response.body", "body": b""})
+
+    async def send_pieces(self, pieces: Iterable[bytes]) -> None:
+        """Some more of an answer that has begun; waits while the client reads more slowly.
+
+        Raises:
+            ConnectionError: the client left.
+        """
+        connection = self.scope[CONNECTION]
+        for piece in pieces:
+            if connection.transport.is_closing():
+                raise ConnectionError("the client left")
+            await self.send({"type": "http.response.body", "body": piece, "more_body": True})
+            await asyncio.sleep(0)
+
+    async def drained(self) -> None:
+        """Wait until the client has taken the answer, but for a rest that is not worth counting."""
+        connection = self.scope[CONNECTION]
+        if connection.flow.write_paused:
+            self.keep(connection.transport.get_write_buffer_size())
+            await connection.flow.drain()
+
+    async def keep_ahead(self, size: int) -> int:
+        """As `keep`, for an answer that may become so large; waits for room, and returns what was counted.
+
+        Raises:
+            Overloaded: there was none for some seconds.
+        """
+        size = min(size, self._room.all_bytes // 2)
+        await self._room.wait_to_answer(self.caller, size)
+        self.keep(size)
+        return size
+
+    def keep(self, size: int) -> None:
+        """Count an answer of this many bytes until the request is over, whether there is room for it or not."""
+        self._room.keep(self.caller, size)
+        self._kept += size
+
+    def let_go(self, size: int) -> None:
+        """Undo some of `keep`."""
+        self._room.let_go(self.caller, size)
+        self._kept -= size
 
     def on_hang_up(self, tell: Callable[[], object]) -> None:
         """Call `tell` if the client leaves before its answer is complete. Only after the body was read."""
@@ -136,15 +172,12 @@ class Request:
             return
 
     def release(self) -> None:
-        """Give the memory of the body back."""
+        """Give all memory back that was counted for this request."""
         if self._taken:
-            self._room.give_back(self._taken)
+            self._room.give_back(self.caller, self._taken)
             self._taken = 0
-
-    def _reserve(self, size: int) -> None:
-        if size > _SMALL_BYTES and size > self._taken:
-            self._room.take(size - self._taken)
-            self._taken = size
+        if self._kept:
+            self.let_go(self._kept)
 
     def _check_type(self) -> None:
         """A page of another origin can make a browser send text/plain without asking us first, but not JSON."""
@@ -163,9 +196,13 @@ class Request:
             {"max": most},
         )
 
-    @staticmethod
-    def _piece(message: Mapping[str, Any]) -> bytes:
+    def _piece(self, message: Mapping[str, Any]) -> bytes:
         if message["type"] != "http.request":
             raise ConnectionError("the client left")
         body: bytes = message.get("body", b"")
+        size = len(body)
+        if self._taken + size > self._room.each_bytes:
+            raise self._too_large()
+        self._room.take(self.caller, size, self._taken)
+        self._taken += size
         return body

@@ -34,7 +34,7 @@ from belljar.frontends.api.listening import (
     stopping_at_signals,
     sweep,
 )
-from belljar.frontends.api.request import BodyRoom
+from belljar.frontends.api.room import AnswerRoom, BodyRoom
 from belljar.frontends.api.service import Service
 from belljar.frontends.mcp_server import http as mcp
 from belljar.frontends.mcp_server.choices import offer_of
@@ -114,6 +114,8 @@ def _assemble(settings: Settings, engine: Engine, keys: KeyRing, log: Log, web: 
         callers.require_keys()
     telemetry = Telemetry(log, engine.facts, shows_content=server.debug)
     engine.sessions.on_end = telemetry.ended
+    room = BodyRoom(server.body_bytes, server.bodies_bytes)
+    engine.reserve = AnswerRoom(room, settings, callers.find).reserve
     return Service(
         settings=settings,
         engine=engine,
@@ -123,7 +125,7 @@ def _assemble(settings: Settings, engine: Engine, keys: KeyRing, log: Log, web: 
         health=Health(engine, settings),
         isolation=Isolation(settings),
         telemetry=telemetry,
-        room=BodyRoom(server.body_bytes, server.bodies_bytes),
+        room=room,
         proxy=None if web is None else Proxy(web, settings.web.proxy_requests_per_second),
     )
 

@@ -12,7 +12,7 @@ from belljar.frontends.api.callers import Callers
 from belljar.frontends.api.guard import Guard
 from belljar.frontends.api.health import Health
 from belljar.frontends.api.isolation import Isolation
-from belljar.frontends.api.request import BodyRoom
+from belljar.frontends.api.room import BodyRoom
 from belljar.settings import Settings
 from belljar.telemetry import Telemetry
 

@@ -12,6 +12,7 @@ from typing import Any
 from belljar.contract.execution import Outcome
 from belljar.contract.sessions import SessionState, WorkFile, rfc3339
 from belljar.engine.execute import new_id
+from belljar.frontends.api.pieces import reply_outcome
 from belljar.frontends.api.replies import encode_json, reply, reply_nothing
 from belljar.frontends.api.request import Request
 from belljar.frontends.api.service import Service
@@ -80,7 +81,7 @@ async def run_cell(service: Service, request: Request) -> None:
                 running = sessions.run(caller.owner, session_id, cell, waits=asked.wait, execution_id=cell_id)
                 outcome = await request.while_connected(running)
                 finish(outcome)
-                await reply(request.send, encode_json(outcome.as_json()))
+                await reply_outcome(request, outcome)
             else:
                 events = sessions.stream(caller.owner, session_id, cell, waits=asked.wait, execution_id=cell_id)
                 stream = Stream(request, kind)
@@ -131,10 +132,10 @@ async def write_file(service: Service, request: Request) -> None:
 async def read_file(service: Service, request: Request) -> None:
     """GET /v1/sessions/{id}/files/{path}: the file as it is."""
     request.caller.count_request()
-    content = await service.engine.sessions.read_file(
-        request.caller.owner, request.parameters["id"], read_path(request)
-    )
-    request.hold(len(content))
+    path = read_path(request)
+    ahead = await request.keep_ahead(service.settings.request.files_bytes)
+    content = await service.engine.sessions.read_file(request.caller.owner, request.parameters["id"], path)
+    request.let_go(ahead - min(ahead, len(content)))
     # The program chose what is in there: no browser may take it for a page of ours.
     headers = ((b"content-disposition", b"attachment"), (b"content-security-policy", b"sandbox"))
     await reply(request.send, content, content_type=_RAW, headers=headers)

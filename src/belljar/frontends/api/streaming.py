@@ -7,13 +7,15 @@ an event of its own, the last one.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from belljar.contract.errors import CallerError
-from belljar.contract.execution import Event, Execution, Finished, Outcome, describe
+from belljar.contract.execution import Display, Event, Execution, Finished, Outcome, describe
 from belljar.engine.execute import new_id
+from belljar.frontends.api.pieces import LARGE, LATER, pieces_of
 from belljar.frontends.api.replies import NO_SNIFFING, encode_json, refusal_of
 from belljar.frontends.api.request import Request
 from belljar.frontends.api.service import Service
@@ -58,6 +60,26 @@ class Stream:
             body = line + b"\n"
         await self._request.send({"type": "http.response.body", "body": body, "more_body": True})
 
+    async def tell_whole(self, event: Display | Finished) -> None:
+        """Send an event that may be large."""
+        size = len(event.content) if isinstance(event, Display) else event.outcome.size_bytes
+        if size <= LARGE:
+            await self.tell(describe(event))
+            return
+        self._request.keep(size)
+        await self.tell_large(describe(event, LATER))
+        self._request.let_go(size)
+
+    async def tell_large(self, event: dict[str, Any]) -> None:
+        """Send an event that was made with `LATER`, in pieces."""
+        if not self.has_begun:
+            await self._begin()
+        begin, end = b"", b"\n"
+        if self._kind == SSE:
+            begin, end = b"event: %b\ndata: " % event["event"].encode(), b"\n\n"
+        lines = map(_on_one_line, pieces_of(event))
+        await self._request.send_pieces(itertools.chain((begin,), lines, (end,)))
+
     async def end(self) -> None:
         """No more events."""
         await self._request.send({"type": "http.response.body", "body": b""})
@@ -100,7 +122,10 @@ async def tell_events(
             async for event in events:
                 if isinstance(event, Finished):
                     finish(event.outcome)
-                await stream.tell(describe(event))
+                if isinstance(event, Finished | Display):
+                    await stream.tell_whole(event)
+                else:
+                    await stream.tell(describe(event))
     except Exception as error:  # the status is sent; what is wrong can only be told in the stream
         if not stream.has_begun:
             raise

@@ -9,6 +9,7 @@ from belljar import __version__
 from belljar.engine.execute import new_id
 from belljar.environments import Environments
 from belljar.frontends.api.isolation import describe_network
+from belljar.frontends.api.pieces import reply_outcome
 from belljar.frontends.api.replies import encode_json, reply
 from belljar.frontends.api.request import Request
 from belljar.frontends.api.schemas import admit_body, read_execute
@@ -32,7 +33,7 @@ async def execute(service: Service, request: Request) -> None:
         request.on_hang_up(lambda: service.engine.cancel(execution_id))
         outcome = await service.engine.run(execution, id=execution_id)
         service.executed(execution, outcome)
-        await reply(request.send, encode_json(outcome.as_json()))
+        await reply_outcome(request, outcome)
 
 
 async def list_languages(service: Service, request: Request) -> None:

@@ -69,6 +69,7 @@ class Endpoint:
         managers = self._managers or await self._start()
         visit = HttpVisit(scope["belljar.caller"], receive, send)
         request = Request(scope, dict(scope["headers"]), receive, send, self._service.room)
+        request.caller = visit.caller
         try:
             if scope["method"] == "POST":
                 visit.body = await request.read()
