@@ -57,6 +57,17 @@ def test_state_stays_in_a_session_and_apart_from_others(kernels: Any, name: str)
     assert line["error"] == "NameError: name 'x' is not defined"
 
 
+@pytest.mark.parametrize("odd", ["a\nb", "a\r\nx-evil: 1", "\0", "tab\t\x7f", "é \U0001f600 \\"])
+@pytest.mark.parametrize("path", ["execute", "execute_sync"])
+def test_any_name_of_a_session_is_answered(kernels: Any, name: str, odd: str, path: str) -> None:
+    asked = {"code": "1+1", "session_id": name[:20] + odd}
+    answer = kernels.ask("POST", f"{PREFIX}/{path}", asked)
+    assert answer.status == 200
+    assert '"2"' in answer.text
+    assert answer.headers["x-session-id"].encode().decode("unicode_escape") == asked["session_id"]
+    assert "x-evil" not in answer.headers
+
+
 def test_exception_is_a_line(kernels: Any, name: str) -> None:
     *text, line = kernels.run("print('a')\nnope", name)
     assert text == [{"text": "a\n"}]

@@ -13,6 +13,7 @@ from typing import Any
 
 from belljar.contract.errors import SandboxFault
 from belljar.frontends.api import batch, pages, sessions, v1
+from belljar.frontends.api.guard import check_repeated
 from belljar.frontends.api.replies import Message, Receive, Refusal, Send, encode_json, refusal_of, reply
 from belljar.frontends.api.request import Request
 from belljar.frontends.api.routing import Answer, Dialect, Methods, RouteTable
@@ -77,6 +78,8 @@ class App:
         request = Request(scope, headers, receive, send, service.room)
         request.dialect = self._alone
         try:
+            if len(headers) != len(scope["headers"]):
+                check_repeated(scope["headers"])
             allowed = service.guard.check(headers)
             if allowed:
                 request.send = send = _with_headers(send, allowed)

@@ -13,6 +13,8 @@ all of them.
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +26,11 @@ from belljar.frontends.api.request import CONNECTION
 
 _HEAD_BYTES_MAX = 64 * 1024
 _JOINED_BYTES_MAX = 64 * 1024  # copying more costs more than a second write
-_BODY_BYTES_PER_SECOND = 16 * 1024  # slower than this is not a slow line any more
+_BYTES_PER_SECOND = 16 * 1024  # slower than this, in sending or reading, is not a slow line any more
+_PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_PROBED_SECONDS = (0.02, 0.1, 0.4)  # after a probe; then with every sweep
+_WITHOUT_WAITING = struct.pack("ii", 1, 0)  # reset: the kernel, too, forgets what was not taken
+_TCP_CLOSE = 7  # the state of a connection that was reset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +48,7 @@ class _Outlet:
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self._head = b""
+        self.written_bytes = 0
         self.is_closing = transport.is_closing
         self.abort = transport.abort
         self.get_write_buffer_size = transport.get_write_buffer_size
@@ -56,11 +63,17 @@ class _Outlet:
         elif data.startswith(b"HTTP/1.1 ") and data.endswith(b"\r\n\r\n") and not data.startswith(b"HTTP/1.1 100"):
             self._head = data
             return
+        self.written_bytes += len(data)
+        self._transport.write(data)
+
+    def write_at_once(self, data: bytes) -> None:
+        """Before any head."""
         self._transport.write(data)
 
     def flush(self) -> None:
         if self._head:
             head, self._head = self._head, b""
+            self.written_bytes += len(head)
             self._transport.write(head)
 
     def close(self) -> None:
@@ -77,8 +90,9 @@ class Connection(HttpToolsProtocol):
     _head_is_open = True
     _head_bytes = 0
     _body_bytes = 0
-    _unsent_bytes = 0
-    _stuck_since: float | None = None
+    _taken_bytes = 0  # by the client, when we began to count
+    _taking_since: float | None = None
+    _is_half_closed = False
     _tell_left: Callable[[], object] | None = None  # who wants to hear that the client has left
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -149,18 +163,50 @@ class Connection(HttpToolsProtocol):
     def sweep(self, now: float) -> None:
         """Let go of a client that keeps us waiting."""
         if self._waits_since is not None:
-            allowed_seconds = self.bounds.head_seconds + self._body_bytes / _BODY_BYTES_PER_SECOND
+            allowed_seconds = self.bounds.head_seconds + self._body_bytes / _BYTES_PER_SECOND
             if now - self._waits_since > allowed_seconds:
                 self.transport.abort()
                 return
+        if self._is_half_closed:
+            self._look_if_reset()
+        self._check_reading(now)
+
+    def _check_reading(self, now: float) -> None:
+        """A client must take what it asked for: all of it, or at some rate."""
         unsent_bytes = self.transport.get_write_buffer_size()
-        if not unsent_bytes or unsent_bytes < self._unsent_bytes:
-            self._stuck_since = None
-        elif self._stuck_since is None:
-            self._stuck_since = now
-        elif now - self._stuck_since > self.bounds.send_seconds:
+        taken_bytes = self._outlet.written_bytes - unsent_bytes
+        if not unsent_bytes or self._taking_since is None:
+            self._taking_since = now if unsent_bytes else None
+            self._taken_bytes = taken_bytes
+        elif now - self._taking_since > self.bounds.send_seconds:
+            if taken_bytes - self._taken_bytes < self.bounds.send_seconds * _BYTES_PER_SECOND:
+                wire = self.transport.get_extra_info("socket")
+                wire.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _WITHOUT_WAITING)
+                self.transport.abort()
+            self._taking_since, self._taken_bytes = now, taken_bytes
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends no more: it has left, or only closed its side and waits for the answer.
+
+        Both look alike until something is sent, so an interim answer is: a client that has left resets the connection.
+        """
+        if self._waits_since is not None or self.transport.is_closing():  # for the rest of a request, or a first one
+            return False
+        cycle = self.cycle
+        if cycle.response_started or cycle.scope["http_version"] != "1.1":
+            return False
+        cycle.keep_alive = False
+        self._is_half_closed = True
+        self._outlet.write_at_once(_PROBE)
+        for seconds in _PROBED_SECONDS:
+            self.loop.call_later(seconds, self._look_if_reset)
+        return True
+
+    def _look_if_reset(self) -> None:
+        """Nothing is read any more, so nobody else would notice."""
+        wire = self.transport.get_extra_info("socket")
+        if not self.transport.is_closing() and wire.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE:
             self.transport.abort()
-        self._unsent_bytes = unsent_bytes
 
     def _answer_and_close(self, status: bytes, refusal: Refusal, headers: bytes = b"") -> None:
         body = encode_json(refusal.as_json())

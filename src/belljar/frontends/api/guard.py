@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from belljar.frontends.api.replies import Headers, Refusal
 from belljar.settings import ServerSettings
 
 _REMEMBERED_MAX = 1024
+_ONCE = frozenset({b"host", b"origin", b"authorization", b"x-api-key", b"content-type", b"content-length"})
 
 
 class Guard:
@@ -77,6 +78,14 @@ class Guard:
             (b"access-control-max-age", b"600"),
             (b"vary", b"origin"),
         )
+
+
+def check_repeated(headers: Sequence[tuple[bytes, bytes]]) -> None:
+    """Raise Refusal if a header that decides something comes twice: a proxy in front may have read the other one."""
+    names = [name for name, _ in headers if name in _ONCE]
+    for name in names:
+        if names.count(name) > 1:
+            raise Refusal(400, "bad_request", f"the request has several {name.decode().title()} headers; send one")
 
 
 def is_loopback(address: str) -> bool:

@@ -14,7 +14,7 @@ from belljar import __version__
 from belljar.frontends.api.callers import Callers
 from belljar.frontends.api.dialects import fastapi
 from belljar.frontends.api.dialects.api_proxy import PATHS, Proxy, check_may_use
-from belljar.frontends.api.guard import Guard, is_loopback
+from belljar.frontends.api.guard import Guard, check_repeated, is_loopback
 from belljar.frontends.api.keys import KeyFile, KeyRing, keys_path
 from belljar.frontends.api.listening import begin, bind, finish, listen, prepare, stopping_at_signals, sweep
 from belljar.frontends.api.replies import Receive, Refusal, Send, encode_json, refusal_of, reply
@@ -46,6 +46,7 @@ class ProxyApp:
             return
         request = Request(scope, dict(scope["headers"]), receive, send, self._room)
         try:
+            check_repeated(scope["headers"])
             self._guard.check(request.headers)
             await reply(send, encode_json(await self._answer(scope, request)))
         except ConnectionError:

@@ -60,7 +60,7 @@ class _Cell:
     @property
     def headers(self) -> Headers:
         """The session's name, which the original never tells to those who named none."""
-        return ((b"x-session-id", name_of(self.session).encode("ascii", "backslashreplace")),)
+        return ((b"x-session-id", name_of(self.session).encode("unicode_escape")),)
 
 
 # ---- cells
