@@ -303,7 +303,13 @@ def _read_stdin(settings: Settings, stdin: object) -> bytes:
 
 
 def _read_args(settings: Settings, args: Sequence[str]) -> tuple[str, ...]:
-    size = sum(measure_word(f"args[{at}]", arg) for at, arg in enumerate(sequence("args", args)))
+    _check_env_size(settings, len(sequence("args", args)))  # each takes a byte at least: many are not looked at
+    size = 0
+    for at, arg in enumerate(args):
+        if type(arg) is str and arg.isascii() and "\0" not in arg:
+            size += len(arg) + 1
+        else:
+            size += measure_word(f"args[{at}]", arg)
     _check_env_size(settings, size)
     return tuple(args)
 
@@ -311,6 +317,7 @@ def _read_args(settings: Settings, args: Sequence[str]) -> tuple[str, ...]:
 def _read_env(settings: Settings, env: Mapping[str, str], args: Sequence[str]) -> dict[str, str]:
     if not isinstance(env, Mapping):
         raise wrong_type("env", "a mapping of names to values", env)
+    _check_env_size(settings, 2 * len(env))
     size = sum(len(arg.encode()) + 1 for arg in args)
     for name, value in env.items():
         size += measure_word("a name in env", name)

@@ -47,6 +47,7 @@ from belljar.engine.tracebacks import read_error
 from belljar.settings import Settings
 
 UNREAD_BYTES_MAX = 256 * 1024  # past this a streaming program waits for its reader
+_DECODED_BYTES = 512 * 1024  # at a time: others have their turn in between
 _EVENT_BYTES = 256  # what an event costs beside its text: a program that writes single bytes must not fill memory
 
 _SIGNAL_NAMES = {each.value: each.name for each in signal.Signals}
@@ -202,6 +203,8 @@ class Engine:
             by_us = self._leave(execution_id)
         if (by_us and task.uncancel() > cancels_before) or (seen.cancelled and not by_us):
             raise asyncio.CancelledError  # the caller gave up as well, or alone: he expects no outcome
+        if len(seen.stdout) + len(seen.stderr) > _DECODED_BYTES:
+            return await asyncio.to_thread(judge, execution_id, execution, seen, queue_seconds)
         return judge(execution_id, execution, seen, queue_seconds)
 
     def stream(
@@ -357,6 +360,10 @@ def _to_microseconds(seconds: float) -> float:
 
 def _decode(written: bytes, was_cut: bool) -> str:
     """Bytes that are not UTF-8 are replaced; half a character at our own cut is not the program's fault, and goes."""
+    if len(written) > _DECODED_BYTES:
+        decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        slices = (written[at : at + _DECODED_BYTES] for at in range(0, len(written), _DECODED_BYTES))
+        return "".join([*map(decode, slices), decode(b"", not was_cut)])
     return codecs.utf_8_decode(written, "replace", not was_cut)[0] if written else ""
 
 

@@ -348,7 +348,7 @@ class Sessions:
 
     async def list_files(self, caller: str, id: str) -> Sequence[WorkFile]:
         """Every regular file of the work directory."""
-        return [*await self._use(caller, id).list_files()]
+        return await self._use(caller, id).list_files()
 
     def _use(self, caller: str, id: str) -> LiveSession:
         session = self._find(caller, id)

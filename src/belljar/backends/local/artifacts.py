@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from belljar.contract.artifacts import Matcher, TooManySteps
@@ -15,6 +16,9 @@ from belljar.contract.execution import Execution
 from belljar.contract.files import File
 from belljar.jail import fileaccess, workdir
 from belljar.settings import RequestSettings
+
+_files = ThreadPoolExecutor(8, thread_name_prefix="belljar-files")
+_walks = ThreadPoolExecutor(2, thread_name_prefix="belljar-walks")
 
 
 class Collected(NamedTuple):
@@ -64,7 +68,19 @@ def note_of(complaint: str) -> str:
 
 
 async def on_thread(root: int, owner: int | None, work: Callable[..., Any], *args: Any) -> Any:
-    """Do `work` with a copy of the descriptor `root`, and with the rights of the program: host uid `owner`, or ours."""
+    """Do `work` on one file, with a copy of the descriptor `root` and the rights of the program.
+
+    `owner` is the program's host uid; None: its rights are our own.
+    """
+    return await _on_pool(_files, root, owner, work, *args)
+
+
+async def on_walking_thread(root: int, owner: int | None, work: Callable[..., Any], *args: Any) -> Any:
+    """As `on_thread`, for work on a whole tree. Few such jobs run at a time, so that they block no other work."""
+    return await _on_pool(_walks, root, owner, work, *args)
+
+
+async def _on_pool(pool: ThreadPoolExecutor, root: int, owner: int | None, work: Callable[..., Any], *args: Any) -> Any:
     own = os.dup(root)
 
     def do() -> Any:
@@ -74,4 +90,4 @@ async def on_thread(root: int, owner: int | None, work: Callable[..., Any], *arg
         finally:
             os.close(own)
 
-    return await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, do))
+    return await asyncio.shield(asyncio.get_running_loop().run_in_executor(pool, do))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,12 +15,15 @@ from belljar.contract.sessions import WorkFile
 from belljar.jail import workdir, workfiles
 from belljar.settings import RequestSettings
 
+_WALKS = (workfiles.entries, workdir.collect)  # work on a whole tree
+
 
 class SessionFiles(ABC):
     """Reads and writes while the program runs, and may plant what it likes."""
 
     def __init__(self, bounds: RequestSettings, owner: int | None) -> None:
         self._bounds = bounds
+        self._walking = asyncio.Lock()  # one at a time looks through the whole tree
         self._owner = owner  # host uid of the program's files; None: our own
 
     @abstractmethod
@@ -65,15 +69,23 @@ class SessionFiles(ABC):
     async def list_files(self) -> Sequence[WorkFile]:
         """Regular files of the work directory, at any depth, in order of their paths."""
         try:
-            found = await self._on_work_dir(workfiles.entries)
+            async with self._walking:
+                found = await self._on_work_dir(workfiles.entries)
+                return await asyncio.to_thread(_describe, found)
         except workdir.TooMuch as error:
             raise TooLarge(str(error)) from None
-        return [WorkFile(path=path, size_bytes=size, modified_at=at) for path, size, at in found]
 
     async def collect(self, cell: Execution) -> artifacts.Collected:
         """The files that the globs of a cell match now."""
-        return await artifacts.collect(cell, self._bounds, self._on_work_dir)
+        async with self._walking:
+            return await artifacts.collect(cell, self._bounds, self._on_work_dir)
 
     async def _on_work_dir(self, work: Callable[..., Any], *args: Any) -> Any:
+        on_thread = artifacts.on_walking_thread if work in _WALKS else artifacts.on_thread
         with shortage.named():
-            return await artifacts.on_thread(self._work_dir(), self._owner, work, *args)
+            return await on_thread(self._work_dir(), self._owner, work, *args)
+
+
+def _describe(found: Sequence[workfiles.Entry]) -> list[WorkFile]:
+    """There can be tens of thousands, so this is not done on the event loop."""
+    return [WorkFile(path=path, size_bytes=size, modified_at=at) for path, size, at in found]

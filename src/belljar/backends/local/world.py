@@ -33,6 +33,7 @@ from belljar.zygote import protocol
 from belljar.zygote.handle import OutOfDescriptors, StartFailed, WardenHandle, ZygoteHandle, ZygoteListener
 
 _log = logging.getLogger("belljar.local")
+_WEIGHED_BYTES = 128 * 1024  # of a program, and of its modules together: imports are at the top
 _QUIET_SECONDS = 0.05  # after which the last few missing guests are forked
 _SYSTEM_PYTHON = "/usr/bin/python3"  # what is warm in a world that shows another system
 #: A guest pays for every page of the interpreter it touches, because touching copies it. That is not the program's.
@@ -176,10 +177,16 @@ class World(ZygoteListener):
         pattern = self._heavy_pattern
         if pattern is None or ("import" not in execution.code and not execution.files):
             return BARE
-        if pattern.search(execution.code):
+        if pattern.search(execution.code, 0, _WEIGHED_BYTES):
             return HEAVY
-        modules = (file.content for file in execution.files if file.path.endswith(".py"))
-        return HEAVY if any(pattern.search(module.decode("utf-8", "replace")) for module in modules) else BARE
+        left = _WEIGHED_BYTES
+        for file in execution.files:
+            if file.path.endswith(".py") and left > 0:
+                module = file.content[:left]
+                left -= len(module)
+                if pattern.search(module.decode("utf-8", "replace")):
+                    return HEAVY
+        return BARE
 
     def _recipe(self, weight: str) -> Recipe:
         return self._python(), {

@@ -15,12 +15,15 @@ from typing import Any, NamedTuple
 from belljar.backends.runners.wire import (
     Line,
     Word,
+    contents_of,
     pack,
     pack_settings,
+    pack_without,
     read_display,
     read_error,
     read_evidence,
     read_facts,
+    read_large_evidence,
     read_record,
 )
 from belljar.contract.backend import Watcher
@@ -62,6 +65,8 @@ class RunnerHandle:
         self._line = Line(self._hear, self._lose)
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._asked: dict[int, _Asked] = {}
+        self._parts: dict[int, list[bytes]] = {}  # of runs that have more to tell than fits a frame
+        self._joining: set[asyncio.Task[None]] = set()
         self._next = 0
         self._pacing: dict[int, asyncio.Task[None]] = {}  # runs whose reader is behind
 
@@ -110,9 +115,11 @@ class RunnerHandle:
         if self.is_lost:
             raise RunnerLost("a runner has ended")
         number = self._next = self._next % 0xFFFFFFFF + 1  # never 0, which is no run
+        contents = contents_of(execution)
+        packed = await self._send_ahead(number, execution, contents) if contents else pack(execution)
         answer: asyncio.Future[Evidence | None] = self._loop.create_future()
         self._asked[number] = _Asked(answer, watcher)
-        self._line.say(_RUN if watcher is None else _RUN_WATCHED, number, pack(execution))
+        self._line.say(_RUN if watcher is None else _RUN_WATCHED, number, packed)
         try:
             evidence = await answer
         except asyncio.CancelledError:
@@ -123,6 +130,17 @@ class RunnerHandle:
                 self._go_on(number)
         assert evidence is not None, "only who is not waited for any more is cancelled"
         return evidence
+
+    async def _send_ahead(self, number: int, execution: Execution, contents: list[bytes]) -> bytes:
+        """What is large of it; returns the rest, packed."""
+        try:
+            await self._line.say_parts(number, contents)
+        except asyncio.CancelledError:
+            self._line.say(Word.FORGET, number)
+            raise
+        if self.is_lost:
+            raise RunnerLost("a runner has ended")
+        return pack_without(execution, contents)
 
     async def _cancel(self, number: int) -> None:
         """Everything of it must be dead before the caller hears of it; one that does not answer is ended as stuck."""
@@ -138,7 +156,14 @@ class RunnerHandle:
     def _hear(self, word: int, number: int, body: bytes) -> None:
         self.missed = 0
         if word == _ENDED:
-            self._answer(number).set_result(read_evidence(body))
+            if self._parts and (parts := self._parts.pop(number, None)) is not None:
+                joining = self._loop.create_task(self._put_together(self._answer(number), body, parts))
+                self._joining.add(joining)
+                joining.add_done_callback(self._joining.discard)
+            else:
+                self._answer(number).set_result(read_evidence(body))
+        elif word == Word.PART:
+            self._parts.setdefault(number, []).append(body)
         elif word == Word.FACTS:
             self.facts = read_facts(body)
         elif word == Word.LOG:
@@ -146,6 +171,8 @@ class RunnerHandle:
             logging.getLogger(logger).log(number, "%s", text)
         elif word == Word.READY:
             self._ready.set_result(None)
+        elif word == Word.FORGET:
+            self._parts.pop(number, None)
         elif word == Word.FAILED:
             failed = self._answer(number) if number else self._ready
             failed.set_exception(read_error(body))
@@ -154,6 +181,11 @@ class RunnerHandle:
             self._answer(number).set_result(None)
         else:
             self._pass_on(word, number, body)
+
+    async def _put_together(self, answer: asyncio.Future[Any], body: bytes, parts: list[bytes]) -> None:
+        evidence = await asyncio.to_thread(read_large_evidence, body, parts)
+        if not answer.done():
+            answer.set_result(evidence)
 
     def _answer(self, number: int) -> asyncio.Future[Any]:
         """Where its end is waited for; nowhere, if whoever did has just been cancelled."""

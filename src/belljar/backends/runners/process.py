@@ -14,8 +14,19 @@ import socket
 import sys
 
 from belljar.backends.local import LocalSandbox
-from belljar.backends.runners.wire import MOMENT_SECONDS, Line, Word, pack, pack_error, read_execution, read_settings
-from belljar.contract.execution import Display, ToolAnswered, ToolCalled
+from belljar.backends.runners.wire import (
+    MOMENT_SECONDS,
+    Line,
+    Word,
+    contents_of,
+    pack,
+    pack_error,
+    pack_without,
+    read_execution,
+    read_large_execution,
+    read_settings,
+)
+from belljar.contract.execution import Display, Evidence, ToolAnswered, ToolCalled
 from belljar.environments import Environments
 from belljar.jail import syscalls
 
@@ -34,6 +45,7 @@ class Runner:
         self._left = asyncio.Event()
         self._told: asyncio.Future[tuple[int, bytes]] = self._loop.create_future()
         self._runs: dict[int, asyncio.Task[None]] = {}
+        self._parts: dict[int, list[bytes]] = {}  # of programs that are about to come
         self._watchers: dict[int, _FarWatcher] = {}
         self._share = 0  # of all the programs that may run at once
         self._ended_at = 0.0  # when the last one did
@@ -86,6 +98,10 @@ class Runner:
         elif word == _RUN_WATCHED:
             watcher = self._watchers[number] = _FarWatcher(number, self._line)
             self._runs[number] = self._loop.create_task(self._run(number, body, watcher))
+        elif word == Word.PART:
+            self._parts.setdefault(number, []).append(body)
+        elif word == Word.FORGET:
+            self._parts.pop(number, None)
         elif word == _CANCEL:
             if number in self._runs:  # else it has ended, and the news is on its way
                 self._loop.call_soon(self._runs[number].cancel)  # after it has begun: else it could not answer
@@ -95,9 +111,18 @@ class Runner:
             self._watchers[number].let(word == Word.GO_ON)
 
     async def _run(self, number: int, body: bytes, watcher: _FarWatcher | None) -> None:
+        parts = self._parts.pop(number, None) if self._parts else None
         try:
-            evidence = await self._sandbox.run(read_execution(body), watcher)
-            self._say_ended(number, pack(evidence))
+            if parts is None:
+                execution = read_execution(body)
+            else:
+                execution = await asyncio.to_thread(read_large_execution, body, parts)
+                parts = None
+            evidence = await self._sandbox.run(execution, watcher)
+            if contents := contents_of(evidence):
+                await self._say_large(number, evidence, contents)
+            else:
+                self._say_ended(number, pack(evidence))
         except asyncio.CancelledError:
             self._line.say(Word.CANCELLED, number)
         except Exception as error:  # noqa: BLE001  (whatever it is, somebody waits)
@@ -106,6 +131,14 @@ class Runner:
             del self._runs[number]
             if watcher is not None:
                 del self._watchers[number]
+
+    async def _say_large(self, number: int, evidence: Evidence, contents: list[bytes]) -> None:
+        try:
+            await self._line.say_parts(number, contents)
+        except asyncio.CancelledError:
+            self._line.say(Word.FORGET, number)
+            raise
+        self._line.say(_ENDED, number, pack_without(evidence, contents))
 
     def _say_ended(self, number: int, evidence: bytes) -> None:
         """At once; but where there are as many as may be, and they end one after the other, several at a time.

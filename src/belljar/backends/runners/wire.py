@@ -10,20 +10,24 @@ import asyncio
 import dataclasses
 import enum
 import struct
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
 
 import msgspec
 
 from belljar.contract import errors
 from belljar.contract.errors import BelljarError, SandboxFault
 from belljar.contract.execution import Display, Evidence, Execution
+from belljar.contract.files import File
 from belljar.settings import LlmSettings, ServerSettings, Settings, ToolSettings, WebSettings
 
 _HEAD = struct.Struct("<IBI")
 _HEAD_BYTES = _HEAD.size
+_LARGE_BYTES = 256 * 1024  # contents of a run that are together larger than this travel in parts of this size
 _KEPT_OF_ERRORS = ("step", "retry_after_seconds")
 MOMENT_SECONDS = 0.004
+
+_Thing = TypeVar("_Thing", Execution, Evidence)
 
 
 class Word(enum.IntEnum):
@@ -35,6 +39,8 @@ class Word(enum.IntEnum):
     CANCEL = 4
     WAIT = 5  # whoever reads its output is behind
     GO_ON = 6
+    PART = 7  # some of what the next frame of this run leaves out; in both directions
+    FORGET = 8  # the parts of a run that will not come
     READY = 101
     FACTS = 102  # every second, be they the same: a runner that says nothing is stuck
     LOG = 103  # its number is the level
@@ -117,6 +123,15 @@ class Line(asyncio.Protocol):
             self._is_due = True
             self._loop.call_soon(self._flush)
 
+    async def say_parts(self, number: int, contents: Sequence[bytes]) -> None:
+        """Send large contents, as fast as the other end takes them; other runs have their turn in between."""
+        for content in contents:
+            for at in range(0, len(content), _LARGE_BYTES):
+                self.say(Word.PART, number, content[at : at + _LARGE_BYTES])
+                self._flush()
+                await asyncio.sleep(0)
+                await self.has_room()
+
     def say_among(self, count: int, word: int, number: int, body: bytes) -> None:
         """Send one frame when there are this many, at the latest in a moment: the other end wakes up once for them."""
         if len(self._outbox) + 1 >= count:
@@ -153,6 +168,70 @@ read_evidence = msgspec.msgpack.Decoder(Evidence).decode
 read_display = msgspec.msgpack.Decoder(Display).decode
 read_facts = msgspec.msgpack.Decoder(dict[str, Any]).decode
 read_record = msgspec.msgpack.Decoder(tuple[str, str]).decode  # a logger and what it says
+
+
+def contents_of(thing: Execution | Evidence) -> list[bytes]:
+    """What of it travels in parts, in their order; nothing of most."""
+    if isinstance(thing, Execution):
+        if not thing.files and len(thing.stdin) <= _LARGE_BYTES:
+            return []
+        contents = [thing.stdin, *(file.content for file in thing.files)]
+    else:
+        if not thing.displays and not thing.artifacts and len(thing.stdout) + len(thing.stderr) <= _LARGE_BYTES:
+            return []
+        contents = [thing.stdout, thing.stderr]
+        contents += (each.content for each in thing.displays)
+        contents += (each.content for each in thing.artifacts)
+    return contents if sum(map(len, contents)) > _LARGE_BYTES else []
+
+
+def pack_without(thing: _Thing, contents: list[bytes]) -> bytes:
+    """All but its contents, and how long these are."""
+    return pack((_with_contents(thing, [b""] * len(contents)), [len(each) for each in contents]))
+
+
+def read_large_execution(body: bytes, parts: list[bytes]) -> Execution:
+    """As `pack_without` has packed it. Joining the parts takes a while: call this in a thread."""
+    execution, sizes = _read_bare_execution(body)
+    return _with_contents(execution, _join(parts, sizes))
+
+
+def read_large_evidence(body: bytes, parts: list[bytes]) -> Evidence:
+    """As `read_large_execution`."""
+    evidence, sizes = _read_bare_evidence(body)
+    return _with_contents(evidence, _join(parts, sizes))
+
+
+_read_bare_execution = msgspec.msgpack.Decoder(tuple[Execution, list[int]]).decode
+_read_bare_evidence = msgspec.msgpack.Decoder(tuple[Evidence, list[int]]).decode
+
+
+def _join(parts: list[bytes], sizes: list[int]) -> list[bytes]:
+    """The contents again; no part holds more than one of them."""
+    contents = []
+    coming = iter(parts)
+    for size in sizes:
+        own: list[bytes] = []
+        while size > 0:
+            own.append(next(coming))
+            size -= len(own[-1])
+        contents.append(b"".join(own))
+    return contents
+
+
+def _with_contents(thing: _Thing, contents: list[bytes]) -> _Thing:
+    if isinstance(thing, Execution):
+        stdin, *rest = contents
+        files = tuple(File(path=file.path, content=each) for file, each in zip(thing.files, rest, strict=True))
+        return dataclasses.replace(thing, stdin=stdin, files=files)
+    assert isinstance(thing, Evidence)
+    stdout, stderr, *rest = contents
+    displays = [dataclasses.replace(old, content=new) for old, new in zip(thing.displays, rest, strict=False)]
+    found = zip(thing.artifacts, rest[len(displays) :], strict=True)
+    artifacts = [File(path=file.path, content=each) for file, each in found]
+    return dataclasses.replace(
+        thing, stdout=stdout, stderr=stderr, displays=tuple(displays), artifacts=tuple(artifacts)
+    )
 
 
 def pack_settings(settings: Settings) -> bytes:

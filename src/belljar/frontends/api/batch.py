@@ -20,6 +20,7 @@ from msgspec import UNSET
 from belljar.contract.errors import CallerError, Draining, Overloaded, SandboxFault, TooLarge
 from belljar.contract.execution import Execution, Outcome, Status, Usage
 from belljar.engine.execute import new_id
+from belljar.frontends.api.large_bodies import decode
 from belljar.frontends.api.pieces import LARGE, LATER, pieces_of
 from belljar.frontends.api.replies import JSON_TYPE, NO_SNIFFING, Refusal, encode_json, refusal_of
 from belljar.frontends.api.request import Request
@@ -34,6 +35,7 @@ _log = logging.getLogger("belljar.api")
 
 _OF_CASES = ("cases", "compare", "stop_on_failure")
 _RETRY_SECONDS_MAX = 60.0
+_ADMITTED_BYTES = 32 * 1024  # a larger batch may hold so many executions that a thread admits them
 
 _FREED_SECONDS = 0.2  # between two attempts to get room that other executions of the same batch hold
 
@@ -99,8 +101,8 @@ class Batch:
 async def run_batch(service: Service, request: Request) -> None:
     """POST /v1/batch."""
     request.caller.count_request()
-    asked = read_batch(await request.read())
-    batch = _admit(service, request, asked)
+    admit = lambda asked: _admit(service, request, asked)  # noqa: E731
+    batch = await decode(await request.read(), read_batch, admit, _ADMITTED_BYTES)
     if (kind := wanted_stream(request)) is None:
         await _answer_whole(service, request, batch)
     else:
@@ -291,6 +293,10 @@ async def _run_one(service: Service, batch: Batch, index: int) -> tuple[dict[str
 
 def _admit(service: Service, request: Request, asked: BatchBody) -> Batch:
     given = {name: value for name in asked.__struct_fields__ if (value := getattr(asked, name)) is not UNSET}
+    for name in ("executions", "cases"):
+        if len(given.get(name, ())) > (most := service.settings.server.batch_executions):
+            count = len(given[name])
+            raise TooLarge(f"{name}: {count:,} are more than the {most:,} taken in one batch; send several", max=most)
     if "executions" in given:
         others = [name for name in given if name != "executions"]
         if others:
@@ -310,9 +316,6 @@ def _admit(service: Service, request: Request, asked: BatchBody) -> Batch:
     name = "executions" if batch.cases is None else "cases"
     if not bodies:
         raise _invalid(f"{name} is empty; send at least one", name)
-    if len(bodies) > service.settings.server.batch_executions:
-        most = service.settings.server.batch_executions
-        raise TooLarge(f"{name}: {len(bodies):,} are more than the {most:,} taken in one batch; send several", max=most)
     if batch.cases is None:
         batch.executions = [_admit_one(request, name, at, body) for at, body in enumerate(bodies)]
     else:

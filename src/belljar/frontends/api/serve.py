@@ -8,6 +8,7 @@ import gc
 import itertools
 import os
 import socket
+import sys
 from collections.abc import Sequence
 
 import uvicorn
@@ -41,6 +42,8 @@ from belljar.frontends.mcp_server.choices import offer_of
 from belljar.settings import Settings
 from belljar.telemetry import Log, Telemetry
 from belljar.tools.web.access import Web
+
+_SWITCH_SECONDS = 0.001  # that a thread at work keeps the loop waiting each time
 
 
 async def serve(settings: Settings, log: Log) -> None:
@@ -182,3 +185,4 @@ def _tune() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
+    sys.setswitchinterval(_SWITCH_SECONDS)

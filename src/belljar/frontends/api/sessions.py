@@ -6,12 +6,14 @@ cell runs has it interrupted, and while it waits, taken out of the line; the ses
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
 from belljar.contract.execution import Outcome
 from belljar.contract.sessions import SessionState, WorkFile, rfc3339
 from belljar.engine.execute import new_id
+from belljar.frontends.api.large_bodies import decode
 from belljar.frontends.api.pieces import reply_outcome
 from belljar.frontends.api.replies import encode_json, reply, reply_nothing
 from belljar.frontends.api.request import Request
@@ -27,6 +29,7 @@ from belljar.frontends.api.session_bodies import (
 )
 from belljar.frontends.api.streaming import Stream, tell_events, wanted_stream
 
+_FILES_AT_ONCE = 1000  # more are described in a thread
 _RAW = (b"content-type", b"application/octet-stream")
 
 
@@ -34,7 +37,7 @@ async def open_session(service: Service, request: Request) -> None:
     """POST /v1/sessions."""
     caller = request.caller
     caller.count_request()
-    order = order_of(caller, read_session(await read_optional(request)))
+    order = await decode(await read_optional(request), read_session, lambda asked: order_of(caller, asked))
     sessions = service.engine.sessions
     with caller.opening(1, lambda: sessions.list(caller.owner)):
         state = await request.while_connected(sessions.open(order))
@@ -65,7 +68,7 @@ async def run_cell(service: Service, request: Request) -> None:
     """POST /v1/sessions/{id}/execute."""
     caller, session_id = request.caller, request.parameters["id"]
     caller.count_request()
-    asked = read_cell(await request.read())
+    asked = await decode(await request.read(), read_cell, lambda asked: asked)
     sessions = service.engine.sessions
     cell = cell_of(caller, sessions.get(caller.owner, session_id), asked)
     cell_id = new_id()
@@ -96,7 +99,7 @@ async def branch_session(service: Service, request: Request) -> None:
     """POST /v1/sessions/{id}/branch."""
     caller = request.caller
     caller.count_request()
-    asked = read_branch(await read_optional(request))
+    asked = await decode(await read_optional(request), read_branch, lambda asked: asked)
     sessions = service.engine.sessions
     with caller.opening(asked.count, lambda: sessions.list(caller.owner)):
         branching = sessions.branch(caller.owner, request.parameters["id"], asked.count, reseed=asked.reseed)
@@ -116,7 +119,8 @@ async def list_files(service: Service, request: Request) -> None:
     """GET /v1/sessions/{id}/files."""
     request.caller.count_request()
     files = await service.engine.sessions.list_files(request.caller.owner, request.parameters["id"])
-    await reply(request.send, encode_json({"files": [_describe_file(each) for each in files]}))
+    body = await asyncio.to_thread(_describe_files, files) if len(files) > _FILES_AT_ONCE else _describe_files(files)
+    await reply(request.send, body)
 
 
 async def write_file(service: Service, request: Request) -> None:
@@ -150,6 +154,10 @@ async def delete_file(service: Service, request: Request) -> None:
 
 def _as_list(states: Sequence[SessionState]) -> bytes:
     return encode_json({"sessions": [state.as_json() for state in states]})
+
+
+def _describe_files(files: Sequence[WorkFile]) -> bytes:
+    return encode_json({"files": [_describe_file(each) for each in files]})
 
 
 def _describe_file(file: WorkFile) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from belljar import __version__
 from belljar.engine.execute import new_id
 from belljar.environments import Environments
 from belljar.frontends.api.isolation import describe_network
+from belljar.frontends.api.large_bodies import decode
 from belljar.frontends.api.pieces import reply_outcome
 from belljar.frontends.api.replies import encode_json, reply
 from belljar.frontends.api.request import Request
@@ -22,8 +23,7 @@ async def execute(service: Service, request: Request) -> None:
     """POST /v1/execute."""
     caller = request.caller
     caller.count_request()
-    asked = read_execute(await request.read())
-    execution = admit_body(caller, asked)
+    execution = await decode(await request.read(), read_execute, lambda asked: admit_body(caller, asked))
     with caller.running_up_to(1):
         kind = wanted_stream(request)
         if kind is not None:

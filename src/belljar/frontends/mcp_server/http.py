@@ -26,6 +26,7 @@ from belljar.contract.execution import Execution, Outcome
 from belljar.contract.sessions import SessionState
 from belljar.engine.execute import Engine
 from belljar.frontends.api.callers import Caller
+from belljar.frontends.api.large_bodies import check
 from belljar.frontends.api.replies import Receive, Refusal, Send
 from belljar.frontends.api.request import Request
 from belljar.frontends.api.service import Service
@@ -73,6 +74,7 @@ class Endpoint:
         try:
             if scope["method"] == "POST":
                 visit.body = await request.read()
+                await check(visit.body)
                 if wants_only_its_result(request.headers, visit.body):
                     visit.shorten()
                     request.on_hang_up(visit.leave)

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from belljar.contract.errors import NotAllowed, ToolFailed
 from belljar.frontends.api.callers import Caller
-from belljar.frontends.api.dialects.fastapi import read_body, refuse
+from belljar.frontends.api.dialects.fastapi import read_whole, refuse
 from belljar.frontends.api.replies import Refusal, encode_json, reply, retry_after
 from belljar.frontends.api.request import Request
 from belljar.frontends.api.routing import Dialect
@@ -58,8 +58,8 @@ class Proxy:
         """
         self._count(address)
         if path == "/search":
-            return await self._search(read_body(SearchBody, body))
-        asked = read_body(UrlBody, body)
+            return await self._search(await read_whole(SearchBody, body))
+        asked = await read_whole(UrlBody, body)
         if path == "/read_pdf":
             try:
                 return await self._web.read_pdf(asked.url)

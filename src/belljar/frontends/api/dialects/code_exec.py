@@ -23,6 +23,7 @@ from belljar.engine.execute import new_id
 from belljar.frontends.api.callers import Caller
 from belljar.frontends.api.dialects.hashed_tests import HashedTests
 from belljar.frontends.api.dialects.multipl_e import evaluate, find_evaluator
+from belljar.frontends.api.large_bodies import decode
 from belljar.frontends.api.replies import Refusal, encode_json, reply
 from belljar.frontends.api.request import Request
 from belljar.frontends.api.routing import Answer, Dialect
@@ -134,14 +135,23 @@ async def _read(request: Request) -> tuple[Body | None, bool]:
     """The body, None if it is none; and whether it came wrapped."""
     request.caller.count_request()
     content = await request.read(is_json=False)
-    for decode, is_wrapped in ((_decode, False), (_decode_wrapped, True)):
-        try:
-            found = decode(content)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            continue
-        body = found.args if isinstance(found, Wrapped) else found
-        return (body, is_wrapped) if 0 <= body.timeout <= _SECONDS_MAX else (None, False)
-    return None, False
+    try:
+        found = await decode(content, _read_either, lambda found: found)
+    except Refusal as refusal:
+        if refusal.code != "not_json":
+            raise
+        found = None
+    body = found.args if isinstance(found, Wrapped) else found
+    if body is None or not 0 <= body.timeout <= _SECONDS_MAX:
+        return None, False
+    return body, isinstance(found, Wrapped)
+
+
+def _read_either(content: bytes) -> Body | Wrapped | None:
+    for read in (_decode, _decode_wrapped):
+        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return read(content)
+    return None
 
 
 async def _run_python(service: Service, request: Request, body: Body, code: str) -> tuple[int, str]:

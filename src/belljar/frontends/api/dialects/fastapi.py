@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from belljar.frontends.api.large_bodies import decode
 from belljar.frontends.api.replies import Refusal, encode_json
 from belljar.frontends.api.routing import Answer
 
@@ -27,6 +28,11 @@ def read_body(kind: type[_T], body: bytes) -> _T:
         raise unprocessable(
             [{"type": "json_invalid", "loc": ["body", 0], "msg": f"JSON decode error: {error}"}]
         ) from None
+
+
+async def read_whole(kind: type[_T], body: bytes) -> _T:
+    """As `read_body`, of any size."""
+    return await decode(body, lambda text: read_body(kind, text), lambda asked: asked)
 
 
 def unprocessable(detail: Any) -> Refusal:

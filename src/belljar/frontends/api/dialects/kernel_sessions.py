@@ -7,6 +7,7 @@ longest makes room, never somebody else's.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Sequence
 from typing import Any
@@ -20,6 +21,7 @@ from belljar.engine.admission import admit_session
 from belljar.engine.sessions import Sessions
 from belljar.frontends.api.callers import Caller
 from belljar.frontends.api.dialects.fastapi import read_body
+from belljar.frontends.api.large_bodies import decode
 from belljar.frontends.api.replies import encode_json, reply
 from belljar.frontends.api.request import Request
 from belljar.frontends.api.schemas import FileBody, as_file
@@ -27,6 +29,7 @@ from belljar.frontends.api.service import Service
 from belljar.frontends.kernel_words import id_of, name_of
 
 _WORK_DIR = "/work"  # as a program sees it
+_FILES_AT_ONCE = 1000  # more are described in a thread
 _REPLACED_MAX = 8  # sessions that one request may push out, if others open theirs meanwhile
 
 
@@ -51,8 +54,8 @@ class SessionBody(Struct):
 async def create_session(service: Service, request: Request) -> None:
     """POST …/sessions: a session with files in it. One that is there already gets the files."""
     request.caller.count_request()
-    asked = read_body(SessionBody, await request.read())
-    files, errors = _read_files(asked)
+    body = await request.read()
+    asked, files, errors = await decode(body, lambda text: read_body(SessionBody, text), _read_files)
     state = await find_or_open(service, request, id_of(asked.session_id))
     sessions, owner = service.engine.sessions, request.caller.owner
     written: list[str] = []
@@ -84,14 +87,20 @@ async def show_session(service: Service, request: Request) -> None:
     sessions, owner, session_id = service.engine.sessions, request.caller.owner, _asked_id(request)
     state = sessions.get(owner, session_id)
     files = await sessions.list_files(owner, session_id)
-    body = {
-        "session_id": name_of(state.id),
-        **_describe(state),
-        "working_directory": _WORK_DIR,
-        "files": [_describe_file(each) for each in files],
-        "total_files": len(files),
-    }
-    await reply(request.send, wrap(body))
+
+    def describe() -> bytes:
+        return wrap(
+            {
+                "session_id": name_of(state.id),
+                **_describe(state),
+                "working_directory": _WORK_DIR,
+                "files": [_describe_file(each) for each in files],
+                "total_files": len(files),
+            }
+        )
+
+    body = await asyncio.to_thread(describe) if len(files) > _FILES_AT_ONCE else describe()
+    await reply(request.send, body)
 
 
 async def terminate_session(service: Service, request: Request) -> None:
@@ -147,7 +156,7 @@ def _describe_file(file: WorkFile) -> dict[str, Any]:
     return {"id": file.path, "filename": file.path, "exists": True, "size": file.size_bytes, "path": path}
 
 
-def _read_files(asked: SessionBody) -> tuple[Sequence[File], list[str]]:
+def _read_files(asked: SessionBody) -> tuple[SessionBody, Sequence[File], list[str]]:
     """The files to write, and what is wrong with the others: the session is made all the same, as in the original."""
     files: list[File] = []
     errors = [_no_download(url) for url in asked.file_urls or ()]
@@ -163,7 +172,7 @@ def _read_files(asked: SessionBody) -> tuple[Sequence[File], list[str]]:
                 files.append(as_file(number, FileBody(path=path, content=each.content, encoding=encoding)))
             except CallerError as error:
                 errors.append(error.message)
-    return files, errors
+    return asked, files, errors
 
 
 def _no_download(url: str) -> str:

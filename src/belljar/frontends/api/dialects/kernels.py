@@ -11,14 +11,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from belljar import __version__
 from belljar.contract.errors import CallerError
 from belljar.contract.execution import Event, Execution, Outcome
 from belljar.engine.admission import admit_cell
 from belljar.engine.execute import new_id
-from belljar.frontends.api.dialects.fastapi import read_body
+from belljar.frontends.api.dialects.fastapi import read_whole
 from belljar.frontends.api.dialects.kernel_lines import Line, lines_of
 from belljar.frontends.api.dialects.kernel_sessions import (
     create_session,
@@ -46,7 +46,7 @@ class ExecuteBody(Struct):
     code: str
     session_id: str | None = None
     timeout: float | None = None
-    variables: dict[str, Any] | None = None
+    variables: Raw | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ async def _prepare(service: Service, request: Request) -> AsyncIterator[_Cell]:
     """The cell that the body asks for, in its session, which is opened if there is none of that name."""
     caller = request.caller
     caller.count_request()
-    asked = read_body(ExecuteBody, await request.read())
+    asked = await read_whole(ExecuteBody, await request.read())
     state = await find_or_open(service, request, id_of(asked.session_id))
     timeout = None
     if asked.timeout is not None and asked.timeout > 0:

@@ -23,7 +23,7 @@ from belljar.contract.sessions import SessionState
 from belljar.engine.admission import admit, admit_cell, admit_session
 from belljar.engine.execute import new_id
 from belljar.frontends.api.callers import Caller
-from belljar.frontends.api.dialects.fastapi import read_body, refuse, unprocessable
+from belljar.frontends.api.dialects.fastapi import read_body, read_whole, refuse, unprocessable
 from belljar.frontends.api.dialects.xmaster_backlog import Backlog
 from belljar.frontends.api.dialects.xmaster_feeds import Feed, Feeds, make_line
 from belljar.frontends.api.dialects.xmaster_programs import (
@@ -33,6 +33,7 @@ from belljar.frontends.api.dialects.xmaster_programs import (
     wrap_cell,
     wrap_program,
 )
+from belljar.frontends.api.large_bodies import check, decode
 from belljar.frontends.api.replies import NO_SNIFFING, Refusal, encode_json, reply
 from belljar.frontends.api.request import Request
 from belljar.frontends.api.routing import Dialect
@@ -100,7 +101,7 @@ class XMaster:
         """POST /execute."""
         caller = request.caller
         caller.count_request()
-        asked = _read(await request.read(is_json=False))
+        asked = await decode(await request.read(is_json=False), _read, lambda asked: asked)
         with caller.running_up_to(1):
             answer = await self._run(service, request, asked)
         await reply(request.send, encode_json({**answer, "session_id": asked.shown_id}))
@@ -165,7 +166,7 @@ class XMaster:
         caller = request.caller
         caller.count_request()
         body = await request.read(is_json=False)
-        asked = _read(body)
+        asked = await decode(body, _read, lambda asked: asked)
         with contextlib.ExitStack() as held:
             held.enter_context(caller.running_up_to(1))
             held.enter_context(self._backlog.room(service.settings, caller.name, len(body)))
@@ -277,7 +278,7 @@ class XMaster:
         body = await request.read(is_json=False)
         if tools is None or name not in _tools(service, caller):
             raise Refusal(404, "not_found", "Tool not found")
-        arguments = read_body(dict[str, Any], body or b"{}")
+        arguments = await read_whole(dict[str, Any], body or b"{}")
         try:
             answer = {"status": True, "result": await tools.call(name, arguments)}
         except ToolFailed as error:
@@ -286,7 +287,7 @@ class XMaster:
 
     async def put_item(self, service: Service, request: Request) -> None:
         """POST /put_item."""
-        asked = read_body(PutBody, await request.read(is_json=False))
+        asked = await read_whole(PutBody, await request.read(is_json=False))
         try:
             flag = self._put(service, request.caller, asked)
         except NotFound:
@@ -295,7 +296,9 @@ class XMaster:
 
     async def put_items(self, service: Service, request: Request) -> None:
         """POST /stream_put_item: one object per line."""
-        lines = (await request.read(is_json=False)).split(b"\n")
+        body = await request.read(is_json=False)
+        await check(body)
+        lines = body.split(b"\n", _LINES_MAX)
         count, errors = 0, []
         for number, line in enumerate(lines[:_LINES_MAX], 1):
             if not line.strip():
