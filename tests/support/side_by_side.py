@@ -24,6 +24,7 @@ ALONE = "alone"
 _CONTAINERS = "containers"
 _CLIENTS = "clients"  # are fetched into a place that all share
 GROUPS = {
+    "tests/api/test_budgets.py": ALONE,
     "tests/api/test_never_deaf.py": ALONE,
     "tests/test_leftovers.py": ALONE,
     "tests/backends/test_container.py": _CONTAINERS,
