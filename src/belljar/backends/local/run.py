@@ -97,22 +97,25 @@ class Run(Attended):
             self._world.patience.wait_with(self, min(patience, limits.wall_seconds))
 
     def _send_program(self) -> None:
-        packet = program_packet(self._execution, self._shows, self._extras, self._source)
+        files = self._execution.files
+        has_many = bool(files) and sum(len(file.content) for file in files) > _INLINE_BYTES
+        packet = program_packet(self._execution, self._shows, self._extras, self._source, without_files=has_many)
         try:
-            if self._shows or self._extras or self._execution.stdin or len(packet) > _INLINE_BYTES:
-                self._send_with_descriptors(packet)
+            if has_many or self._shows or self._extras or self._execution.stdin or len(packet) > _INLINE_BYTES:
+                self._send_with_descriptors(packet, has_many)
             else:
                 self._guest.send(packet)
         except (channel.ChannelClosed, BlockingIOError) as error:
             raise ZygoteDied("the guest was gone before its program came") from error
 
-    def _send_with_descriptors(self, packet: bytes) -> None:
+    def _send_with_descriptors(self, packet: bytes, lacks_files: bool) -> None:
         """In the order in which `guest/script.py` takes them."""
         own: list[int] = []
         sent: list[int] = []
         try:
-            if len(packet) > _INLINE_BYTES:
-                own.append(in_memfd(packet))
+            if lacks_files or len(packet) > _INLINE_BYTES:
+                contents = [file.content for file in self._execution.files] if lacks_files else ()
+                own.append(in_memfd(packet, *contents))
                 packet = channel.build({"in_memfd": True})
             if self._shows:
                 own.append(self._open_pictures())
@@ -381,9 +384,17 @@ class Run(Attended):
 
 
 def program_packet(
-    execution: Execution, shows: bool, extras: Sequence[Extra] = (), source: str = policy.PROGRAM_NAME
+    execution: Execution,
+    shows: bool,
+    extras: Sequence[Extra] = (),
+    source: str = policy.PROGRAM_NAME,
+    *,
+    without_files: bool = False,
 ) -> bytes:
-    """The program as `guest/script.py` reads it: the bare text where nothing else is asked for."""
+    """The program as `guest/script.py` reads it: the bare text where nothing else is asked for.
+
+    `without_files` leaves their contents to the caller, who appends them.
+    """
     code = execution.code.encode()
     if not (shows or extras or execution.args or execution.env or execution.files or execution.artifacts):
         return channel.build({}, code)
@@ -395,13 +406,15 @@ def program_packet(
         "keep_work_dir": bool(execution.artifacts),
         "extras": [(extra.name, extra.argument, len(extra.descriptors)) for extra in extras],
     }
-    return channel.build(message, b"".join((code, *(file.content for file in execution.files))))
+    contents = () if without_files else (file.content for file in execution.files)
+    return channel.build(message, b"".join((code, *contents)))
 
 
-def in_memfd(content: bytes) -> int:
+def in_memfd(*contents: bytes) -> int:
     """A file in memory, for what is too large for a packet; the caller owns it."""
     descriptor = os.memfd_create("belljar", os.MFD_CLOEXEC)
-    view = memoryview(content)
-    while view:
-        view = view[os.write(descriptor, view) :]
+    for content in contents:
+        view = memoryview(content)
+        while view:
+            view = view[os.write(descriptor, view) :]
     return descriptor
