@@ -103,7 +103,7 @@ class ServerSettings:
     batch_bytes: int = 256 * MIB  # results of one batch that is not streamed; at most a quarter of bodies_bytes
     max_connections: int = 8192  # open at the same time
     head_seconds: float = 20.0  # to send a request's headers, and between two pieces of its body
-    send_seconds: float = 60.0  # without a reader taking anything; then his program ends
+    send_seconds: float = 60.0  # a client that takes less than 16 KiB/s of its answer for so long is cut off
     keep_alive_seconds: float = 75.0  # an idle connection is kept this long
     grace_seconds: float = 10.0  # for what runs when we are asked to stop
     probe_seconds: float = 10.0  # an idle server proves this often that it can still run a program

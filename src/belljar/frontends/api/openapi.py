@@ -82,7 +82,12 @@ _ANSWERS: Mapping[str, Any] = {
         "description": "An outcome, with the verdict of a case; or only the error, if it could not be run.",
         "anyOf": [
             {"allOf": [_ref("Outcome"), {"type": "object", "properties": {"verdict": _STRING}}]},
-            {"allOf": [_ref("Error"), {"type": "object", "properties": {"verdict": {"const": "not_run"}}}]},
+            {
+                "allOf": [
+                    _ref("Error"),
+                    {"type": "object", "properties": {"verdict": {"enum": ["not_run", "not_kept"]}}},
+                ]
+            },
         ],
     },
     "Results": _object({"results": _list(_ref("Result")), "passed": _INTEGER, "failed": _INTEGER}),
@@ -178,7 +183,7 @@ def _build_schema() -> dict[str, Any]:
                 {**_json(_ref("Results")), **_streams()},
                 _WITH_BODY,
                 "Either `executions`, or `code` with `cases`. Verdicts of cases: `passed`, `wrong_answer`, a status "
-                "word, `skipped` (never started) or `not_run` (its `error` says why). With `Accept: "
+                "word, `skipped` (never started) `not_run` or `not_kept` (`error` says why). With `Accept: "
                 "application/x-ndjson` each answer arrives as `result` with its `index` when it is there, and at the "
                 "end `finished`.",
                 {"application/json": {"schema": _ref("BatchBody"), "example": batch_example}},
