@@ -183,7 +183,7 @@ def _build_schema() -> dict[str, Any]:
                 {**_json(_ref("Results")), **_streams()},
                 _WITH_BODY,
                 "Either `executions`, or `code` with `cases`. Verdicts of cases: `passed`, `wrong_answer`, a status "
-                "word, `skipped` (never started) `not_run` or `not_kept` (`error` says why). With `Accept: "
+                "word, `skipped` (never started), `not_run` or `not_kept` (`error` says why). With `Accept: "
                 "application/x-ndjson` each answer arrives as `result` with its `index` when it is there, and at the "
                 "end `finished`.",
                 {"application/json": {"schema": _ref("BatchBody"), "example": batch_example}},

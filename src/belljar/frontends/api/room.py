@@ -131,7 +131,7 @@ class AnswerRoom:
         if not room.may_answer(holder, 0):
             raise room.shortage(holder)
         size = 2 * execution.limits.output_bytes + (self._files_bytes if execution.artifacts else 0)
-        if size <= self._ordinary_bytes:
+        if size <= self._ordinary_bytes or size > room.all_bytes:  # the latter could never be set aside
             return None
         size = min(size, room.all_bytes // 2)
         if not room.may_answer(holder, size):

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from msgspec import Raw, Struct
+from msgspec import Struct
 
 from belljar import __version__
 from belljar.contract.errors import CallerError
@@ -46,7 +46,7 @@ class ExecuteBody(Struct):
     code: str
     session_id: str | None = None
     timeout: float | None = None
-    variables: Raw | None = None
+    variables: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
