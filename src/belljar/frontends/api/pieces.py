@@ -85,17 +85,6 @@ async def reply_outcome(request: Request, outcome: Outcome) -> None:
     await request.reply_in_pieces(lambda: pieces_of(tree))
 
 
-def with_long_texts(tree: Any) -> Any:
-    """`tree` with its long texts marked; for answers that were not made with `LATER`."""
-    if isinstance(tree, str):
-        return _text(tree)
-    if isinstance(tree, dict):
-        return {name: with_long_texts(value) for name, value in tree.items()}
-    if isinstance(tree, list):
-        return [with_long_texts(value) for value in tree]
-    return tree
-
-
 def pieces_of(tree: Any) -> Iterator[bytes]:
     """The JSON of `tree`, from which no piece takes more than some milliseconds to make."""
     long: list[Any] = []
