@@ -21,6 +21,9 @@ RESIDUE_BYTES_MAX = 4 << 20  # slabs and page tables of past guests, which the k
 _OLD_PEAK_BYTES_MAX = 16 << 20  # of an earlier guest: the next may be told that, where the peak cannot begin anew
 _HOST_LEAF = "belljar-host"
 CONTROLLERS = ("memory", "pids", "cpuacct")  # version 2 calls the last one cpu
+#: Gives each cell a share of the processor of its own. It comes with version 2, and with cpuacct where version 1 mounts
+#: both together. Where it is a hierarchy of its own, cells join that, too; without it they get time by processes.
+_SHARES = "cpu"
 #: Where a process writes itself. A thread that moves itself, and nobody else, needs no lock that all forks and exits on
 #: the machine have to take; version 2 has no such file for what is no threaded cgroup.
 _JOIN_FILES = {1: "tasks", 2: "cgroup.procs"}
@@ -48,9 +51,11 @@ def find_hierarchies(process: str = "self") -> list[Hierarchy]:
     own = dict(_paths_of(process))
     found: list[Hierarchy] = []
     missing = set(CONTROLLERS)
+    shares = {_SHARES}
     for kind, root, mount_point, options in _cgroup_mounts():
         if kind == "cgroup":
-            held = tuple(sorted(missing & set(options)))
+            held = tuple(sorted(missing & set(options))) or tuple(shares & set(options))
+            shares -= set(options)
             inner = own.get(held[0] if held else "", "/")
         else:
             inner = own.get("", "/").removesuffix(f"/{_HOST_LEAF}") or "/"  # where an earlier start has put us
@@ -110,7 +115,7 @@ class Cgroups:
         Raises:
             CgroupsUnavailable: this user may not, or the controllers cannot be handed down.
         """
-        for hierarchy, directory in self.directories:
+        for hierarchy, directory in tuple(self.directories):
             try:
                 if hierarchy.version == 2:
                     _hand_down(hierarchy)
@@ -119,6 +124,9 @@ class Cgroups:
                     if hierarchy.version == 2:
                         _write(f"{path}/cgroup.subtree_control", _enable(hierarchy))
             except OSError as error:
+                if hierarchy.controllers == (_SHARES,):
+                    self.directories.remove((hierarchy, directory))
+                    continue
                 raise CgroupsUnavailable(
                     f"cannot make a cgroup in {hierarchy.path}: {error.strerror}; run as root or with a delegated "
                     "cgroup (systemd: Delegate=yes), or give up wall 'cgroup'"
@@ -226,7 +234,7 @@ class CellCgroup:
             self._memory_path = path
         if hierarchy.version == 2 and self.kill_file is None and os.path.exists(f"{path}/cgroup.kill"):
             self.kill_file = _open(f"{path}/cgroup.kill", os.O_WRONLY)
-        for controller in hierarchy.controllers:
+        for controller in (name for name in hierarchy.controllers if name != _SHARES):
             getattr(self, f"_open_{controller}")(hierarchy.version, path)
 
     def _open_memory(self, version: int, path: str) -> None:

@@ -15,7 +15,7 @@ import os
 import resource
 import struct
 from collections.abc import Sequence
-from os import chdir, close, closerange, dup2, setpgid, setresgid, setresuid, write
+from os import chdir, close, closerange, dup2, setpgid, setresgid, setresuid, setsid, write
 from os import open as open_path
 
 from belljar.jail import limits, namespaces, policy, seccomp, syscalls
@@ -59,6 +59,7 @@ _closing_filter = b""  # its address and length, as prctl takes them
 _touched, _touched_count = b"", 0  # pages that a small program writes to, from `zygote/touched.py`
 _changes_uid = True  # False: a plain user has only one id to give
 _is_counted_apart = False  # where all have one id, and the kernel can count the processes of each guest by itself
+_is_session = False
 
 
 class StepFailed(Exception):
@@ -80,12 +81,12 @@ def prepare(landlock_version: int, changes_uid: bool, branches: bool = False, is
     `is_counted_apart`: where no cgroup counts a guest's processes, it is given a user namespace of its own.
     """
     global call, _rules, _rules_head, _rules_head_bytes, _closing_program, _closing_filter, _changes_uid
-    global _is_counted_apart
+    global _is_counted_apart, _is_session
     _is_counted_apart = is_counted_apart
     call = syscalls.make_call()
     _closing_program = syscalls.FilterProgram(seccomp.compile_closing(os.uname().machine, branches))
     _closing_filter = bytes(_closing_program)
-    _changes_uid = changes_uid
+    _changes_uid, _is_session = changes_uid, branches
     if landlock_version:
         writable = ("/",) if branches else policy.WRITABLE_DIRS
         ruleset = Ruleset(landlock_version, writable, policy.DEVICES_DIR)
@@ -166,7 +167,12 @@ def enter(
         dup2(channel, 3, False)
         dup2(open_path("/dev/null", 0), 0)  # flags set on an open file that guests share would be seen by the next
         closerange(4, 1048576)
-        setpgid(0, 0)  # kill(0) stays at home. A session of its own would cost half a run (autogroup scheduling)
+        # kill(0) stays at home. setsid() also gives an autogroup, which guests must not share where no cgroup separates
+        # their CPU time; for a small program it would cost a fifth of the run, so those share one that none can change.
+        if _is_session:
+            setsid()
+        else:
+            setpgid(0, 0)
         # What the warm process waits for is blocked in it.
         if call(_SIGNAL_MASK, _SET_MASK, _NO_SIGNALS, 0, _NO_SIGNALS_BYTES):
             raise _refused("signals")
