@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
 import stat
+import threading
 from pathlib import Path
 
 from belljar.languages import load_all
@@ -59,10 +63,27 @@ def test_what_is_prepared_is_made_once_for_each_toolchain(tmp_path: Path) -> Non
     assert left_over == []
 
 
+def test_a_program_that_locks_what_it_sees_of_the_toolchains_stops_no_preparation(tmp_path: Path) -> None:
+    own = tmp_path / "state/toolchains/luau"
+    own.mkdir(parents=True)
+    (own / ".lock").touch()
+    with contextlib.ExitStack() as held:
+        for path in (own.parent, own, own / ".lock"):
+            descriptor = os.open(path, os.O_RDONLY)  # as a program can: the jail shows all of it, read-only
+            held.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        preparing = threading.Thread(target=Machine(tmp_path / "state").prepare, args=[load_all()["luau"]])
+        preparing.start()
+        preparing.join(20.0)
+        assert not preparing.is_alive()
+    preparing.join(20.0)
+    assert (own / "prepared/run.mjs").exists()
+
+
 def test_a_preparation_that_fails_leaves_nothing_and_stops_nobody(tmp_path: Path) -> None:
     machine = Machine(tmp_path / "state", {"v": str(tmp_path / "none")})
     machine.prepare_quietly("ts")  # there is no esbuild to copy
-    assert [path.name for path in (tmp_path / "state/toolchains/ts").iterdir()] == [".lock"]
+    assert not list((tmp_path / "state/toolchains/ts").iterdir())
 
 
 def test_only_places_that_exist_are_shown(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import struct
 from belljar.jail import syscalls
 
 LAST_CAPABILITY = 63
+_SHARES = 64  # of what the kernel counts for all jails of a world together
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 0x1
 
 
@@ -44,11 +45,28 @@ def enter_as_plain_user(inner_id: int) -> None:
 
 
 def limit_user_namespace() -> None:
-    """What the kernel counts for each user namespace: nobody in here makes another, or uses up the host's share."""
-    for name, most in (("max_user_namespaces", 0), ("max_inotify_instances", 16), ("max_inotify_watches", 8192)):
+    """What the kernel counts for each uid of a user namespace: none in here makes another, or uses up others' share.
+
+    Watchers are counted once more, for all uids together, against what the host allows the owner of the namespace.
+    """
+    limits = {
+        "max_user_namespaces": 0,
+        "max_inotify_instances": _share("/proc/sys/fs/inotify/max_user_instances", 16),
+        "max_inotify_watches": _share("/proc/sys/fs/inotify/max_user_watches", 8192),
+    }
+    for name, most in limits.items():
         path = f"/proc/sys/user/{name}"
         if os.path.exists(path):
             _write(path, str(most))
+
+
+def _share(path: str, most: int) -> int:
+    """What one jail gets of a limit, so that it takes `_SHARES` of them to use it up."""
+    try:
+        with open(path) as file:
+            return max(1, min(most, int(file.read()) // _SHARES))
+    except (OSError, ValueError):
+        return 1
 
 
 def allow_user_namespaces(count: int) -> None:

@@ -241,7 +241,9 @@ class Machine:
         if self.is_prepared(toolchain.name):
             return
         own.mkdir(parents=True, exist_ok=True)
-        with _locked(own / ".lock"):
+        locks = self.toolchains_dir.with_name("toolchain-locks")  # programs see `toolchains_dir`, and could lock it
+        locks.mkdir(mode=0o700, exist_ok=True)
+        with _locked(locks / toolchain.name):
             if _read_stamp(own) == wanted:
                 return
             fresh = Path(tempfile.mkdtemp(prefix=".making-", dir=own))
