@@ -315,12 +315,12 @@ def _is_exiting(pidfd: int) -> bool:
 
 
 def _open_traffic_counters(pidfd: int) -> list[int]:
-    """The protocol counters of the cell's network namespace: they tell whether anybody ever sent, or tried to."""
+    """The counters of the cell's network namespace: whether a program ever sent, tried to, or looked for a route."""
     pid = _pid_of(pidfd)
     opened: list[int] = []
     try:
-        for name in ("snmp", "snmp6", "sockstat"):
-            with contextlib.nullcontext() if name != "snmp6" else contextlib.suppress(FileNotFoundError):  # no IPv6
+        for name in ("snmp", "snmp6", "sockstat", "rt6_stats"):
+            with contextlib.suppress(FileNotFoundError) if "6" in name else contextlib.nullcontext():  # no IPv6
                 opened.append(os.open(f"/proc/{pid}/net/{name}", os.O_RDONLY | os.O_CLOEXEC))
     except BaseException:
         for file in opened:
