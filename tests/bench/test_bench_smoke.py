@@ -176,3 +176,12 @@ def test_quick_tool_benchmark_checks_every_answer(repository: Path, sources: Pat
 def test_quick_network_benchmark_compares_both(repository: Path, sources: Path) -> None:
     told = _run(repository, sources, "bench/network.py", "--quick")
     assert all(row in told for row in ("hello, median", "hello, best", "bytes a second, best"))
+
+
+@pytest.mark.timeout(300)
+def test_quick_leaks_sends_through_every_channel(repository: Path, sources: Path) -> None:
+    table = _run(repository, sources, "bench/leaks.py", "--quick").splitlines()
+    assert [line.split()[0] for line in table[1:]] == [
+        *("locks", "posix_locks", "sockstat", "softnet", "sysinfo", "pidfd", "inodes", "evicted", "load")
+    ]
+    assert float(table[1].split()[1]) > 0
