@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import os
+import stat
 from collections.abc import Sequence
 
 from belljar.jail import policy, syscalls
@@ -30,11 +31,13 @@ def build_root(
     guest_uids: Sequence[int],
     code: dict[str, bytes],
     system: str = "",
+    has_own_devices: bool = False,
 ) -> None:
     """Build the guests' root and pivot into it; the caller is alone in its mount and pid namespaces.
 
     `bound` maps places in the jail to what of the host is seen there, read-only; directories in `hidden` are empty.
     `system` is a directory that holds another system, whose /usr and the like are seen instead of this one's.
+    `has_own_devices` takes the right to make device nodes; else those of the host are shown.
 
     Raises:
         OSError: a step failed; the message names the call and the path.
@@ -43,7 +46,8 @@ def build_root(
     shown = {path: system + path for path in (*policy.SYSTEM_TREES, *policy.CONFIGURATION_TREES)}
     shown = {place: path for place, path in shown.items() if _is_real_dir(path)}
     trees = [(place, syscalls.clone_tree(path)) for place, path in {**shown, **bound}.items()]
-    devices = [(f"/dev/{name}", syscalls.clone_tree(f"/dev/{name}", recursive=False)) for name in policy.DEVICES]
+    shared = () if has_own_devices else policy.DEVICES
+    devices = [(f"/dev/{name}", syscalls.clone_tree(f"/dev/{name}", recursive=False)) for name in shared]
     files = {path: _read(system + path) for path in policy.CONFIGURATION_FILES if os.path.isfile(system + path)}
     links = {path: os.readlink(system + path) for path in policy.SYSTEM_TREES if os.path.islink(system + path)}
     files.update(_written_configuration(guest_uids))
@@ -65,10 +69,60 @@ def build_root(
     for path, tree in devices:
         _write(_STAGE + path, b"")
         _attach(tree, _STAGE + path, _DEVICE)
-    for name, target in (("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
-        os.symlink(f"/proc/self/{target}", f"{_STAGE}/dev/{name}")
+    if has_own_devices:
+        own = make_devices()
+        syscalls.attach_tree(own, _STAGE + policy.DEVICES_DIR)
+        os.close(own)
+    else:
+        for name, target in policy.DEVICE_LINKS.items():
+            os.symlink(f"/proc/self/{target}", f"{_STAGE}/dev/{name}")
     syscalls.mount(b"proc", f"{_STAGE}/proc".encode(), b"proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     _pivot(_STAGE)
+
+
+def make_devices() -> int:
+    """A /dev of one jail's own, mounted nowhere yet; the caller owns the descriptor.
+
+    Watching an inode tells of everyone who writes to it. Were the nodes the host's, a program could count what its
+    neighbours and the host send to /dev/null. Nodes work only if they were made outside of any user namespace.
+
+    Raises:
+        OSError: the caller may not make devices, or the kernel cannot hand mounts over.
+    """
+    tree = syscalls.make_tmpfs({"mode": "0755", "size": "4k", "nr_inodes": "16"})
+    try:
+        for name, (major, minor) in policy.DEVICES.items():
+            os.mknod(name, stat.S_IFCHR | 0o666, os.makedev(major, minor), dir_fd=tree)
+            os.chmod(name, 0o666, dir_fd=tree)  # whatever the caller's umask is
+        for name, target in policy.DEVICE_LINKS.items():
+            os.symlink(f"/proc/self/{target}", name, dir_fd=tree)
+        os.mkdir("shm", dir_fd=tree)
+        os.chmod("shm", 0o755, dir_fd=tree)
+        syscalls.set_mount_attributes(tree, _DEVICE)
+    except BaseException:
+        os.close(tree)
+        raise
+    return tree
+
+
+def can_make_devices() -> bool:
+    """Whether `make_devices` works here, and what it makes can be used."""
+    try:
+        tree = make_devices()
+    except OSError:
+        return False
+    try:
+        os.close(os.open("null", os.O_RDWR, dir_fd=tree))
+    except OSError:  # a container's rules may let it make nodes that it cannot open
+        return False
+    finally:
+        os.close(tree)
+    return True
+
+
+def cover_devices(tree: int) -> None:
+    """In the mount namespace of a cell: cover the world's /dev with what `make_devices` has made."""
+    syscalls.attach_tree(tree, policy.DEVICES_DIR)
 
 
 def lend_scratch(path: str) -> None:
@@ -122,8 +176,11 @@ def _write(path: str, content: bytes) -> None:
 
 
 def mount_proc() -> None:
-    """A /proc that shows the caller's pid namespace and, of it, only processes of the reader's own uid."""
-    flags = MS_NOSUID | MS_NODEV | MS_NOEXEC
+    """A read-only /proc that shows the caller's pid namespace and, of it, only processes of the reader's own uid.
+
+    What can be written there reaches beyond its writer: an autogroup's weight, another process's memory.
+    """
+    flags = MS_NOSUID | MS_NODEV | MS_NOEXEC | syscalls.MS_RDONLY
     syscalls.mount(b"proc", b"/proc", b"proc", flags, b"hidepid=invisible,subset=pid")
 
 

@@ -6,7 +6,8 @@ WORK_DIR = "/work"
 PROGRAM_NAME = "main.py"
 ENVIRONMENT_DIR = "/env"  # the guest environment, wherever the host keeps it
 WRITABLE_DIRS = (WORK_DIR, "/tmp", "/dev/shm")
-DEVICES = ("null", "zero", "full", "random", "urandom")
+DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9)}  # major, minor
+DEVICE_LINKS = {"fd": "fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"}  # below /proc/self
 HOSTNAME = "belljar"
 
 #: Our own code, for the warm process only. It lies where every guest mounts its own /tmp, so no guest sees it.

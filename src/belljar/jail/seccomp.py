@@ -463,13 +463,26 @@ _OFFSET_OF_NUMBER = 0
 _OFFSET_OF_ARCHITECTURE = 4
 
 
-def compile_filter(machine: str) -> bytes:
+# Where jails share device nodes (see `mounts.make_devices`), whoever watches one sees every write of the neighbours and
+# the host. ENOSYS is what a kernel without inotify says: tail, GLib and Qt then poll, where they would give up or
+# complain of a full table at an errno of inotify_add_watch.
+_WATCHING = "inotify_init inotify_init1 inotify_add_watch"
+
+
+def _without_watching(machine: str) -> dict[int, int | Look]:
+    numbers = SYSCALLS[machine]
+    return _each(ENOSYS, *(numbers[name] for name in _WATCHING.split() if name in numbers))
+
+
+def compile_filter(machine: str, can_watch: bool = True) -> bytes:
     """Compile the policy for "x86_64" or "aarch64": an array of struct sock_filter for seccomp(2).
+
+    `can_watch`: device nodes are this jail's own, so its program may have inotify.
 
     Raises:
         ValueError: we have no numbers for this machine.
     """
-    return _assemble(machine, _by_number(machine))
+    return _assemble(machine, _by_number(machine, {} if can_watch else _without_watching(machine)))
 
 
 # A filter of this size takes longer to install than a guest takes to fork. Filters are inherited and add up,
@@ -480,7 +493,7 @@ _ENTRANCE = "setns unshare mount process_madvise landlock_create_ruleset landloc
 _ENTRANCE_PRCTLS = (22, 24, 47)  # PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_CAP_AMBIENT
 
 
-def compile_entrance(machine: str, branches: bool = False) -> bytes:
+def compile_entrance(machine: str, branches: bool = False, can_watch: bool = True) -> bytes:
     """The policy as the warm process needs it: what puts up the walls of a guest is still open.
 
     With `branches`, to join a user namespace waits for the supervisor (`zygote/gate.py`).
@@ -491,6 +504,8 @@ def compile_entrance(machine: str, branches: bool = False) -> bytes:
         open_calls[numbers["setns"]] = _argument(1, {CLONE_NEWUSER: ASK}, ALLOW)
     options = _each(ALLOW, *_values(PRCTLS), *_ENTRANCE_PRCTLS)
     open_calls[numbers["prctl"]] = _argument(0, options, EPERM)
+    if not can_watch:
+        open_calls.update(_without_watching(machine))
     return _assemble(machine, _by_number(machine, open_calls))
 
 

@@ -79,6 +79,9 @@ RESOLVE_BENEATH = 0x08
 
 _OPEN_TREE = 428
 _MOVE_MOUNT = 429
+_FSOPEN = 430
+_FSCONFIG = 431
+_FSMOUNT = 432
 _OPENAT2 = 437
 _MOUNT_SETATTR = 442
 LANDLOCK_CREATE_RULESET = 444
@@ -89,6 +92,8 @@ _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _SECCOMP = {"x86_64": 317, "aarch64": 277}
 _SET_MODE_FILTER, _FLAG_NEW_LISTENER = 1, 1 << 3
 _LANDLOCK_CREATE_RULESET_VERSION = 1
+_FSCONFIG_SET_STRING, _FSCONFIG_CMD_CREATE = 1, 6
+_CLOSE_ON_EXEC = 1  # FSOPEN_CLOEXEC, FSMOUNT_CLOEXEC
 _CAPABILITY_VERSION_3 = 0x20080522
 CAPABILITIES_OVER_FILES = 0x1F | 1 << 9 | 1 << 27  # CHOWN, DAC_*, FOWNER, FSETID, LINUX_IMMUTABLE, MKNOD
 _SIGNAL_SET_BYTES = 128  # the C library's; the kernel's is shorter
@@ -138,6 +143,19 @@ def clone_tree(path: str, recursive: bool = True) -> int:
     """A detached copy of the mounts at `path`, as a descriptor the caller owns."""
     flags = OPEN_TREE_CLONE | os.O_CLOEXEC | (AT_RECURSIVE if recursive else 0)
     return _checked(f"open_tree {path}", _syscall(_OPEN_TREE, -100, os.fsencode(path), flags))
+
+
+def make_tmpfs(options: dict[str, str]) -> int:
+    """A new tmpfs that is mounted nowhere, as a descriptor the caller owns."""
+    context = _checked("fsopen", _syscall(_FSOPEN, b"tmpfs", _CLOSE_ON_EXEC))
+    try:
+        for name, value in options.items():
+            result = _syscall(_FSCONFIG, context, _FSCONFIG_SET_STRING, name.encode(), value.encode(), 0)
+            _checked(f"fsconfig {name}", result)
+        _checked("fsconfig", _syscall(_FSCONFIG, context, _FSCONFIG_CMD_CREATE, None, None, 0))
+        return _checked("fsmount", _syscall(_FSMOUNT, context, _CLOSE_ON_EXEC, 0))
+    finally:
+        os.close(context)
 
 
 def attach_tree(tree: int, target: str) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from belljar import channel
-from belljar.jail import policy
+from belljar.jail import mounts, policy
 from belljar.zygote import protocol
 from belljar.zygote.gate import Gate
 
@@ -139,12 +139,18 @@ class WardenHandle:
         """Which of these are not, or no longer, the warden's children."""
         return list(await self._ask({"orphans": list(pids)}, []))
 
-    async def make_cell(self, disk_bytes: int) -> tuple[int, list[int]]:
+    async def make_cell(self, disk_bytes: int, has_own_devices: bool = False) -> tuple[int, list[int]]:
         """A new empty cell: the pid of the process that holds it, and descriptors that the caller owns.
 
         First a pidfd of that process, then what `Warden.make_cell` says of `disk_bytes`.
         """
-        pid, *descriptors = await self._hear_of(self._ask({"disk_bytes": disk_bytes}, []))
+        devices = [mounts.make_devices()] if has_own_devices else []
+        try:
+            asked = self._ask({"disk_bytes": disk_bytes}, devices)
+        finally:
+            for each in devices:  # the message holds it now
+                os.close(each)
+        pid, *descriptors = await self._hear_of(asked)
         return pid, descriptors
 
     def renew(self, sleeper: int, disk_bytes: int) -> asyncio.Future[list[int]]:

@@ -62,7 +62,7 @@ def _get_warm(always_loaded: frozenset[str]) -> None:
         # A guest of ours stays in there.
         server.receive_program = server._import_shell().serve  # type: ignore[attr-defined]
     server.warm_up(greeting["imports"], greeting["environ"], always_loaded)
-    _filter = syscalls.FilterProgram(seccomp.compile_filter(os.uname().machine))
+    _filter = syscalls.FilterProgram(seccomp.compile_filter(os.uname().machine, can_watch=False))
     gc.collect()
     gc.freeze()
     gc.disable()

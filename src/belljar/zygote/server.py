@@ -90,7 +90,7 @@ def _get_warm(always_loaded: frozenset[str]) -> bool:
     pages.share_libraries()
     _signal.pthread_sigmask(_signal.SIG_BLOCK, [_signal.SIGCHLD])
     _woken = syscalls.open_signal(_signal.SIGCHLD)
-    questions = _go_behind_seccomp(greeting["stays"])
+    questions = _go_behind_seccomp(greeting["stays"], greeting["can_watch"])
     gc.collect()
     heap.fill_holes()
     _make_state()
@@ -107,9 +107,9 @@ def _get_warm(always_loaded: frozenset[str]) -> bool:
     return bool(greeting["makes_ready"])
 
 
-def _go_behind_seccomp(branches: bool) -> list[int]:
+def _go_behind_seccomp(branches: bool, can_watch: bool) -> list[int]:
     """Install the filter that guests inherit. Of sessions: where their questions arrive, if the kernel can ask."""
-    program = syscalls.FilterProgram(seccomp.compile_entrance(os.uname().machine, branches))
+    program = syscalls.FilterProgram(seccomp.compile_entrance(os.uname().machine, branches, can_watch))
     if not branches:
         syscalls.install_seccomp(program)
         return []

@@ -11,6 +11,7 @@ inside a user namespace of its own and can map only one id.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import gc
@@ -40,6 +41,7 @@ _NOTHING_YET = b" "  # to say, with descriptors: an empty packet would be the en
 _NO_DESCRIPTORS = str(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
 _BACKLOG = 64
 _GUESTS_MAX = 4096  # with those that have gone, whose namespaces the kernel takes apart when it likes
+_OOM_SCORE_MAX, _OOM_SCORE_ABOVE_HOST = 1000, 500
 _SLEEP = ("/usr/bin/sleep", "/bin/sleep")
 _LENT = 4  # what a sleeper has open: the directory it was loaded from, where that was lent
 
@@ -48,6 +50,7 @@ def main(control_descriptor: int) -> None:
     """Start, then serve until the host leaves. Never returns."""
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
     reset_signals()
+    _offer_to_the_oom_killer()
     control = socket.socket(fileno=control_descriptor)
     try:
         orders, _, _ = channel.receive(control)
@@ -77,14 +80,14 @@ def _start(control: socket.socket, orders: dict[str, Any]) -> None:
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
     if orders["as_root"]:
         syscalls.unshare(syscalls.CLONE_NEWNS)
-        mounts.build_root(orders["bound"], orders["hidden"], orders["guest_uids"], own_code(), orders["system"])
+        _build_root(orders)
         _unshare_as_nobody(orders["uid_base"])
         channel.send(warden_end, {"map": True})
         channel.receive(warden_end)
         namespaces.become_mapped_root()
     else:
         syscalls.unshare(_OWN_WORLD)
-        mounts.build_root(orders["bound"], orders["hidden"], orders["guest_uids"], own_code(), orders["system"])
+        _build_root(orders)
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of uid forgets it
     namespaces.limit_user_namespace()
     if orders["is_counted_apart"]:
@@ -94,6 +97,28 @@ def _start(control: socket.socket, orders: dict[str, Any]) -> None:
     warden_end.close()
     socket.sethostname(policy.HOSTNAME)
     Warden(control, orders["landlock_version"]).serve()
+
+
+def _offer_to_the_oom_killer() -> None:
+    """When the machine is out of memory, the kernel is to end guests rather than the host: all of them inherit this.
+
+    Written as root, it cannot be taken back without a capability of the host.
+    """
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "r+") as file:
+        most = min(_OOM_SCORE_MAX, max(0, int(file.read())) + _OOM_SCORE_ABOVE_HOST)
+        file.seek(0)
+        file.write(str(most))
+
+
+def _build_root(orders: dict[str, Any]) -> None:
+    mounts.build_root(
+        orders["bound"],
+        orders["hidden"],
+        orders["guest_uids"],
+        own_code(),
+        orders["system"],
+        orders["has_own_devices"],
+    )
 
 
 def _unshare_as_nobody(uid: int) -> None:
@@ -208,7 +233,7 @@ class Warden:
             elif "python" in message:
                 pid = self.start_zygote(message, *descriptors)
             else:
-                pid, made = self.make_cell(message["disk_bytes"])
+                pid, made = self.make_cell(message["disk_bytes"], *descriptors)
             made.insert(0, os.pidfd_open(pid))
             channel.send(self.control, {"ask": message["ask"], "pid": pid}, descriptors=made)
         except (OSError, RuntimeError) as error:
@@ -292,18 +317,21 @@ class Warden:
                 os._exit(127)
         return pid
 
-    def make_cell(self, disk_bytes: int) -> tuple[int, list[int]]:
+    def make_cell(self, disk_bytes: int, devices: int = -1) -> tuple[int, list[int]]:
         """A pid namespace with its /proc and a network namespace with its loopback, held by a process that sleeps.
 
         With `disk_bytes` also an ipc namespace and directories of that size, for one guest after the other, and what
         tells whether they are as new: `mounts.open_ipc_records`, then `open_dirs`. The caller owns these; there
-        are none where the kernel does not have all of them. Guests then make their own.
+        are none where the kernel does not have all of them. Guests then make their own. `devices` is a /dev of the
+        cell's own, if it is given one.
         """
         answer, report = channel.pair()
         helper = os.fork()
         if helper == 0:
             try:
                 syscalls.unshare(_CELL)
+                if devices >= 0:
+                    mounts.cover_devices(devices)
                 namespaces.raise_loopback()
                 command, needed = _find_sleep()
                 records = _open_ipc_records() if disk_bytes else []

@@ -247,6 +247,7 @@ class ContainerSandbox(LocalSandbox):
             "uid_base": self._instance.uid_base,
             "landlock_version": self._landlock_version,
             "cgroup": cgroups is not None,
+            "own_devices": False,  # a container's warden cannot make them; its programs do without inotify
         }
         environment = describe(name, vessel.contents)
         settings = self._settings

@@ -25,15 +25,19 @@ class CellStock:
         berths: Berths,
         warden: WardenHandle,
         disk_bytes: int,
+        has_own_devices: bool,
         on_added: Callable[[], None],
         on_changed: Callable[[Cell], None],
     ) -> None:
         """`disk_bytes` is what the directories of a cell hold; 0: cells have none, each guest makes its own.
 
+        `has_own_devices`: device nodes are made for each cell, else all share those of the host.
+
         `on_added` hears that a cell has become idle, but not of one that was put back; `on_changed` of each that has
         other descriptors now, or has ended.
         """
         self.disk_bytes = disk_bytes
+        self._has_own_devices = has_own_devices
         self.idle: list[Cell] = []
         self._berths = berths
         self._warden = warden
@@ -76,7 +80,7 @@ class CellStock:
         self._being_made += 1
         try:
             async with asyncio.timeout(CELL_SECONDS):
-                pid, made = await self._warden.make_cell(self.disk_bytes)
+                pid, made = await self._warden.make_cell(self.disk_bytes, self._has_own_devices)
         except TimeoutError as error:
             self._berths.give_back(berth)
             self._warden.kill()
@@ -84,8 +88,10 @@ class CellStock:
         except OutOfDescriptors as error:
             self._berths.give_back(berth)
             raise shortage.refusal() from error
-        except StartFailed as error:
+        except (StartFailed, OSError) as error:
             self._berths.give_back(berth)
+            if shortage.is_one(error):
+                raise shortage.refusal() from error
             raise JailSetupFailed("cell", str(error)) from error
         except BaseException:
             self._berths.give_back(berth)

@@ -27,7 +27,7 @@ from belljar.contract.execution import MIB, Evidence, Execution, Limits
 from belljar.contract.sessions import LiveSession, SessionOrder
 from belljar.contract.tools import ToolHost
 from belljar.environments import Environments, ensure_unless_cancelled
-from belljar.jail import instance, policy, syscalls
+from belljar.jail import instance, mounts, policy, syscalls
 from belljar.jail.cgroups import Cgroups, CgroupsUnavailable, find_hierarchies
 from belljar.settings import Settings
 
@@ -388,6 +388,7 @@ class LocalSandbox:
             "uid_base": self._instance.uid_base,
             "landlock_version": self._landlock_version,
             "cgroup": self._cgroups is not None,
+            "own_devices": os.geteuid() == 0 and mounts.can_make_devices(),
         }
         settings = self._settings
         shown = await asyncio.to_thread(lambda: self._machine().bound_places(root)) if has_toolchains else {}

@@ -78,7 +78,9 @@ class World(ZygoteListener):
         disk_bytes = default_limits.disk_bytes if keeps_dirs else 0
         self.loop = asyncio.get_running_loop()
         self._warden = make_warden(self._warden_lost)
-        self._stock = CellStock(berths, self._warden, disk_bytes, self._cell_added, self._cell_changed)
+        self._stock = CellStock(
+            berths, self._warden, disk_bytes, walls["own_devices"], self._cell_added, self._cell_changed
+        )
         self._zygotes = Zygotes(self._warden, self, pool, self._recipe, self._zygote_reaped)
         self._trimming: asyncio.TimerHandle | None = None
         self._filling: dict[str, asyncio.TimerHandle] = {}  # weights of which a few guests are missing
@@ -113,6 +115,7 @@ class World(ZygoteListener):
             "system": self._system,
             "landlock_version": self._walls["landlock_version"],
             "is_counted_apart": self._is_counted_apart,
+            "has_own_devices": self._walls["own_devices"],
         }
         try:
             await self._warden.start(orders)
@@ -196,6 +199,7 @@ class World(ZygoteListener):
             "landlock_version": self._walls["landlock_version"],
             "changes_uid": self._walls["changes_uid"],
             "is_counted_apart": self._is_counted_apart,
+            "can_watch": self._walls["own_devices"],
             "counts_cpu": not self._has_cgroup,
             "makes_ready": weight != SHELL and self._pool.ready_guests > 0,
         }
