@@ -317,6 +317,22 @@ def test_pure_version_1(kernel: Kernel) -> None:
     }
 
 
+def test_the_cpu_controller_is_joined_where_it_is_apart(kernel: Kernel) -> None:
+    for name in CONTROLLERS:
+        kernel.mount_version_1(name)
+    place = kernel.mount_version_1("cpu", inner="/")
+    assert found()["cpu"] == (1, str(place))
+
+
+def test_without_the_right_to_a_cpu_cgroup_the_others_are_made(tmp_path: Path) -> None:
+    (tmp_path / "cpu").write_text("a file, where nothing can be made")
+    (tmp_path / "memory").mkdir()
+    places = [Hierarchy(1, str(tmp_path / name), (name,)) for name in ("cpu", "memory")]
+    groups = Cgroups(places, "belljar/instance")
+    groups.open()
+    assert [path for _, path in groups.directories] == [f"{tmp_path}/memory/belljar/instance"]
+
+
 def test_pure_version_2(kernel: Kernel) -> None:
     own = kernel.mount_version_2("cpuset cpu io memory pids", inner="/system.slice/belljar.service")
     assert found() == {name: (2, str(own)) for name in CONTROLLERS}

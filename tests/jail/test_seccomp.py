@@ -444,6 +444,21 @@ def test_nothing_is_asked_when_a_session_is_opened(machine: str) -> None:
         assert word(found) == "allow"
 
 
+@pytest.mark.parametrize("machine", MACHINES)
+def test_without_devices_of_its_own_a_jail_can_watch_nothing(machine: str) -> None:
+    native, numbers = ARCHITECTURES[machine], seccomp.SYSCALLS[machine]
+    pairs = [
+        (PROGRAMS[machine], seccomp.compile_filter(machine, can_watch=False)),
+        (seccomp.compile_entrance(machine), seccomp.compile_entrance(machine, can_watch=False)),
+    ]
+    for with_devices, without in pairs:
+        changed = {name: number for name, number in numbers.items() if "inotify" in name and "rm" not in name}
+        assert {judge(without, native, number).value for number in changed.values()} == {seccomp.ENOSYS}
+        for name in numbers.keys() - changed.keys():
+            number = numbers[name]
+            assert judge(without, native, number).value == judge(with_devices, native, number).value, name
+
+
 NEVER_ALLOWED = """
     ptrace process_vm_readv process_vm_writev pidfd_getfd kcmp chroot pivot_root mount umount2 setns unshare clone3
     open_tree open_tree_attr move_mount fsopen fsconfig fsmount fspick mount_setattr open_by_handle_at name_to_handle_at
