@@ -116,7 +116,7 @@ SEEN = "print(len(os.read(watch, 65536)) if select.select([watch], [], [], 0.0)[
 SEND = "import subprocess\nfor _ in range(7):\n    subprocess.run(['true'], stdout=subprocess.DEVNULL)\nprint('sent')"
 
 
-def test_a_watched_device_tells_of_nobody_else(box: belljar.Sandbox) -> None:
+def test_a_watched_device_shows_only_writes_of_the_same_jail(box: belljar.Sandbox) -> None:
     with box.session() as watcher, box.session() as neighbour:
         assert watcher.run(WATCH).stdout == "watching\n"
         assert neighbour.run(SEND).stdout == "sent\n"

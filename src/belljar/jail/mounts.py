@@ -83,8 +83,8 @@ def build_root(
 def make_devices() -> int:
     """A /dev of one jail's own, mounted nowhere yet; the caller owns the descriptor.
 
-    Watching an inode tells of everyone who writes to it. Were the nodes the host's, a program could count what its
-    neighbours and the host send to /dev/null. Nodes work only if they were made outside of any user namespace.
+    A watch on an inode reports every writer. With the host's nodes a program could count what its neighbours and the
+    host send to /dev/null. Nodes work only if they were made outside of any user namespace.
 
     Raises:
         OSError: the caller may not make devices, or the kernel cannot hand mounts over.

@@ -45,9 +45,9 @@ def enter_as_plain_user(inner_id: int) -> None:
 
 
 def limit_user_namespace() -> None:
-    """What the kernel counts for each uid of a user namespace: none in here makes another, or uses up others' share.
+    """Limit what the kernel counts for each uid: no guest makes a user namespace, or uses up the share of others.
 
-    Watchers are counted once more, for all uids together, against what the host allows the owner of the namespace.
+    Watchers are counted twice: for the guest's uid, and for all guests together against what the host allows one user.
     """
     limits = {
         "max_user_namespaces": 0,

@@ -463,9 +463,9 @@ _OFFSET_OF_NUMBER = 0
 _OFFSET_OF_ARCHITECTURE = 4
 
 
-# Where jails share device nodes (see `mounts.make_devices`), whoever watches one sees every write of the neighbours and
-# the host. ENOSYS is what a kernel without inotify says: tail, GLib and Qt then poll, where they would give up or
-# complain of a full table at an errno of inotify_add_watch.
+# Where jails share device nodes (see `mounts.make_devices`), a watch on one reports every write of the neighbours and
+# the host. ENOSYS is the answer of a kernel without inotify: tail, GLib and Qt then poll. An error of inotify_add_watch
+# alone would make them give up, or complain of a full table.
 _WATCHING = "inotify_init inotify_init1 inotify_add_watch"
 
 

@@ -100,9 +100,9 @@ def _start(control: socket.socket, orders: dict[str, Any]) -> None:
 
 
 def _offer_to_the_oom_killer() -> None:
-    """When the machine is out of memory, the kernel is to end guests rather than the host: all of them inherit this.
+    """Make the kernel prefer guests to the server when the machine is out of memory; every process here inherits it.
 
-    Written as root, it cannot be taken back without a capability of the host.
+    Written as root, it cannot be lowered again without a capability on the host.
     """
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "r+") as file:
         most = min(_OOM_SCORE_MAX, max(0, int(file.read())) + _OOM_SCORE_ABOVE_HOST)
