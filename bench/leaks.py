@@ -32,7 +32,11 @@ CHANNELS: dict[str, tuple[int, tuple[float, ...], str]] = {
     "sysinfo": (1, (1, 2, 5, 10), "processes of the machine, as sysinfo(2) says"),
     "pidfd": (1, (2, 5, 10, 20), "processes ever made, as the inode of a pidfd says"),
     "inodes": (1, (2, 5, 10, 20), "pipes ever made, as the inode of a pipe says"),
-    "evicted": (1, (2, 5, 10, 20), "a page of /usr dropped by fadvise, and how long it takes to read: closed by the filter"),
+    "evicted": (
+        1,
+        (2, 5, 10, 20),
+        "a page of /usr dropped by fadvise, and how long it takes to read: closed by the filter",
+    ),
     "load": (1, (10, 20, 50), "how far a loop gets while the other spins"),
 }
 

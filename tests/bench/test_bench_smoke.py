@@ -184,4 +184,3 @@ def test_quick_leaks_sends_through_every_channel(repository: Path, sources: Path
     assert [line.split()[0] for line in table[1:]] == [
         *("locks", "posix_locks", "sockstat", "softnet", "sysinfo", "pidfd", "inodes", "evicted", "load")
     ]
-    assert float(table[1].split()[1]) > 0
