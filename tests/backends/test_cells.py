@@ -53,9 +53,7 @@ print(json.dumps({
         **{place: describe(place) for place in ("/work", "/tmp", "/dev/shm")},
         "segments": ask(libc.shmctl, 0, 14)[0],
         "semaphores": ask(libc.semctl, 0, 0, 19)[7],
-        "queues": ask(libc.msgctl, 0, 12)[0],
         "mounts": [line.split()[3:6] for line in open("/proc/self/mountinfo")],
-        "posix_queues": [name for name in (b"/left", b"/a") if libc.mq_open(name, os.O_RDONLY) >= 0],
     },
 }))
 """
@@ -93,7 +91,7 @@ LEAVE = [
     ),
     pytest.param("assert libc.shmget(0, 4096, 0o1600) >= 0", REPLACED, id="system_v_memory"),
     pytest.param("assert libc.semget(0, 1, 0o1600) >= 0", REPLACED, id="system_v_semaphores"),
-    pytest.param("assert libc.msgget(0, 0o1600) >= 0", REPLACED, id="a_system_v_queue"),
+    pytest.param("assert libc.msgget(0, 0o1600) == -1", KEPT, id="a_system_v_queue_that_is_refused"),
     pytest.param("assert libc.shmctl(libc.shmget(0, 4096, 0o1600), 0, None) == 0", KEPT, id="removed_memory"),
     pytest.param("os.posix_spawn('/bin/sleep', ['sleep', '99'], {})", REPLACED, id="a_process"),
 ]
@@ -143,12 +141,11 @@ def test_nothing_is_left_to_the_next_program(narrow_box: belljar.Sandbox, code: 
 
 
 def test_no_posix_queue_is_left_to_the_next_program(settings: Settings) -> None:
-    """Landlock refuses them; who has given that up has this wall still."""
+    """Without landlock, which would refuse it too."""
     pool = dataclasses.replace(settings.pool, max_running=1, ready_guests=0)
     own = dataclasses.replace(settings, pool=pool)
     with belljar.Sandbox(settings=own, without_walls=["landlock"]) as box:
-        assert leave(box, "assert libc.mq_open(b'/left', os.O_CREAT, 0o600, None) >= 0") == REPLACED
-        assert leave(box, "libc.mq_open(b'/a', os.O_CREAT, 0o600, None); assert not libc.mq_unlink(b'/a')") == KEPT
+        assert leave(box, "assert libc.mq_open(b'/left', os.O_CREAT, 0o600, None) == -1") == KEPT
 
 
 def test_a_new_cell_is_empty(narrow_box: belljar.Sandbox) -> None:
@@ -159,7 +156,7 @@ def test_a_new_cell_is_empty(narrow_box: belljar.Sandbox) -> None:
     assert {(found[place]["mode"], found[place]["links"]) for place in PLACES} == {("0o41777", 2)}
     assert {tuple(found[place]["owner"]) for place in PLACES} == {(0, 0)}
     assert not any(found[place]["labels"] for place in PLACES)
-    assert [found[name] for name in ("segments", "semaphores", "queues", "posix_queues")] == [0, 0, 0, []]
+    assert [found[name] for name in ("segments", "semaphores")] == [0, 0]
 
 
 @pytest.mark.parametrize("change", SPOIL)
