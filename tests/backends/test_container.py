@@ -105,7 +105,7 @@ def test_nobody_in_a_container_has_a_capability_once_its_world_stands(
 
 def test_a_program_is_behind_both_walls(plain_box: belljar.Sandbox) -> None:
     look = """
-import json, os, socket
+import json, os, resource, socket
 status = dict(line.split(":\\t", 1) for line in open("/proc/self/status") if ":\\t" in line)
 def refusal(call, *args):
     try:
@@ -118,6 +118,7 @@ print(json.dumps({
     "nnp": status["NoNewPrivs"],
     "write": refusal(open, "/usr/x", "w"),
     "door": os.path.exists("/run"),
+    "core": resource.getrlimit(resource.RLIMIT_CORE),
     "network": refusal(socket.socket(socket.AF_INET, socket.SOCK_DGRAM).connect, ("192.0.2.1", 9)),
     "pids": [name for name in os.listdir("/proc") if name.isdigit()],
 }))
@@ -130,6 +131,7 @@ print(json.dumps({
     assert seen["nnp"].strip() == "1"
     assert seen["write"] in ("OSError", "PermissionError")
     assert seen["door"] is False
+    assert seen["core"] == [1, 1]
     assert seen["network"] == "OSError"
     assert len(seen["pids"]) == 1
 

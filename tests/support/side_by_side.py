@@ -26,6 +26,7 @@ _CLIENTS = "clients"  # are fetched into a place that all share
 GROUPS = {
     "tests/api/test_budgets.py": ALONE,
     "tests/api/test_never_deaf.py": ALONE,
+    "tests/jail/test_core_dumps.py": ALONE,
     "tests/test_leftovers.py": ALONE,
     "tests/backends/test_container.py": _CONTAINERS,
     "tests/backends/test_gvisor.py": _CONTAINERS,

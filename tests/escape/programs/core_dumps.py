@@ -1,11 +1,22 @@
-# Property 36: a crash writes no core file, and the limit cannot be raised.
+# Property 36: a crash writes no core file, and the limit cannot be changed: with 0 the host's handler would start again.
 # expect: status=ok exit=0 stdout=held
 
 import os
 import resource
 import signal
 
-assert resource.getrlimit(resource.RLIMIT_CORE) == (0, 0)
+assert resource.getrlimit(resource.RLIMIT_CORE) == (1, 1)
+for wanted in ((0, 1), (0, 0), (1, 1)):
+    resource.setrlimit(resource.RLIMIT_CORE, wanted)  # done, it says
+    for process in (0, os.getpid()):
+        try:
+            resource.prlimit(process, resource.RLIMIT_CORE, wanted)
+        except PermissionError:
+            continue
+        raise SystemExit("the limit was changed")
+assert resource.getrlimit(resource.RLIMIT_CORE) == (1, 1)
+with open("/proc/self/coredump_filter") as file:
+    assert int(file.read(), 16) == 0
 child = os.fork()
 if child == 0:
     os.kill(os.getpid(), signal.SIGSEGV)

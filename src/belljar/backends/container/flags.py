@@ -112,6 +112,7 @@ def _common(
             "Ulimits": [
                 _ulimit("nofile", resource.RLIMIT_NOFILE, 1 << 20),
                 _ulimit("nproc", resource.RLIMIT_NPROC, 1 << 15),
+                _ulimit("core", resource.RLIMIT_CORE, 1),  # see forbid_core_dumps
             ],
             "IpcMode": "private",
             "ShmSize": 1 << 20,

@@ -251,10 +251,13 @@ def try_landlock(orders: Orders) -> str:
 
 
 def try_rlimits(orders: Orders) -> str:
+    with open("/proc/sys/kernel/core_pattern") as file:
+        pattern = file.read().strip()
     limits.set_common()
     namespaces.drop_capabilities()
-    if resource.getrlimit(resource.RLIMIT_CORE) != (0, 0):
-        raise Missing("core dumps are still allowed")
+    core_limit = resource.getrlimit(resource.RLIMIT_CORE)
+    if core_limit != (1, 1) and (core_limit != (0, 0) or pattern.startswith("|")):
+        raise Missing(f"core dumps go to {pattern!r}: the limit for them is {core_limit}, and only 1 stops them")
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard + 1))

@@ -82,6 +82,10 @@ def _fix_kernel(orders: Orders) -> str:
     return "Linux 5.12 or newer on x86_64 or aarch64, with seccomp filters"
 
 
+def _fix_rlimits(orders: Orders) -> str:
+    return "start Belljar with a hard limit of 1 or more for core dumps (ulimit -Hc 1; LimitCORE=1 in a systemd unit)"
+
+
 WALLS = (
     Wall("user namespace", "", "rights inside are rights over nothing outside", attempts.try_user, _fix_user_namespace),
     Wall("pid namespace", "", "no sight of other processes, no signals to them", attempts.try_pid, _fix_namespace),
@@ -101,7 +105,7 @@ WALLS = (
     Wall("no_new_privs", "", "no rights gained from setuid programs", attempts.try_no_new_privs, _fix_kernel),
     Wall("seccomp", "", "no system call beyond the list", attempts.try_seccomp, _fix_kernel),
     Wall("landlock", "landlock", "a second opinion on files and signals", attempts.try_landlock, _fix_landlock),
-    Wall("rlimits", "", "no core dumps, few descriptors", attempts.try_rlimits, _fix_kernel),
+    Wall("rlimits", "", "no core dumps, few descriptors", attempts.try_rlimits, _fix_rlimits),
     Wall("cgroup memory", "cgroup", "memory of all its processes together", resources.try_memory, _fix_cgroup),
     Wall("cgroup pids", "cgroup", "no fork bomb", resources.try_processes, _fix_cgroup),
     Wall("cgroup cpu", "cgroup", "CPU time of all its processes together", resources.try_cpu, _fix_cgroup),
