@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 
 from belljar.jail import policy
@@ -34,10 +35,13 @@ def forbid_core_dumps() -> None:
     except ValueError:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
-        with open("/proc/self/coredump_filter", "wb", buffering=0) as file:
-            file.write(b"0")
+        filter_file = os.open("/proc/self/coredump_filter", os.O_WRONLY)
     except FileNotFoundError:
-        pass  # this kernel writes no core dumps
+        return  # this kernel writes no core dumps
+    try:
+        os.write(filter_file, b"0")
+    finally:
+        os.close(filter_file)
 
 
 def set_for_guest(cpu_seconds: int, address_bytes: int) -> None:
