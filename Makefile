@@ -12,6 +12,7 @@ CONTAINER_ARGS ?= --runtime runsc
 SERVE_ARGS ?=
 FUZZ_SECONDS ?= 60
 FUZZ_TARGETS ?=
+CPYTHON_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -25,7 +26,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup languages run hello test check format bench languagebench fuzz soak http load containers mcpb clean
+.PHONY: help setup languages run hello test check format bench languagebench cpython fuzz soak http load containers mcpb clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -79,6 +80,9 @@ fuzz: $(INSTALLED) ## fuzz every parser of hostile bytes, FUZZ_SECONDS each (60)
 
 soak: setup ## tens of thousands of mixed runs; fails when anything is left behind
 	$(BIN)/python bench/soak.py $(SOAK_ARGS)
+
+cpython: setup ## CPython's own tests in the jail; fails when one fails that does not outside
+	$(BIN)/python bench/cpython.py $(CPYTHON_ARGS)
 
 mcpb: $(INSTALLED) ## build the MCP bundle for desktop assistants, in dist/
 	$(BIN)/python deploy/mcpb/build.py
