@@ -48,17 +48,34 @@ EXPECTED = {
     "test.test_resource.*.test_fsize_ismax": "the size of a file is limited",
     "test.test_shutil.*.test_chown": "files cannot be given away",
     "test.test_asyncore.*.test_handle_expt": "sends urgent data",
-    "test.test_ftplib.*.test_abort": "sends urgent data",
     "test.test_os.*.test_splice*": "splice moves pages between pipes and files",
     "test.test_os.TestInvalidFD.test_tc*": "terminal requests are refused before the descriptor is looked at",
     "test.test_venv.*.test_zippath_from_non_installed_posix": "copies an interpreter whose files are not all in sight",
 }
 
-_PROGRAM = '''
-import importlib, io, json, sys, unittest, warnings
+#: Tests that are left out, since they wait for ever once they have failed: endings of their names, and why.
+LEFT_OUT = {
+    "test_ftplib.TestFTPClass.test_abort": "sends urgent data, and its server waits for it",
+    "test_ftplib.TestTLS_FTPClassMixin.test_abort": "the same",
+}
+
+_PROGRAM = (
+    f"""
+left_out = {tuple(LEFT_OUT)!r}
+"""
+    + '''
+import io, json, sys, unittest
 
 name, report = sys.argv[1:]
 outcomes = {}
+
+
+def flat(tests):
+    for test in tests:
+        if isinstance(test, unittest.TestSuite):
+            yield from flat(test)
+        elif not test.id().endswith(left_out):
+            yield test
 
 
 class Result(unittest.TextTestResult):
@@ -109,6 +126,7 @@ def main():
     except (unittest.SkipTest, ImportError) as reason:
         outcomes[name] = ["skipped", str(reason)]
     else:
+        tests = unittest.TestSuite(flat(tests))
         unittest.TextTestRunner(io.StringIO(), resultclass=Result, warnings="ignore").run(tests)
     with open(report, "w") as file:
         json.dump(outcomes, file)
@@ -117,6 +135,7 @@ def main():
 if __name__ == "__main__":
     main()
 '''
+)
 _START = f"""
 import os, subprocess, sys
 with open("/tmp/run_tests.py", "w") as file:

@@ -143,6 +143,7 @@ SOCKET_OPTIONS: dict[str, dict[str, tuple[int, int]]] = {
         "error": (1, 4),
         "buffer": (1, 8),
         "keep_alive": (1, 9),
+        "urgent_inline": (1, 10),
         "reuse_port": (1, 15),
         "peer": (1, 17),
         "time_limit": (1, 20),
@@ -165,7 +166,6 @@ SOCKET_OPTIONS: dict[str, dict[str, tuple[int, int]]] = {
     },
     "ENOPROTOOPT": {
         "debug": (1, 1),
-        "urgent_inline": (1, 10),
         "priority": (1, 12),
         "bind_to_device": (1, 25),
         "attach_filter": (1, 26),

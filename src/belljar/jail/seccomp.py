@@ -276,9 +276,10 @@ ARCH_PRCTLS = {
 #   SO_PEERSEC, SO_PEERGROUPS, SO_PEERPIDFD: for services that judge strangers, of which a jail has none
 SOCKET_OPTIONS: dict[int, dict[str, str]] = {
     1: {  # SOL_SOCKET
-        "what servers and clients set": """
-            SO_REUSEADDR=2 SO_BROADCAST=6 SO_SNDBUF=7 SO_RCVBUF=8 SO_KEEPALIVE=9 SO_REUSEPORT=15 SO_PASSCRED=16
-            SO_RCVLOWAT=18 SO_SNDLOWAT=19 SO_RCVTIMEO=20 SO_SNDTIMEO=21
+        "what servers and clients set; FTP servers do not start without SO_OOBINLINE, a mere mark where nothing is"
+        " urgent": """
+            SO_REUSEADDR=2 SO_BROADCAST=6 SO_SNDBUF=7 SO_RCVBUF=8 SO_KEEPALIVE=9 SO_OOBINLINE=10 SO_REUSEPORT=15
+            SO_PASSCRED=16 SO_RCVLOWAT=18 SO_SNDLOWAT=19 SO_RCVTIMEO=20 SO_SNDTIMEO=21
         """,
         "questions; the kernel itself refuses to set these": """
             SO_TYPE=3 SO_ERROR=4 SO_PEERCRED=17 SO_ACCEPTCONN=30 SO_PROTOCOL=38 SO_DOMAIN=39
