@@ -150,14 +150,14 @@ _CASES = (
 )
 
 
-def all_cases(mbpp: Workload) -> list[Case]:
-    """Every kind, real programs among them."""
-    weight = 30 / len(mbpp.programs)
-    real = [
-        Case(name="ok, mbpp", weight=weight, code=program.code, status="ok", stdout=program.stdout)
-        for program in mbpp.programs
+def all_cases(tasks: Workload) -> list[Case]:
+    """Every kind, small programs with tests among them."""
+    weight = 30 / len(tasks.programs)
+    tested = [
+        Case(name="ok, task", weight=weight, code=program.code, status="ok", stdout=program.stdout)
+        for program in tasks.programs
     ]
-    return [*_CASES, *real]
+    return [*_CASES, *tested]
 
 
 def draw_cases(cases: list[Case], count: int, seed: int) -> list[Case]:

@@ -28,7 +28,7 @@ from meters import CpuMeter, descendants, members, memory_of
 from report import replace_between_markers
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from workloads import mbpp_workload
+from workloads import tasks_workload
 
 import belljar
 from belljar.jail.cgroups import CgroupsUnavailable, find_hierarchies
@@ -107,7 +107,7 @@ class _Soak:
     async def run(self) -> dict[str, Any]:
         """Everything from the first program to the last look around."""
         options = self.options
-        drawn = draw_cases(all_cases(mbpp_workload()), options.runs, options.seed)
+        drawn = draw_cases(all_cases(tasks_workload()), options.runs, options.seed)
         step = max(1, options.runs // options.samples)
         before = _count_around(self.settings.jail.cgroup_parent, self.directory)
         self.box = belljar.AsyncSandbox(settings=self.settings)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +54,7 @@ def all_workloads(python: Path) -> list[Workload]:
         Workload("hello", "define a function, print a sum", (Program(_HELLO, "hello 3\n"),)),
         Workload("data", "import numpy and pandas, describe a small frame", (_ask(python, _DATA),), uses_data=True),
         Workload("cpu", "about 50 ms of pure Python", (Program(_CPU, f"{sum(n * n % 7 for n in range(500_000))}\n"),)),
-        mbpp_workload(),
+        tasks_workload(),
     ]
 
 
@@ -66,11 +65,10 @@ def _ask(python: Path, code: str) -> Program:
     return Program(code, output)
 
 
-def mbpp_workload() -> Workload:
-    """A fixed sample of MBPP; each program asserts its own tests and then says which task it was."""
-    sample = json.loads((Path(__file__).parent / "mbpp_sample.json").read_text("utf-8"))
+def tasks_workload() -> Workload:
+    """The small programs in `tasks/`: each asserts its own tests, and then prints its name."""
     programs = []
-    for task in sample["tasks"]:
-        parts = [*task["imports"], task["code"], *task["tests"], f'print("task {task["id"]} passed")']
-        programs.append(Program("\n".join(parts) + "\n", f"task {task['id']} passed\n"))
-    return Workload("mbpp", "real programs with their tests, in turn", tuple(programs))
+    for path in sorted((Path(__file__).parent / "tasks").glob("*.py")):
+        code = f'{path.read_text("utf-8")}print("{path.stem} passed")\n'
+        programs.append(Program(code, f"{path.stem} passed\n"))
+    return Workload("tasks", "small programs with their tests, in turn", tuple(programs))

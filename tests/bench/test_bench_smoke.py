@@ -40,7 +40,7 @@ def test_quick_benchmark_writes_its_tables_and_its_plot(repository: Path, source
     text = page.read_text()
     assert "of yesterday" not in text
     assert text.endswith("\n\nkept\n")
-    for heading in ("### Targets", "### hello", "### data", "### cpu", "### mbpp", "### Memory of an idle service"):
+    for heading in ("### Targets", "### hello", "### data", "### cpu", "### tasks", "### Memory of an idle service"):
         assert heading in text
     assert (tmp_path / "performance.png").read_bytes().startswith(_PNG)
     numbers = json.loads((tmp_path / "performance.json").read_text())
