@@ -86,14 +86,19 @@ def start(config: Path, tmp_path: Path) -> Iterator[Callable[..., subprocess.Pop
     started: list[subprocess.Popen[bytes]] = []
 
     def run(*words: str | Path) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(
-            [*COMMAND, "--config", config, *words],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            cwd=tmp_path,
-            env=clean_environ(),
-        )
+        # A signal that is handled here has its default in what we start. After nohup it would be ignored there, too.
+        handler = signal.signal(signal.SIGHUP, lambda *_: None)
+        try:
+            process = subprocess.Popen(
+                [*COMMAND, "--config", config, *words],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                cwd=tmp_path,
+                env=clean_environ(),
+            )
+        finally:
+            signal.signal(signal.SIGHUP, handler)
         started.append(process)
         return process
 
@@ -373,7 +378,7 @@ def test_a_signal_ends_the_program_and_leaves_nothing_behind(
     start: Callable[..., subprocess.Popen[bytes]], number: signal.Signals, is_impatient: bool, exit_code: int
 ) -> None:
     code = "import os, signal\nsignal.signal(2, signal.SIG_IGN)\nos.fork()\nprint('up', flush=True)\nsignal.pause()"
-    process = start("run", "-c", code)
+    process = start("run", "--timeout", "100", "-c", code)
     assert process.stdout is not None
     assert process.stdout.readline() == b"up\n"
     running = jailed(process.pid)
