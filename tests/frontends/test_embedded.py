@@ -9,6 +9,7 @@ import dataclasses
 import gc
 import itertools
 import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -267,7 +268,7 @@ import belljar
 from belljar.jail.cgroups import find_hierarchies
 from belljar.settings import EnvironmentSettings, JailSettings, Settings
 settings = Settings(
-    jail=JailSettings(cgroup_parent=f"belljar-embedded-test-{{os.getpid()}}"),
+    jail=JailSettings(cgroup_parent="belljar-embedded-test-{session}"),
     state_dir=pathlib.Path({state!r}),
     runtime_dir=pathlib.Path({runtime!r}),
     environments={{"default": EnvironmentSettings(packages=(), warm_imports=())}},
@@ -283,11 +284,12 @@ def read(path):
 
 
 def family(pid):
-    found = []
-    for task in pathlib.Path("/proc", str(pid), "task").glob("*"):
-        for child in map(int, read(task / "children").split()):
-            found += [child, *family(child)]
-    return found
+    try:
+        tasks = os.listdir(f"/proc/{{pid}}/task")
+    except OSError:
+        return []  # it has ended since
+    children = [int(child) for task in tasks for child in read(f"/proc/{{pid}}/task/{{task}}/children").split()]
+    return [*children, *(each for child in children for each in family(child))]
 
 
 def tell_family():
@@ -300,7 +302,9 @@ def tell_family():
 @pytest.fixture
 def run_script(settings: Settings, sources: Path) -> Callable[[str], subprocess.CompletedProcess[str]]:
     """Run a script in a process of its own, with `belljar` and `settings` at hand."""
-    prelude = PRELUDE.format(sources=str(sources), state=str(settings.state_dir), runtime=str(settings.runtime_dir))
+    prelude = PRELUDE.format(
+        sources=str(sources), state=str(settings.state_dir), runtime=str(settings.runtime_dir), session=os.getpid()
+    )
 
     def run(script: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -377,9 +381,12 @@ def test_a_killed_interpreter_leaves_nothing(run_script: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     """
     answer = run_script(script)
-    pids, _ = json.loads(answer.stdout)
+    pids, cgroups = json.loads(answer.stdout)
     assert pids
+    assert cgroups
     until(lambda: not any(map(is_alive, pids)))
+    assert run_script("with belljar.Sandbox(settings=settings): pass").returncode == 0  # its cgroups are removed here
+    assert not [path for path in cgroups if Path(path).exists()]
 
 
 def test_a_forked_child_may_not_use_it_and_does_not_harm_it(run_script: Any) -> None:
