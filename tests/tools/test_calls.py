@@ -95,7 +95,7 @@ def test_twenty_threads_call_side_by_side(tool_box: belljar.Sandbox) -> None:
         "with ThreadPoolExecutor(20) as pool:\n    got = list(pool.map(tools.add, range(1000)))\n"
         "print(got == [each + 2 for each in range(1000)])"
     )
-    outcome = tool_box.run(code, tools=[add])
+    outcome = tool_box.run(code, tools=[add], timeout=100)
     assert answer_of(outcome) == "True\n"
     assert len(outcome.tool_calls) == 1000
 
