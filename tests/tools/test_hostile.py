@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import textwrap
-import time
 from pathlib import Path
 from typing import Any
 
@@ -141,8 +140,9 @@ def test_a_broken_packet_harms_only_whoever_sent_it(tool_box: belljar.Sandbox, s
         except tools.ToolError as error:
             print(error)
     """
-    outcome = run(tool_box, code, timeout=2)
-    if sent == "give(wire.fileno())":  # we and the program now read the same socket, so it may lose its own answer
+    shares_its_socket = sent == "give(wire.fileno())"
+    outcome = run(tool_box, code, timeout=2 if shares_its_socket else 60)
+    if shares_its_socket:  # we and the program now read the same socket, so it may lose its own answer
         assert outcome.status in ("ok", "timed_out")
     else:
         assert outcome.status == "ok", outcome.stderr
@@ -159,14 +159,14 @@ def test_a_flood_of_calls_leaves_the_host_free(tool_box: belljar.Sandbox) -> Non
             while True:
                 wire.send(packet(1, 0, {'tool': 'note', 'arguments': {'value': 'x' * 50000}}))
         for _ in range(4): threading.Thread(target=flood, daemon=True).start()
-        threading.Event().wait(2)
+        threading.Event().wait()
     """
-    flood = tool_box.stream(PREAMBLE + textwrap.dedent(code), tools=[note], timeout=10)
+    limits = {"wall_seconds": 100, "cpu_seconds": 100}
+    flood = tool_box.stream(PREAMBLE + textwrap.dedent(code), tools=[note], limits=limits)
     next(flood)
-    began = time.monotonic()
     for _ in range(5):
         still_works(tool_box)
-    assert time.monotonic() - began < 8
+    assert tool_box.facts()["running"] == 1, "they were served while it went on"
     flood.close()
     still_works(tool_box)
 
