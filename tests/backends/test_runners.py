@@ -64,8 +64,11 @@ async def open_and_close(sandbox: RunnersSandbox) -> None:
 
 def runner_pids() -> list[int]:
     """Of this process."""
-    pids = [int(pid) for each in Path("/proc/self/task").iterdir() for pid in (each / "children").read_text().split()]
-    return [pid for pid in pids if "runners.process" in Path(f"/proc/{pid}/cmdline").read_text()]
+    found: list[int] = []
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # the thread has ended since
+            found += map(int, (task / "children").read_text().split())
+    return [pid for pid in found if "runners.process" in Path(f"/proc/{pid}/cmdline").read_text()]
 
 
 class Listener:
