@@ -113,7 +113,8 @@ def test_an_interrupted_call_leaves_the_line_in_order(tool_box: belljar.Sandbox)
         return "late"
 
     with tool_box.session(tools=[wait, add]) as session:
-        outcome = session.run("import tools\ntools.wait()", timeout=1.0)
+        assert session.run("import tools").ok
+        outcome = session.run("tools.wait()", timeout=1.0)
         gate.set()
         assert outcome.status == "timed_out"
         assert said(session.run("print(tools.add(1))")) == "3\n"

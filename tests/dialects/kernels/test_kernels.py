@@ -144,9 +144,9 @@ def test_all_at_once(kernels: Any, name: str) -> None:
 
 
 def test_timeout_is_told_and_nothing_stale_is_left(kernels: Any, name: str) -> None:
-    lines = kernels.run("print('one')\nx = 7\nwhile True: pass", name, timeout=1)
+    lines = kernels.run("print('one')\nx = 7\nwhile True: pass", name, timeout=3)
     assert lines[0] == {"text": "one\n"}
-    assert lines[-1]["error"].startswith("TimeoutError: not done after 1 s")
+    assert lines[-1]["error"].startswith("TimeoutError: not done after 3 s")
     assert kernels.run("print(x)", name) == [{"text": "7\n"}]
 
 

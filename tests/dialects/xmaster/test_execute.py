@@ -74,9 +74,9 @@ class TestBoth:
         assert answer["session_id"] == session.get("session_id", "test_id")
 
     def test_timeout(self, server: XMaster, session: dict[str, Any]) -> None:
-        answer = server.execute("print('before', flush=True)\nwhile True: pass", timeout=1, **session)
-        assert (answer["output"], answer["error"]) == ("before\n", "Execution timed out after 1 seconds")
-        assert 0.9 < answer["execution_time"] < 10
+        answer = server.execute("print('before', flush=True)\nwhile True: pass", timeout=3, **session)
+        assert (answer["output"], answer["error"]) == ("before\n", "Execution timed out after 3 seconds")
+        assert 2.9 < answer["execution_time"] < 30
 
     def test_no_time_at_all(self, server: XMaster, session: dict[str, Any]) -> None:
         began = time.monotonic()
