@@ -239,24 +239,28 @@ class _OneRun:
 
     async def run(self) -> int:
         """The exit code. A signal or a reader who has gone ends the program first; nothing is left behind."""
+        loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
         heard = [each for each in _ENDING_SIGNALS if signal.getsignal(each) is not signal.SIG_IGN]
         for number in heard:
-            asyncio.get_running_loop().add_signal_handler(number, self._end, 128 + number)
+            loop.add_signal_handler(number, self._end, 128 + number)
+        outlet = Outlet(self._on_write_failure)  # before the signals are unblocked: its thread never gets one
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING_SIGNALS)
         try:
-            return await self._run_and_conclude()
+            return await self._run_and_conclude(outlet)
         finally:
-            # A loop that is being closed complains about each one that still comes.
+            # A loop that is being closed complains about each signal that still comes. One that is blocked here goes to
+            # another thread that does not block it, so there must be none.
+            self._task = None
+            await loop.shutdown_default_executor()
             signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING_SIGNALS)
             for number in heard:
-                asyncio.get_running_loop().remove_signal_handler(number)
+                loop.remove_signal_handler(number)
                 signal.signal(number, signal.SIG_IGN)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING_SIGNALS)
 
-    async def _run_and_conclude(self) -> int:
+    async def _run_and_conclude(self, outlet: Outlet) -> int:
         try:
-            outlet = Outlet(self._on_write_failure)
             try:
                 outcome = await self._run(outlet)
             except BelljarError:
