@@ -2,7 +2,7 @@
 
 What a worker holds for many tests is dear to start, so the tests of a file stay together, and all that need a container
 engine. Tests that count or time what the whole machine does come last, when no other worker is left. Without workers
-nothing of this has any effect.
+the order is pytest's own.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _ENDING_SECONDS = 120.0
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A worker has mounts of its own, which others neither see nor count, and is interrupted once."""
+    """Have mounts of our own, which others neither see nor count. A worker is interrupted once."""
+    if os.geteuid() == 0:
+        syscalls.unshare(syscalls.CLONE_NEWNS)
+        syscalls.mount(b"none", b"/", b"", syscalls.MS_REC | syscalls.MS_PRIVATE)
     if hasattr(config, "workerinput"):
-        if os.geteuid() == 0:
-            syscalls.unshare(syscalls.CLONE_NEWNS)
-            syscalls.mount(b"none", b"/", b"", syscalls.MS_REC | syscalls.MS_PRIVATE)
         signal.signal(signal.SIGINT, _interrupt_once)
 
 
