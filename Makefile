@@ -26,7 +26,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup languages run hello test check format bench languagebench cpython fuzz soak http load containers mcpb clean
+.PHONY: help setup languages run hello test root check format bench languagebench cpython fuzz soak http load containers mcpb clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,8 +56,12 @@ run: setup ## start the server on http://127.0.0.1:8000
 hello: setup ## run a first program behind all walls, without a server
 	@$(BELLJAR) run examples/hello.py
 
-test: setup check ## check, then run every test
+test: root setup check ## check, then run every test; needs root
 	$(BIN)/python -m pytest --numprocesses=$(TEST_WORKERS) --dist=loadfile $(PYTEST_ARGS)
+
+# Before the set-up: a plain user would see hundreds of tests fail, and only after minutes.
+root:
+	@[ "$$(id -u)" = 0 ] || { echo "The tests need every isolation layer, and two of them need root: sudo make test" >&2; exit 1; }
 
 check: $(INSTALLED) ## format, lint, types and import rules, without changing anything
 	$(BIN)/ruff format --check .

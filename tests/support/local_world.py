@@ -29,9 +29,11 @@ def descriptors() -> set[tuple[str, str]]:
 
 def children(pid: int) -> list[int]:
     """Of all threads of a process."""
-    return [
-        int(word) for each in Path(f"/proc/{pid}/task").iterdir() for word in (each / "children").read_text().split()
-    ]
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):  # the thread has ended since
+            found += map(int, (task / "children").read_text().split())
+    return found
 
 
 def arguments(pid: int) -> str:
