@@ -613,6 +613,8 @@ def test_entrance_opens_nothing_but_what_puts_up_walls(machine: str) -> None:
         "setns", "unshare", "mount", "landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self",
         "process_madvise",
     }  # fmt: skip
+    collapse = seccomp.SYSCALLS[machine]["madvise"], (SOME_POINTER, 4096, 25)
+    assert word(judge(entrance, native, *collapse).value) == "allow", "the heap of the warm process goes to huge pages"
 
 
 SESSION_PROGRAMS = {

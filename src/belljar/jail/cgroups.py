@@ -22,7 +22,8 @@ _OLD_PEAK_BYTES_MAX = 16 << 20  # of an earlier guest: the next may be told that
 _HOST_LEAF = "belljar-host"
 CONTROLLERS = ("memory", "pids", "cpuacct")  # version 2 calls the last one cpu
 #: Gives each cell a share of the processor of its own. It comes with version 2, and with cpuacct where version 1 mounts
-#: both together. Where it is a hierarchy of its own, cells join that, too; without it they get time by processes.
+#: both together. Where it is a hierarchy of its own, sessions join that, too. To join it would cost a small program 4 %
+#: of its run (bench/compare.py), so one-shot programs do not; without it they get time by processes.
 _SHARES = "cpu"
 #: Where a process writes itself. A thread that moves itself, and nobody else, needs no lock that all forks and exits on
 #: the machine have to take; version 2 has no such file for what is no threaded cgroup.
@@ -210,6 +211,7 @@ class CellCgroup:
     def __init__(self, directories: list[tuple[Hierarchy, str]]) -> None:
         self._paths = [path for _, path in directories]
         self.join_files: list[int] = []  # each guest, single-threaded by then, writes itself into these
+        self.shares_join: list[int] = []  # and sessions into this one, if there is one
         self.kill_file: int | None = None
         self.oom_event: int | None = None  # readable when version 1 has killed one process of several
         self._socket_max: int | None = None
@@ -228,7 +230,8 @@ class CellCgroup:
 
     def _open(self, hierarchy: Hierarchy, path: str) -> None:
         os.makedirs(path, exist_ok=True)
-        self.join_files.append(_open(f"{path}/{_JOIN_FILES[hierarchy.version]}", os.O_WRONLY))
+        joined = self.shares_join if hierarchy.controllers == (_SHARES,) else self.join_files
+        joined.append(_open(f"{path}/{_JOIN_FILES[hierarchy.version]}", os.O_WRONLY))
         if "memory" in hierarchy.controllers:
             self.memory_join = self.join_files[-1]  # all a process must join to have its memory counted here
             self._memory_path = path
@@ -409,7 +412,7 @@ class CellCgroup:
 
     def close(self) -> None:
         """Close our files; the directories go with `Cgroups.close`."""
-        files = [*self.join_files, *self._memory_max, self._memory_peak, self._oom, self._pids_max]
+        files = [*self.join_files, *self.shares_join, *self._memory_max, self._memory_peak, self._oom, self._pids_max]
         files += [self._pids_current, self._cpu, self._memory_now, self._reclaim]
         files += [each for each in (self.kill_file, self.oom_event, self._socket_max) if each is not None]
         for file in files:

@@ -579,6 +579,7 @@ def compile_filter(machine: str, can_watch: bool = True) -> bytes:
 
 _ENTRANCE = "setns unshare mount process_madvise landlock_create_ruleset landlock_add_rule landlock_restrict_self"
 _ENTRANCE_PRCTLS = (22, 24, 47)  # PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_CAP_AMBIENT
+_ENTRANCE_ADVICE = (25,)  # MADV_COLLAPSE: the warm process puts its heap into huge pages, which makes forks cheaper
 
 
 def compile_entrance(machine: str, branches: bool = False, can_watch: bool = True) -> bytes:
@@ -592,6 +593,7 @@ def compile_entrance(machine: str, branches: bool = False, can_watch: bool = Tru
         open_calls[numbers["setns"]] = _argument(1, {CLONE_NEWUSER: ASK}, ALLOW)
     options = _each(ALLOW, *_values(PRCTLS), *_ENTRANCE_PRCTLS)
     open_calls[numbers["prctl"]] = _argument(0, options, EPERM)
+    open_calls[numbers["madvise"]] = _argument(2, _each(ALLOW, *_values(MADVICE), *_ENTRANCE_ADVICE), EINVAL)
     if not can_watch:
         open_calls.update(_without_watching(machine))
     return _assemble(machine, _by_number(machine, open_calls))
@@ -619,6 +621,7 @@ def compile_closing(machine: str, branches: bool = False) -> bytes:
         del closed[numbers["landlock_restrict_self"]]
         closed[numbers["kill"]] = _argument(0, {_WORD: EPERM}, ALLOW)  # -1: everyone, and that would be one's branches
     closed[numbers["prctl"]] = _argument(0, _each(EPERM, *_ENTRANCE_PRCTLS), ALLOW)
+    closed[numbers["madvise"]] = _argument(2, _each(EINVAL, *_ENTRANCE_ADVICE), ALLOW)
     return _assemble(machine, Look(_OFFSET_OF_NUMBER, _WORD, _steps(closed, ALLOW)))
 
 

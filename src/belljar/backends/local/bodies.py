@@ -59,7 +59,7 @@ class Family:
                 await self.cell_gone()
                 return
             await asyncio.sleep(pause)
-            pause = min(2 * pause, _LOOK_AGAIN_SECONDS_MAX)
+            pause = min(1.1 * pause, _LOOK_AGAIN_SECONDS_MAX)  # most are dead after a few milliseconds
             if not cgroup.is_empty():
                 cgroup.kill_all()
 

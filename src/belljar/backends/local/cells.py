@@ -133,15 +133,11 @@ class Cell:
         """Its berth's number."""
         return self.berth.number
 
-    @property
-    def descriptors(self) -> list[int]:
-        """What a zygote needs to put a guest here; the third is landlock's ruleset, if it `has_rules`."""
-        return [
-            self.sleeper,
-            self._their_channel.fileno(),
-            *self._rules,
-            *(self.berth.cgroup.join_files if self.berth.cgroup else ()),
-        ]
+    def descriptors(self, stays: bool) -> list[int]:
+        """What a zygote needs to put a guest, or a session, here; the third is a ruleset, if it `has_rules`."""
+        cgroup = self.berth.cgroup
+        joined = (*cgroup.join_files, *(cgroup.shares_join if stays else ())) if cgroup else ()
+        return [self.sleeper, self._their_channel.fileno(), *self._rules, *joined]
 
     @property
     def has_rules(self) -> bool:

@@ -343,7 +343,7 @@ class World(ZygoteListener):
         order = protocol.FORK.pack(guest.number, berth.number, berth.uid, *allowance)
         try:
             if berth.number not in zygote.cells:
-                zygote.add_cell(berth.number, cell.descriptors, cell.has_rules)
+                zygote.add_cell(berth.number, cell.descriptors(zygote.weight == SHELL), cell.has_rules)
             zygote.fork(order, guest.their_ends)
         except (channel.ChannelClosed, BlockingIOError) as error:
             del self._guests[guest.number]
