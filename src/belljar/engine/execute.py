@@ -74,7 +74,7 @@ class Engine:
         self._background: set[asyncio.Task[Any]] = set()
         self.sessions = Sessions(self)
         #: Asked when an execution gets its turn: raises Overloaded, or returns what to call at its end.
-        self.reserve: Callable[[Execution], Callable[[], None] | None] | None = None
+        self.reserve: Callable[[Execution], Awaitable[Callable[[], None]] | None] | None = None
 
     async def open(self) -> None:
         """Get ready to run; opening twice is harmless.
@@ -188,8 +188,8 @@ class Engine:
                 queue_seconds = time.monotonic() - joined
             give_back = None
             try:
-                if self.reserve is not None:
-                    give_back = self.reserve(execution)
+                if self.reserve is not None and (coming := self.reserve(execution)) is not None:
+                    give_back = await coming
                 seen = await (place or self.sandbox.run)(execution, watcher)
             finally:
                 self._slots.release()

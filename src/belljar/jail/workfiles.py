@@ -126,9 +126,11 @@ def _directory(root: int, names: list[str]) -> Iterator[int]:
             below = _open(current, name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
             os.close(current)
             current = below
-    except OSError as error:
+    except BaseException as error:
         os.close(current)
-        raise _told(error, "/".join(names)) from error
+        if isinstance(error, OSError):
+            raise _told(error, "/".join(names)) from error
+        raise
     try:
         yield current
     finally:

@@ -103,7 +103,8 @@ class Gate:
         try:
             yield entry
         finally:
-            del self._passes[pid]
+            if self._passes.get(pid) is entry:  # a hostile process may be the copy of two branches
+                del self._passes[pid]
 
     def answer(self, question: int, error: int, flags: int) -> bool:
         """Whether the caller was still there."""

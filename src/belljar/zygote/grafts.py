@@ -40,7 +40,7 @@ def begin(order: dict[str, Any], descriptors: list[int]) -> int:
     by which to join the branch's cgroup.
 
     What is reported: user, mount, network and ipc namespace, the directories, and a landlock ruleset for the copy,
-    unless the version is 0.
+    unless the version is 0; or why the files could not be copied (`uncopied`), or anything else not be made (`failed`).
     """
     global _is_allowed
     if not _is_allowed:
@@ -84,7 +84,11 @@ def _make(order: dict[str, Any], descriptors: list[int]) -> None:
     fresh = [os.open(path, os.O_PATH | os.O_DIRECTORY) for path in policy.WRITABLE_DIRS]
     for source, path in zip(parents, policy.WRITABLE_DIRS):
         target = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        copy_tree(_readable(source), target)
+        try:
+            copy_tree(_readable(source), target)
+        except OSError as error:
+            _say(report, {"uncopied": str(error)})
+            return
     made = [os.open(f"ns/{name}", os.O_RDONLY, dir_fd=own) for name in _NAMES]
     version = order["landlock_version"]
     _say(report, {}, [*made, *fresh, *([landlock.shield(version)] if version else [])])

@@ -428,6 +428,10 @@ class ZygoteHandle:
             message, _, descriptors = channel.receive(self._socket, 1)
         except BlockingIOError:
             return
+        except channel.DescriptorsLost as error:
+            if not self._warm.done():
+                self._warm.set_exception(OutOfDescriptors(str(error)))
+            return
         except channel.ChannelClosed:
             self._lose()
             return

@@ -29,7 +29,9 @@ TOKENS = (
     b"\0" + channel.build({}, b"branched"),
     *(bytes((each,)) for each in range(6)),
 )
-_READY = {"line": 1, "sent": [{"kind": "other"}] * 3}
+_INTRODUCTION = {"line": 1, "sent": [{"kind": "other"}] * 3}
+#: Without AttributeError: that would be a mistake of ours as often as a lie of the container's.
+_NONSENSE = tuple(each for each in NONSENSE if each is not AttributeError)
 _CELL_ASKED = Execution(code="1", limits=Limits(wall_seconds=30.0))
 
 
@@ -58,7 +60,9 @@ async def _talk(data: bytes) -> None:
     await harness.turns(2)
     is_wrong, data = (data[0] & 1, data[1:]) if data else (0, data)
     if not is_wrong:
-        body.hear(_READY, channel.build({}))
+        body.hear(_INTRODUCTION, channel.build({}))
+        await harness.turns(3)
+        body.hear({"line": 1}, channel.build({}, b"ready"))
         await harness.turns(3)
     try:
         for piece in harness.pieces(data):
@@ -66,7 +70,7 @@ async def _talk(data: bytes) -> None:
                 break
             tasks += _do(session, steward, piece[0] % 6, piece[1:])
             await harness.turns(4)
-    except NONSENSE:  # the container is then lost
+    except _NONSENSE:  # the container is then lost
         pass
     finally:
         await session.close()
@@ -78,9 +82,9 @@ async def _talk(data: bytes) -> None:
 
 def _do(session: RemoteSession, steward: _Steward, what: int, content: bytes) -> list[asyncio.Task[Any]]:
     body = steward.body
-    if what == _CELL and session._turn is None and session._started.done():
+    if what == _CELL and session._turn is None and session._opening.ready.done():
         return [asyncio.create_task(session.run(_CELL_ASKED))]
-    if what == _LIST and not steward.questions and session._started.done():
+    if what == _LIST and not steward.questions and session._opening.ready.done():
         return [asyncio.create_task(session.list_files())]
     if what == _LIST and steward.questions:
         message, blob = channel.parse(len(content).to_bytes(4, "big") + content) if content else ({}, b"")

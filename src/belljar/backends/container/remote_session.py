@@ -95,6 +95,10 @@ class RemoteBody(Body):
         finally:
             self._asked.pop(number, None)
 
+    def was_taken_away(self) -> bool:
+        """It has no cell; that its container has gone is told by its world."""
+        return False
+
     def interrupt(self) -> None:
         """SIGINT to its process."""
         self._send({"do": "interrupt", "run": self.number}, b"")

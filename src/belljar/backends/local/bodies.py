@@ -61,7 +61,8 @@ class Family:
             await asyncio.sleep(pause)
             pause = min(1.1 * pause, _LOOK_AGAIN_SECONDS_MAX)  # most are dead after a few milliseconds
             if not cgroup.is_empty():
-                cgroup.kill_all()
+                with contextlib.suppress(OSError):
+                    cgroup.kill_all()
 
     async def cell_gone(self) -> None:
         """Wait until nobody is left in the killed cell, and for no stuck process of ours."""
@@ -92,7 +93,8 @@ class Body:
         if self.cgroup is None or len(self.family.members) == 1:
             self.family.guest.cell.kill()
         else:
-            self.cgroup.kill_all()
+            with contextlib.suppress(OSError):  # no descriptors left: `empty` tries again, and then ends the family
+                self.cgroup.kill_all()
 
     async def gone(self) -> None:
         """Wait until everyone who was killed is dead."""
@@ -100,6 +102,10 @@ class Body:
             await self.family.cell_gone()
             return
         await self.family.empty(self.cgroup)
+
+    def was_taken_away(self) -> bool:
+        """Whether somebody outside has ended its cell."""
+        return self.family.guest.cell.was_taken_away()
 
     def open_home(self) -> int | None:
         """The user namespace it lives in, which the caller owns; None: that of the guests' world."""
@@ -135,10 +141,10 @@ class BranchBody(Body):
     def __init__(
         self, family: Family, berth: Berth, peer: socket.socket, stdout: int, stderr: int, pidfd: int, pid: int
     ) -> None:
+        self._pidfd = os.dup(pidfd)  # first: who fails here is no member of the family
         super().__init__(family, berth.cgroup, peer, stdout, stderr)
         self._pid = pid
         self._berth = berth
-        self._pidfd = os.dup(pidfd)
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._pidfd, self._on_end)
         if berth.cgroup is not None and berth.cgroup.oom_event is not None:

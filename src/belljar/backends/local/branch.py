@@ -120,7 +120,8 @@ async def _give_up(parent: Body, berth: Berth) -> None:
     assert berth.cgroup is not None
     try:
         if not berth.cgroup.is_empty():
-            berth.cgroup.kill_all()
+            with contextlib.suppress(OSError):
+                berth.cgroup.kill_all()
             await _finish(asyncio.create_task(parent.family.empty(berth.cgroup)))
     finally:
         parent.family.world.give_back(berth)
@@ -144,6 +145,8 @@ async def _have_made(parent: Body, berth: Berth, directories: list[int], limits:
     family, version = parent.family, parent.family.world.landlock_version
     count = 8 if version else 7
     assert berth.cgroup is not None
+    if not directories:
+        raise CannotBranch("the session has ended")
     ours, theirs = channel.pair()
     ours.setblocking(False)
     with ours:
@@ -175,6 +178,8 @@ async def _have_made(parent: Body, berth: Berth, directories: list[int], limits:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(maker, signal.SIGKILL)
             os.close(maker)
+    if "uncopied" in message:
+        raise CannotBranch(f"its files cannot be copied: {message['uncopied']}; remove some, or ask for more disk_mb")
     if len(made) != count:
         raise JailSetupFailed("branch", str(message.get("failed")))
     return made

@@ -12,13 +12,14 @@ import os
 import signal
 import socket
 
+from belljar.backends.local import shortage
 from belljar.backends.local.bodies import Body
 from belljar.contract.errors import JailSetupFailed, SandboxFault
 from belljar.jail import workfiles
 from belljar.jail.cgroups import CellCgroup
 from belljar.zygote import deposits
 from belljar.zygote.gate import has_ended
-from belljar.zygote.handle import StartFailed
+from belljar.zygote.handle import OutOfDescriptors, StartFailed
 
 _OVERHEAD_BYTES = 4 << 20  # what the process that writes copies for itself, and the kernel's notes on pages
 _ANSWER_BYTES = 1024
@@ -65,11 +66,15 @@ async def _have_written(body: Body, cgroup: CellCgroup, directory: int, path: st
                     return b""
             finally:
                 await _end(writer)
+    except OutOfDescriptors as error:
+        raise shortage.refusal() from error
     except StartFailed as error:
         raise JailSetupFailed("file", str(error)) from error
     except TimeoutError as error:
         raise SandboxFault(f"{path} was not written in time") from error
     except OSError as error:
+        if shortage.is_one(error):
+            raise shortage.refusal() from error
         raise JailSetupFailed("file", str(error)) from error
 
 

@@ -37,12 +37,17 @@ class Idleness:
                 self._look_later(self._cpu_seconds - self._used)
 
     def pause(self) -> None:
-        """What is used from now on, by a cell or by a fork that we have asked for, is counted elsewhere."""
+        """What is used from now on is counted by the cell that begins."""
         if self._since is not None:
             self._used += self._gap()
             self._since = None
             if self._used > self._cpu_seconds:
                 self._exhausted()
+
+    def forgive(self, seconds: float) -> None:
+        """Leave out so much of what is used before the next cell: for a fork that the host has asked for."""
+        if self._since is not None:
+            self._since += seconds
 
     def close(self) -> None:
         """Count no more."""

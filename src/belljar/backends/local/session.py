@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 _SILENCE_SECONDS = 10.0
 _INLINE_BYTES = 64 * 1024
+_FORK_CPU_SECONDS = 0.25  # of a branch that we order: more than that is the program's own doing
 _BIRTHS_AT_ONCE = 2  # the place of the next branch is made while one moves in
 _GENERATIONS_MAX = 15  # landlock has sixteen layers, and the jail itself is one; user namespaces nest 32 deep
 
@@ -277,7 +278,7 @@ class LocalSession(SessionFiles):
             if not self._branches_coming:
                 check_quiet(self.cgroup)
         self._branches_coming += 1
-        self._idleness.pause()
+        self._idleness.forgive(_FORK_CPU_SECONDS)
         try:
             async with self._births:
                 self._check_alive()
@@ -285,8 +286,6 @@ class LocalSession(SessionFiles):
                 grown = await grow(self._body, self._directories, self._limits, order, self._forking)
         finally:
             self._branches_coming -= 1
-            if not self._branches_coming and self._is_idle():
-                self._idleness.begin()
         twin = LocalSession(grown.body, self._limits, self._bounds, self._owner)
         twin._generation = self._generation + 1
         twin._begin_as_copy(grown, self._cells)
@@ -297,9 +296,6 @@ class LocalSession(SessionFiles):
             await twin.close()
             raise
         return twin
-
-    def _is_idle(self) -> bool:
-        return self._turn is None and self._reason is None
 
     async def _equip(self, twin: LocalSession, pidfd: int) -> None:
         """Give a copy tools and a network of its own, if this session has any."""
@@ -386,7 +382,8 @@ class LocalSession(SessionFiles):
         async with self._writing:
             self._check_alive()
             try:
-                await deposits.put(self._body, self.cgroup, self._directories[0], path, content)
+                with shortage.named():
+                    await deposits.put(self._body, self.cgroup, self._directories[0], path, content)
             except SandboxFault:
                 self._on_memory_event()  # the program may have taken what there was room for
                 self._check_alive()
@@ -411,7 +408,7 @@ class LocalSession(SessionFiles):
     def _judge(self, status: int | None) -> str:
         if self.cgroup is not None and self.cgroup.oom_kills() > 0:
             return "memory"
-        if self._body.family.world.is_lost or self._body.family.guest.cell.was_taken_away():
+        if self._body.family.world.is_lost or self._body.was_taken_away():
             return "lost"
         if status is None:
             return "lost" if isinstance(self._body, FirstBody) else "exit"  # an older kernel tells nothing of a branch
@@ -450,7 +447,8 @@ class LocalSession(SessionFiles):
             pass  # nobody of ours is in its cgroup any more
         for descriptor in (*self._directories, *([self._pidfd] if self._pidfd >= 0 else ())):
             os.close(descriptor)
-        self._directories, self._pidfd = [], -1
+        self._directories.clear()  # the list itself: a branch that waits for its place has it, too
+        self._pidfd = -1
         if self._copying is not None and not self._copying.done():
             self._copying.set_result(f"the session has ended: {self._reason}")
         self._opening.forget()

@@ -18,6 +18,7 @@ from belljar.zygote.handle import SHORTAGES
 #: What new programs may not take: with these, those that run are answered, sessions run their cells, and all is closed.
 RESERVE = 64
 _OF_ONE_PROGRAM = 32  # a cell with its cgroup takes about two dozen, the program in it the rest
+_IN_ONE_PACKET = 253  # descriptors that a program can have in flight beyond its limit
 _OF_THE_PROCESS = 64  # the interpreter, its loop, wardens and zygotes
 
 
@@ -43,7 +44,10 @@ def raise_limit(pool: PoolSettings) -> None:
 def needed(pool: PoolSettings) -> int:
     """The lowest hard limit that this pool can work with."""
     ours = RESERVE + _OF_THE_PROCESS + _OF_ONE_PROGRAM * (pool.max_running + pool.ready_guests)
-    return max(ours, policy.OPEN_FILES_MAX)  # what every program may open: a limit cannot be raised
+    least = policy.OPEN_FILES_MAX  # what every program may open: a limit cannot be raised
+    if os.geteuid() != 0:  # programs have our uid, and the kernel counts what they and we have in flight together
+        least += _IN_ONE_PACKET + RESERVE
+    return max(ours, least)
 
 
 def keep_reserve(newest: int) -> None:

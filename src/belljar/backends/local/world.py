@@ -345,10 +345,12 @@ class World(ZygoteListener):
             if berth.number not in zygote.cells:
                 zygote.add_cell(berth.number, cell.descriptors(zygote.weight == SHELL), cell.has_rules)
             zygote.fork(order, guest.their_ends)
-        except (channel.ChannelClosed, BlockingIOError) as error:
+        except (channel.ChannelClosed, OSError) as error:
             del self._guests[guest.number]
             guest.close_their_ends()
             self.release(guest)
+            if shortage.is_one(error):
+                raise shortage.refusal() from error
             raise ZygoteDied("the warm process is gone; the next request starts a new one") from error
         guest.close_their_ends()
         self._zygotes.note_fork(zygote)
@@ -384,8 +386,17 @@ class World(ZygoteListener):
         return await self._warden.graft(order, lent)
 
     async def deposit(self, order: Mapping[str, Any], descriptors: Sequence[int]) -> tuple[int, int]:
-        """Have a file written into a session."""
-        return await self._warden.deposit(order, descriptors)
+        """Have a file written into a session.
+
+        Raises:
+            JailSetupFailed: the warden does not answer.
+        """
+        try:
+            async with asyncio.timeout(CELL_SECONDS):
+                return await self._warden.deposit(order, descriptors)
+        except TimeoutError as error:
+            self._warden.kill()
+            raise JailSetupFailed("file", "the warden does not answer") from error
 
     async def listen(self, place: int, port: int) -> tuple[int, int]:
         """A listener on a guest's own loopback: its port, and it, which the caller owns.

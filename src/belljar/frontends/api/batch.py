@@ -122,11 +122,12 @@ class _Kept:
         self._request = request
         self._most_bytes = min(service.settings.server.batch_bytes, service.room.all_bytes // 4)
         self._bytes = 0
+        self._is_full = False
         self._results: list[Sequence[bytes]] = [()] * count
 
     def refuse(self) -> dict[str, Any] | None:
         """The result of an execution that is not run because nothing more can be kept; None as long as it can."""
-        if self._bytes < self._most_bytes:
+        if not self._is_full and self._bytes < self._most_bytes:
             return None
         return {**refusal_of(self._too_much()).as_json(), "verdict": NOT_RUN}
 
@@ -135,6 +136,7 @@ class _Kept:
         if size <= LARGE:
             pieces = [encode_json(result)]
         elif self._bytes + size > self._most_bytes:
+            self._is_full = True
             pieces = [encode_json({**refusal_of(self._too_much()).as_json(), "verdict": NOT_KEPT})]
         else:
             self._count(size)  # before anything is awaited: others finish meanwhile
@@ -200,6 +202,8 @@ async def _answer_as_they_finish(service: Service, request: Request, batch: Batc
 
     try:
         await _run_all(service, request, batch, finish)
+    except ConnectionError:
+        raise  # nobody is there to be told
     except Exception as error:  # the status is sent; what is wrong can only be told in the stream
         if not stream.has_begun:
             raise

@@ -93,6 +93,7 @@ class Connection(HttpToolsProtocol):
     _taken_bytes = 0  # by the client, when we began to count
     _taking_since: float | None = None
     _is_half_closed = False
+    _probes_left = 8
     _tell_left: Callable[[], object] | None = None  # who wants to hear that the client has left
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -205,8 +206,13 @@ class Connection(HttpToolsProtocol):
     def _look_if_reset(self) -> None:
         """Nothing is read any more, so nobody else would notice."""
         wire = self.transport.get_extra_info("socket")
-        if not self.transport.is_closing() and wire.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE:
+        if self.transport.is_closing():
+            return
+        if wire.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE:
             self.transport.abort()
+        elif self._probes_left and not self.cycle.response_started:
+            self._probes_left -= 1
+            self._outlet.write_at_once(_PROBE)  # a relay in between notices only the second that it cannot pass on
 
     def _answer_and_close(self, status: bytes, refusal: Refusal, headers: bytes = b"") -> None:
         body = encode_json(refusal.as_json())

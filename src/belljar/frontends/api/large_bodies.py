@@ -21,7 +21,7 @@ from belljar.frontends.api.replies import Refusal
 AT_ONCE_BYTES = 1024 * 1024  # decoded in one go: 35 ms at worst
 VALUES_MAX = 250_000  # texts, lists and objects in a larger body
 OUTLINE_BYTES_MAX = 8 * 1024 * 1024  # of such a body without its long texts
-_LONG = 1024  # bytes of a text that is taken out
+_LONG = 256  # bytes of a text that is taken out
 _TEXT_BYTES_MAX = 16 * 1024 * 1024  # of one text that is neither a file nor standard input
 _SLICE = 256 * 1024
 _QUOTES = 64  # looked at one by one
@@ -81,7 +81,9 @@ def _outline(body: bytes) -> tuple[bytes, list[tuple[int, int]]]:
         between = start - at
         if between > OUTLINE_BYTES_MAX:
             break
-        values += 1 + (between if between < 8 else sum(body.count(each, at, start) for each in (b",", b"[", b"{")))
+        values += 1 + (
+            max(0, between - 2) if between < 8 else sum(body.count(each, at, start) for each in (b",", b"[", b"{"))
+        )
         end = _end_of_text(body, start + 1)
         if end - start > _LONG:
             pieces += (body[begin:start], b'"%b%d"' % (_MARK.encode(), len(places)))

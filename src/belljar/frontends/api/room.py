@@ -8,7 +8,8 @@ next one. A shortage refuses what is new; what was begun is brought to its end.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from belljar.contract.errors import Overloaded
 from belljar.contract.execution import Execution
@@ -16,6 +17,7 @@ from belljar.settings import Settings
 
 SMALL_BYTES = 64 * 1024  # requests up to here are served as long as anything at all is free
 _RETRY_SECONDS = 2.0
+_TURN_SECONDS = 60.0  # for a program that has its turn
 _WAIT_SECONDS = 10.0  # for a file of a session, which is read in a moment
 
 
@@ -72,17 +74,23 @@ class BodyRoom:
     def may_answer(self, holder: Holder, size: int) -> bool:
         """Whether this caller may be given an answer of that size beside what it holds already."""
         held = holder.answer_bytes
-        return held <= SMALL_BYTES or held + size <= self.free_bytes - size
+        return (held <= SMALL_BYTES and size <= self.free_bytes) or held + size <= self.free_bytes - size
 
-    async def wait_to_answer(self, holder: Holder, size: int) -> None:
-        """Return once `may_answer`.
+    async def wait_to_answer(
+        self,
+        holder: Holder,
+        size: int,
+        seconds: float = _WAIT_SECONDS,
+        is_alone: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Return once `may_answer`, or `is_alone`.
 
         Raises:
             Overloaded: it has not come to that for some seconds.
         """
         try:
-            async with asyncio.timeout(_WAIT_SECONDS):
-                while not self.may_answer(holder, size):
+            async with asyncio.timeout(seconds):
+                while not (self.may_answer(holder, size) or is_alone()):
                     waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
                     self._waiting.append(waiting)
                     await waiting
@@ -115,8 +123,9 @@ class AnswerRoom:
         self._files_bytes = settings.request.files_bytes
         self._ordinary_bytes = 2 * settings.default_limits.output_bytes
         self._find = find
+        self._aside = 0  # programs with room set aside; one always gets it, so that all come to their end
 
-    def reserve(self, execution: Execution) -> Callable[[], None] | None:
+    def reserve(self, execution: Execution) -> Coroutine[Any, Any, Callable[[], None]] | None:
         """Set room aside for a program that asks for files or for much output; return how to give it back.
 
         Others need nothing ahead: their answer is counted when it is there.
@@ -133,8 +142,17 @@ class AnswerRoom:
         size = 2 * execution.limits.output_bytes + (self._files_bytes if execution.artifacts else 0)
         if size <= self._ordinary_bytes or size > room.all_bytes:  # the latter could never be set aside
             return None
-        size = min(size, room.all_bytes // 2)
-        if not room.may_answer(holder, size):
-            raise room.shortage(holder)
+        return self._set_aside(holder, min(size, room.all_bytes // 2))
+
+    async def _set_aside(self, holder: Holder, size: int) -> Callable[[], None]:
+        room = self._room
+        if self._aside:
+            await room.wait_to_answer(holder, size, _TURN_SECONDS, lambda: not self._aside)
+        self._aside += 1
         room.keep(holder, size)
-        return lambda: room.let_go(holder, size)
+
+        def give_back() -> None:
+            self._aside -= 1
+            room.let_go(holder, size)
+
+        return give_back

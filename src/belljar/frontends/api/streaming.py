@@ -126,6 +126,8 @@ async def tell_events(
                     await stream.tell_whole(event)
                 else:
                     await stream.tell(describe(event))
+    except ConnectionError:
+        raise  # nobody is there to be told
     except Exception as error:  # the status is sent; what is wrong can only be told in the stream
         if not stream.has_begun:
             raise

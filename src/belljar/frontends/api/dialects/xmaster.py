@@ -76,8 +76,11 @@ class _Asked:
         return NOBODY if self.session_id is None else self.session_id
 
 
-def _read(body: bytes) -> _Asked:
-    asked = read_body(ExecuteBody, body)
+def _read(body: bytes) -> ExecuteBody:
+    return read_body(ExecuteBody, body)
+
+
+def _understand(asked: ExecuteBody) -> _Asked:
     for name, server in (("context_id", "E2B"), ("env_vars", "E2B"), ("dataset", "SandboxFusion")):
         if getattr(asked, name) is not UNSET:
             raise Refusal(404, "not_found", f"{name} is a field of {server}'s API, which is not served here")
@@ -101,7 +104,7 @@ class XMaster:
         """POST /execute."""
         caller = request.caller
         caller.count_request()
-        asked = await decode(await request.read(is_json=False), _read, lambda asked: asked)
+        asked = await decode(await request.read(is_json=False), _read, _understand)
         with caller.running_up_to(1):
             answer = await self._run(service, request, asked)
         await reply(request.send, encode_json({**answer, "session_id": asked.shown_id}))
@@ -166,7 +169,7 @@ class XMaster:
         caller = request.caller
         caller.count_request()
         body = await request.read(is_json=False)
-        asked = await decode(body, _read, lambda asked: asked)
+        asked = await decode(body, _read, _understand)
         with contextlib.ExitStack() as held:
             held.enter_context(caller.running_up_to(1))
             held.enter_context(self._backlog.room(service.settings, caller.name, len(body)))
