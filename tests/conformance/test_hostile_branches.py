@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import os
 import subprocess
 import time
@@ -341,6 +342,34 @@ def test_branches_hold_no_capability_and_cannot_touch_netfilter(roomy: belljar.S
                 assert said(each.run("print(capabilities())")) == "{'0000000000000000'}"
                 assert said(each.run(replace)) != "done"
             assert said(copy.run(replace)) in ("Operation not permitted", "Protocol not available")
+
+
+HAND_OVER = """
+import socket
+family = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+"""
+SEND_A_SOCKET = "own = socket.socket(); socket.send_fds(family[0], [b'x'], [own.fileno()]);"
+TRY_NETFILTER = """
+_, (number, *_), _, _ = socket.recv_fds(family[1], 1, 1)
+theirs, refused = socket.socket(fileno=number), []
+for level, option in ((0, 64), (41, 64)):  # IPT_SO_SET_REPLACE, IP6T_SO_SET_REPLACE
+    for ask in (lambda: theirs.setsockopt(level, option, bytes(1024)), lambda: theirs.getsockopt(level, option, 1024)):
+        try:
+            ask()
+        except OSError as error:
+            refused.append(error.errno)
+print(refused)
+"""
+
+
+def test_a_branch_that_hands_over_its_socket_opens_no_way_to_netfilter(roomy: belljar.Sandbox) -> None:
+    with roomy.session() as session:
+        assert session.run(HAND_OVER).ok
+        [branch] = session.branch()
+        with branch:
+            assert branch.run(SEND_A_SOCKET).ok
+            # The session owns the user namespace of that network, so only the list of options stands in between.
+            assert said(session.run(TRY_NETFILTER)) == str([errno.ENOPROTOOPT] * 4)
 
 
 def test_landlock_is_out_of_reach_between_branches(roomy: belljar.Sandbox) -> None:
