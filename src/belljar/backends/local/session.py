@@ -278,7 +278,7 @@ class LocalSession(SessionFiles):
             if not self._branches_coming:
                 check_quiet(self.cgroup)
         self._branches_coming += 1
-        self._idleness.forgive(_FORK_CPU_SECONDS)
+        began = 0.0 if self.cgroup is None else self.cgroup.cpu_seconds()
         try:
             async with self._births:
                 self._check_alive()
@@ -286,6 +286,8 @@ class LocalSession(SessionFiles):
                 grown = await grow(self._body, self._directories, self._limits, order, self._forking)
         finally:
             self._branches_coming -= 1
+            if self._reason is None and self.cgroup is not None:
+                self._idleness.forgive(min(self.cgroup.cpu_seconds() - began, _FORK_CPU_SECONDS))
         twin = LocalSession(grown.body, self._limits, self._bounds, self._owner)
         twin._generation = self._generation + 1
         twin._begin_as_copy(grown, self._cells)
