@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import errno
 import os
 import resource
 import subprocess
 import sys
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 import local_world
 import pytest
@@ -19,6 +21,8 @@ from server_process import Serve
 import belljar
 from belljar.backends.local.standby import Standby, Waiting
 from belljar.contract.errors import BelljarError, Overloaded, SandboxFault
+from belljar.jail import workfiles
+from belljar.jail.syscalls import NoDescriptors
 from belljar.settings import Settings
 
 AT_ONCE = 12
@@ -197,6 +201,71 @@ def test_a_file_that_cannot_be_opened_is_not_said_to_be_missing(settings: Settin
             refused = [each for each in done if isinstance(each, BaseException)]
             assert len(refused) >= 3 - spare
             assert all(isinstance(each, Overloaded) for each in refused), done
+
+    asyncio.run(scene())
+
+
+def test_a_directory_that_cannot_be_opened_leaves_none_open(tmp_path: Path) -> None:
+    root = os.open(tmp_path, os.O_PATH | os.O_DIRECTORY)
+    try:
+        before = local_world.descriptors()
+        with _no_descriptors_left(spare=1), pytest.raises(NoDescriptors):
+            workfiles.write(root, "above/file", (b"x",))
+        assert local_world.descriptors() == before
+    finally:
+        os.close(root)
+
+
+def test_a_branch_that_is_closed_without_descriptors_is_ended_all_the_same(settings: Settings) -> None:
+    async def scene() -> None:
+        async with belljar.AsyncSandbox(settings=_nothing_ahead(settings)) as box, box.session() as session:
+            assert (await session.run("x = 1")).ok
+            (copy,) = await session.branch()
+            pid = int((await copy.run("import os; print(os.getpid())")).stdout)
+            await local_world.settled_descriptors()
+            closing = asyncio.create_task(copy.close())
+            with _no_descriptors_left():
+                await asyncio.wait([closing], timeout=0.5)
+            async with asyncio.timeout(30):
+                await closing
+            seen = await session.run(f"import os; print(x, os.path.exists('/proc/{pid}'))")
+            assert seen.stdout == "1 False\n", seen
+
+    asyncio.run(scene())
+
+
+def test_a_branch_that_cannot_have_a_descriptor_leaves_no_cell(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever it is of those that a branch duplicates."""
+    real, left = os.dup, 0
+
+    def dup(descriptor: int) -> int:
+        nonlocal left
+        left -= 1
+        if left == -1:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return real(descriptor)
+
+    async def scene() -> None:
+        nonlocal left
+        async with belljar.AsyncSandbox(settings=_nothing_ahead(settings)) as box:
+            for until_it_fails in range(20):
+                async with box.session() as session:
+                    assert (await session.run("x = 1")).ok
+                    left = until_it_fails
+                    with monkeypatch.context() as patched:
+                        patched.setattr(os, "dup", dup)
+                        (done,) = await asyncio.gather(session.branch(), return_exceptions=True)
+                    assert isinstance(done, (list, Overloaded)), done
+                    for copy in done if isinstance(done, list) else ():
+                        await copy.close()
+                async with asyncio.timeout(20):
+                    while box.facts()["sandbox"]["guests"]:
+                        await asyncio.sleep(0.01)
+                if isinstance(done, list):
+                    break
+            assert 5 <= until_it_fails < 19
 
     asyncio.run(scene())
 

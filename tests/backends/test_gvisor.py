@@ -293,6 +293,18 @@ def test_a_session_tells_how_it_ended(vbox: belljar.Sandbox) -> None:
     assert vbox.facts()["sandbox"]["guests"] == 0
 
 
+def test_a_session_that_ends_leaves_the_others_of_its_container_alive(vbox: belljar.Sandbox) -> None:
+    with vbox.session() as kept:
+        assert kept.run("x = 1").ok
+        with vbox.session() as closed:
+            assert closed.run("y = 2").ok
+        assert kept.run("print(x)").stdout == "1\n"
+        with vbox.session() as exiting:
+            assert exiting.run("import os; os._exit(3)").exit_code == 3
+        assert kept.run("print(x)").stdout == "1\n"
+    assert vbox.facts()["sandbox"]["guests"] == 0
+
+
 def test_sessions_call_tools(vbox: belljar.Sandbox) -> None:
     def shout(text: str) -> str:
         return text.upper()

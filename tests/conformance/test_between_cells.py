@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import time
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 import belljar
-from belljar.contract.errors import SessionEnded
+from belljar.contract.errors import CannotBranch, SessionEnded
 from belljar.settings import Settings
 
 SPIN = """
@@ -19,6 +20,20 @@ import os
 if os.fork() == 0:
     while True:
         pass
+"""
+#: The session's own code in its memory: from now on it works for two seconds whenever it is branched, and refuses.
+SPIN_WHEN_BRANCHED = """
+import gc, os, time
+gc.unfreeze()
+(shell,) = [each for each in gc.get_objects() if type(each) is dict and '_serve_cells' in each and '__file__' in each]
+def _branch(peer, order, descriptors):
+    until = time.process_time() + 2
+    while time.process_time() < until:
+        pass
+    for each in descriptors:
+        os.close(each)
+    shell['channel'].send(peer, {}, b'not now')
+shell['_branch'] = _branch
 """
 DEADLINE_SECONDS = 60.0
 
@@ -55,6 +70,16 @@ def test_an_idle_session_that_works_on_is_ended(box: belljar.Sandbox) -> None:
             while time.monotonic() < deadline:
                 session.state()
                 time.sleep(0.1)
+
+
+def test_what_a_session_does_while_it_is_branched_is_charged(box: belljar.Sandbox) -> None:
+    with box.session(limits={"cpu_seconds": 1}) as session:
+        assert session.run(SPIN_WHEN_BRANCHED).ok
+        with pytest.raises(SessionEnded, match=r"timeout|processor time"):
+            for _ in range(3):
+                with contextlib.suppress(CannotBranch):
+                    session.branch()
+                assert session.run("1").ok
 
 
 def test_many_small_cells_and_branches_cost_nothing(box: belljar.Sandbox) -> None:

@@ -283,6 +283,12 @@ def test_a_branch_has_a_network_and_shared_memory_of_its_own(session: Any, branc
         pytest.param(
             "import numpy\nm = numpy.memmap('big', dtype='u1', mode='w+', shape=(10000,))", "shared", id="mapped_file"
         ),
+        pytest.param("open('s', 'wb').truncate(3 << 30)", "files cannot be copied", id="huge_sparse_file"),
+        pytest.param(
+            "import os\nfor _ in range(80):\n    os.mkdir('d')\n    os.chdir('d')\nos.chdir('/work')",
+            "files cannot be copied",
+            id="deep_directories",
+        ),
     ],
 )
 def test_what_cannot_be_copied_is_refused_and_told(session: Any, code: str, why: str) -> None:

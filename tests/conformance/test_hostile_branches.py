@@ -245,6 +245,49 @@ def test_a_session_that_says_nothing_is_ended_and_blamed(roomy: belljar.Sandbox,
     assert said(bystander.run("print(x)")) == "1"
 
 
+#: One process says over both channels that it is the copy, and then fails the second branch before the first.
+COPY_OF_TWO = """
+import socket
+near, far = socket.socketpair()
+hears, told = os.pipe()
+children = []
+
+def pose(peer, descriptor):
+    os.dup2(descriptor, 3)
+    say(peer, b'passing')
+    channel.receive(peer)
+    say(peer, b'copy')
+    os.write(told, b'.')
+
+def _branch(peer, order, descriptors):
+    if children:
+        socket.send_fds(near, [b'.'], [descriptors[0]])
+    else:
+        children.append(os.fork())
+        if children[0] == 0:
+            pose(peer, descriptors[0])
+            pose(peer, socket.recv_fds(far, 1, 1)[1][0])
+            say(peer, b'what?')
+            time.sleep(60)
+            os._exit(0)
+    os.read(hears, 1)
+    for each in descriptors:
+        os.close(each)
+    say(peer, b'branched')
+
+shell['_branch'] = _branch
+"""
+
+
+def test_one_process_cannot_be_the_copy_of_two_branches(roomy: belljar.Sandbox, bystander: Any, host: Host) -> None:
+    with contextlib.suppress(SessionEnded), roomy.session() as session:
+        assert session.run(TAKEN_OVER + COPY_OF_TWO).ok
+        with pytest.raises(CannotBranch):
+            session.branch(2)
+    settle(roomy, host)
+    assert said(bystander.run("print(x)")) == "1"
+
+
 def test_a_word_after_the_last_ends_the_branch(roomy: belljar.Sandbox, host: Host) -> None:
     with roomy.session() as session:
         session.run(TAKEN_OVER + "shell['_serve_cells'] = lambda peer: (say(peer, b'joined'), time.sleep(60))")
