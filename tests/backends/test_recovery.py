@@ -236,6 +236,19 @@ def test_a_stuck_warden_does_not_hold_up_an_answer_for_ever(own_box: Sandbox) ->
     assert own_box.run("print(2)").stdout == "2\n"
 
 
+def test_a_stuck_warden_does_not_hold_up_a_file_for_ever(own_box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    with contextlib.suppress(SessionEnded), own_box.session() as session:
+        assert session.run("x = 1").ok
+        monkeypatch.setattr("belljar.backends.local.world.CELL_SECONDS", 1.0)
+        os.kill(warden_and_zygote()[0], signal.SIGSTOP)
+        began = time.monotonic()
+        with pytest.raises((SandboxFault, SessionEnded)):
+            session.write_file("a", "content")
+        assert time.monotonic() - began < 20
+    monkeypatch.undo()
+    assert own_box.run("print(2)").stdout == "2\n"
+
+
 def test_a_zygote_is_rotated_without_losing_runs() -> None:
     settings = load(flags={"pool.zygote_forks": 20})
     with belljar.Sandbox(settings=settings) as box:

@@ -14,6 +14,7 @@ import time
 import tracemalloc
 import warnings
 from pathlib import Path
+from types import FrameType
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -21,6 +22,8 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import harness
+
+from belljar.contract.execution import Evidence
 
 SECONDS = int(os.environ.get("FUZZ_SECONDS", "2"))
 HAS_ATHERIS = importlib.util.find_spec("atheris") is not None
@@ -98,6 +101,26 @@ def _fuzz(name: str) -> None:
     ended = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=SECONDS + 90, check=False)
     assert ended.returncode == 0, ended.stderr[-6000:]
     assert "stat::number_of_executed_units" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("kept", "function", "count"), [("two_cells", "LocalSession.run", 2), ("files", "SessionFiles.list_files", 1)]
+)
+def test_words_of_sessions_reach_cells_and_listings(kept: str, function: str, count: int) -> None:
+    """Else a target that has lost its way would find nothing for ever."""
+    words, answers = harness.load("session_words"), []
+
+    def note(frame: FrameType, event: str, returned: object) -> None:
+        if event == "return" and frame.f_code.co_qualname == function and isinstance(returned, (Evidence, list)):
+            answers.append(returned)
+
+    data = (harness.HERE / "corpus" / words.name / kept).read_bytes()
+    sys.setprofile(note)
+    try:
+        words.run(data)
+    finally:
+        sys.setprofile(None)
+    assert len(answers) == count
 
 
 def test_mutating_blindly_works() -> None:
