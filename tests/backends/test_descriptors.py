@@ -208,10 +208,10 @@ def test_a_file_that_cannot_be_opened_is_not_said_to_be_missing(settings: Settin
 def test_a_directory_that_cannot_be_opened_leaves_none_open(tmp_path: Path) -> None:
     root = os.open(tmp_path, os.O_PATH | os.O_DIRECTORY)
     try:
-        before = local_world.descriptors()
         with _no_descriptors_left(spare=1), pytest.raises(NoDescriptors):
             workfiles.write(root, "above/file", (b"x",))
-        assert local_world.descriptors() == before
+        opened = [path for _, path in local_world.descriptors() if path.startswith(str(tmp_path))]
+        assert opened == [str(tmp_path)]
     finally:
         os.close(root)
 
@@ -261,7 +261,7 @@ def test_a_branch_that_cannot_have_a_descriptor_leaves_no_cell(
                     for copy in done if isinstance(done, list) else ():
                         await copy.close()
                 async with asyncio.timeout(20):
-                    while box.facts()["sandbox"]["guests"]:
+                    while box.facts()["sandbox"]["cells"]:  # that of a session goes with its last branch
                         await asyncio.sleep(0.01)
                 if isinstance(done, list):
                     break
