@@ -83,7 +83,9 @@ class Server:
 
     def wait_for_end_of_log(self) -> list[dict[str, Any]]:
         """What is left of the log; nobody holds it open any more."""
-        return list(iter(lambda: self._lines.get(timeout=_START_SECONDS), None))
+        lines = list(iter(lambda: self._lines.get(timeout=_START_SECONDS), None))
+        self._lines.put(None)  # it stays at its end
+        return lines
 
     def connect(self, timeout: float = 60.0) -> http.client.HTTPConnection:
         """A new connection."""

@@ -27,6 +27,7 @@ STALL_SECONDS = 0.05
 _WORK_SECONDS = 0.010  # what `_calibrate` takes on the machine that the bound was chosen on
 _SUPPORT = Path(__file__).parents[1] / "support"
 _DEADLINE_SECONDS = 120.0
+_ATTEMPTS = 3
 
 Ask = Callable[[Server], None]
 
@@ -138,6 +139,22 @@ def _put_and_get(server: Server) -> None:
     assert server.ask("DELETE", path).status == 204
 
 
+def _compare(how: str) -> Ask:
+    """A large output against the same with other blanks, which must be looked through to its end."""
+    asked = {
+        "code": "print('a \\n' * (5 << 20))",
+        "cases": [{"expected_stdout": "a\n" * (5 * MIB)}],
+        "compare": how,
+        "limits": LARGE_OUTPUT,
+    }
+
+    def ask(server: Server) -> None:
+        body = server.ask("POST", "/v1/batch", asked).body
+        assert body.get("passed") == 1, str(body)[:300]
+
+    return ask
+
+
 def _lines(*parts: bytes, count: int) -> bytes:
     return b",".join(parts * (count // len(parts)))
 
@@ -171,6 +188,8 @@ WORST: dict[str, Callable[[], Ask]] = {
         200, code="import os; os.write(1, b'\\xff' * 60000)\nfor _ in range(260): os.write(1, b'\\xff' * 60000)",
         limits=LARGE_OUTPUT,
     ),
+    "tokens": lambda: _compare("tokens"),
+    "trimmed": lambda: _compare("trimmed"),
     "batch": lambda: _post("/v1/batch", json.dumps({"executions": [{"code": ""}] * 9000}).encode(), 422),
     "cell": lambda: _post("/v1/sessions/full/execute", json.dumps({"code": "x" * (90 * MIB)}).encode(), 413),
     "listings": lambda: _together(4, _list),
@@ -184,13 +203,19 @@ WORST: dict[str, Callable[[], Ask]] = {
 
 @pytest.mark.parametrize("name", WORST)
 def test_no_request_stalls_the_server_or_a_runner(watched: Watched, name: str) -> None:
+    """Where a stall seems too long, it is measured again: other load passes, a real stall comes back."""
     ask = WORST[name]()
-    watched.forget()
-    ask(watched)
-    stalls = watched.stalls()
-    slow = _calibrate()
-    assert stalls["server"] < STALL_SECONDS * slow, f"the server stood still: {stalls}, machine {slow:.1f} x slower"
-    assert stalls["runner"] < STALL_SECONDS * slow, f"a runner stood still: {stalls}, machine {slow:.1f} x slower"
+    worst: list[float] = []
+    seen: list[str] = []
+    while len(worst) < _ATTEMPTS and (not worst or min(worst) >= STALL_SECONDS):
+        slow = _calibrate()
+        watched.forget()
+        ask(watched)
+        stalls = watched.stalls()
+        slow = max(slow, _calibrate())
+        worst.append(max(stalls["server"], stalls["runner"]) / slow)
+        seen.append(f"{stalls}, machine {slow:.1f} x slower")
+    assert min(worst) < STALL_SECONDS, f"the server or a runner stood still: {seen}"
 
 
 # ---- memory

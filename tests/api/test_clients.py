@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,78 @@ def test_a_client_that_closes_both_ways_ends_its_program(server: Server) -> None
         wire.sendall(_request(server, _code("import time; time.sleep(9)")))
     line = server.wait_for_line("execution", status="cancelled")
     assert line["status"] == "cancelled"
+
+
+@contextlib.contextmanager
+def _relay(port: int) -> Iterator[int]:
+    """The port of a relay that passes on half-closes, as docker-proxy does, and ends when neither way is open."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def pass_on(source: socket.socket, target: socket.socket) -> None:
+            with contextlib.suppress(OSError):
+                while data := source.recv(65536):
+                    target.sendall(data)
+            for each, how in ((source, socket.SHUT_RD), (target, socket.SHUT_WR)):
+                with contextlib.suppress(OSError):
+                    each.shutdown(how)
+
+        def serve_one() -> None:
+            client, _ = listening.accept()
+            with client, socket.create_connection(("127.0.0.1", port)) as upstream:
+                ways = [
+                    threading.Thread(target=pass_on, args=each) for each in ((client, upstream), (upstream, client))
+                ]
+                for way in ways:
+                    way.start()
+                for way in ways:
+                    way.join()
+
+        serving = threading.Thread(target=serve_one)
+        serving.start()
+        yield listening.getsockname()[1]
+        serving.join(_DEADLINE_SECONDS)
+        assert not serving.is_alive(), "the relay was kept open"
+
+
+def test_a_hang_up_behind_a_relay_ends_the_program(start: Start) -> None:
+    with start() as server, _relay(server.port) as port:
+        with socket.create_connection(("127.0.0.1", port)) as wire:
+            wire.sendall(_request(server, _code("import time; time.sleep(20)", timeout=30)))
+            _until(lambda: b"\nbelljar_running 1" in server.ask("GET", "/metrics").content, "it does not run")
+        assert server.wait_for_line("execution")["status"] == "cancelled"
+
+
+def test_a_half_closed_client_behind_a_relay_gets_its_answer(server: Server) -> None:
+    with _relay(server.port) as port, socket.create_connection(("127.0.0.1", port), timeout=60) as wire:
+        wire.sendall(_request(server, _code("import time; time.sleep(3); print('late')")))
+        wire.shutdown(socket.SHUT_WR)
+        assert take_answer(wire).body["stdout"] == "late\n"
+
+
+@pytest.mark.parametrize("path", ["/v1/execute", "/v1/batch"])
+def test_a_client_that_leaves_amid_a_large_event_is_not_our_fault(start: Start, path: str) -> None:
+    one = {"code": "open('a', 'wb').write(bytes(40_000_000))", "artifacts": ["a"]}
+    body = json.dumps(one if path == "/v1/execute" else {"executions": [one]}).encode()
+    with start() as server:
+        for _ in range(2):
+            with server.dial() as wire:
+                wire.sendall(_request(server, body, "Accept: application/x-ndjson", path=path))
+                taken = 0
+                while taken < MIB:
+                    taken += len(wire.recv(65536))
+            _until(lambda: _connections(server.port) == 0, "the connection is still there")
+            assert server.execute("print(1)").status == 200
+        assert b"internal_error" not in server.ask("GET", "/metrics").content
+        assert server.stop() == 0
+        errors = [line for line in server.wait_for_end_of_log() if line.get("level") in ("warning", "error")]
+        assert not errors, json.dumps(errors)
+        assert not any("Traceback" in line for line in server.text_lines)
+
+
+def _connections(port: int) -> int:
+    """How many the server has open."""
+    lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
+    return sum(line.split()[1].endswith(f":{port:04X}") and line.split()[3] in ("01", "08") for line in lines)
 
 
 @pytest.mark.parametrize("header", ["Host: {host}", "Authorization: Bearer x", "Content-Type: application/json"])

@@ -218,3 +218,11 @@ def test_it_answers_on_the_main_port_too(server: XMaster) -> None:
     assert answer.body["output"] == "1\n"
     assert server.ask("GET", "/health").body == {"status": "ok"}
     assert server.ask("POST", "/v1/execute", {"code": "print(1)"}).status == 404
+
+
+def test_large_code_is_run_as_it_was_sent(server: XMaster) -> None:
+    code = f"x = {'a' * 1_500_000!r}\nprint(len(x))"
+    assert server.execute(code)["output"] == "1500000\n"
+    assert server.execute(code, session_id="large")["output"] == "1500000\n"
+    assert server.ask("POST", "/submit", {"code": code, "session_id": "told-large"}).status == 200
+    assert server.items("told-large")[-2]["content"] == "1500000\n"

@@ -15,7 +15,7 @@ from belljar.contract.errors import SandboxFault
 from belljar.frontends.api import batch, pages, sessions, v1
 from belljar.frontends.api.guard import check_repeated
 from belljar.frontends.api.replies import Message, Receive, Refusal, Send, encode_json, refusal_of, reply
-from belljar.frontends.api.request import Request
+from belljar.frontends.api.request import CONNECTION, Request
 from belljar.frontends.api.routing import Answer, Dialect, Methods, RouteTable
 from belljar.frontends.api.service import Service
 
@@ -89,7 +89,7 @@ class App:
             await self._route(scope, request)
             await request.drained()
         except ConnectionError:
-            return  # nobody is there to be answered
+            scope[CONNECTION].abandon()  # nobody is there to be answered
         except Exception as error:  # noqa: BLE001  the boundary of the API: whatever went wrong becomes an answer
             await self._refuse(request, error)
         except asyncio.CancelledError:

@@ -20,6 +20,7 @@ from msgspec import UNSET
 from belljar.contract.errors import CallerError, Draining, Overloaded, SandboxFault, TooLarge
 from belljar.contract.execution import Execution, Outcome, Status, Usage
 from belljar.engine.execute import new_id
+from belljar.frontends.api.judging import PASSED, judge_case
 from belljar.frontends.api.large_bodies import decode
 from belljar.frontends.api.pieces import LARGE, LATER, pieces_of
 from belljar.frontends.api.replies import JSON_TYPE, NO_SNIFFING, Refusal, encode_json, refusal_of
@@ -28,7 +29,7 @@ from belljar.frontends.api.schemas import BatchBody, CaseBody, Comparison, Execu
 from belljar.frontends.api.service import Service
 from belljar.frontends.api.streaming import Stream, wanted_stream
 
-PASSED, WRONG_ANSWER, SKIPPED = "passed", "wrong_answer", "skipped"
+SKIPPED = "skipped"
 NOT_RUN, NOT_KEPT = "not_run", "not_kept"  # ours, never the program's: it could not be run, or its answer not be kept
 
 _log = logging.getLogger("belljar.api")
@@ -55,13 +56,13 @@ class Batch:
     passed: int = 0
     failed: int = 0
 
-    def judge(self, index: int, outcome: Outcome) -> dict[str, Any]:
+    async def judge(self, index: int, outcome: Outcome) -> dict[str, Any]:
         """The answer for one of them, counted."""
         body = outcome.as_json(LATER) if outcome.size_bytes > LARGE else outcome.as_json()
         if self.cases is None:
             verdict = PASSED if outcome.ok else str(outcome.status)
         else:
-            verdict = body["verdict"] = _judge_case(self.cases[index], outcome, self.compare)
+            verdict = body["verdict"] = await judge_case(self.cases[index], outcome, self.compare)
         if verdict == PASSED:
             self.passed += 1
         elif outcome.status is not Status.CANCELLED:
@@ -290,7 +291,7 @@ async def _run_one(service: Service, batch: Batch, index: int) -> tuple[dict[str
             return batch.refuse(error), 0
         else:
             service.executed(execution, outcome)
-            return batch.judge(index, outcome), outcome.size_bytes
+            return await batch.judge(index, outcome), outcome.size_bytes
         finally:
             batch.running.discard(execution_id)
 
@@ -349,25 +350,6 @@ def _admit_one(request: Request, name: str, at: int, body: ExecuteBody) -> Execu
 def _with_case(program: ExecuteBody, case: CaseBody) -> ExecuteBody:
     changed = {name: value for name in ("stdin", "args") if (value := getattr(case, name)) is not UNSET}
     return msgspec.structs.replace(program, **changed)
-
-
-def _judge_case(case: CaseBody, outcome: Outcome, compare: Comparison) -> str:
-    if not outcome.ok:
-        return str(outcome.status)
-    if case.expected_stdout is None:
-        return PASSED
-    if outcome.stdout_cut and (compare != "exact" or case.expected_stdout.startswith(outcome.stdout)):
-        return str(Status.OUTPUT_LIMIT)  # it may have been right: nobody knows
-    is_equal = not outcome.stdout_cut and _reduce(outcome.stdout, compare) == _reduce(case.expected_stdout, compare)
-    return PASSED if is_equal else WRONG_ANSWER
-
-
-def _reduce(text: str, compare: Comparison) -> object:
-    if compare == "tokens":
-        return text.split()
-    if compare == "trimmed":
-        return [line.rstrip() for line in text.strip().split("\n")]
-    return text
 
 
 def _invalid(message: str, field: str) -> Refusal:

@@ -154,6 +154,12 @@ class Connection(HttpToolsProtocol):
         if tell is not None:
             tell()
 
+    def abandon(self) -> None:
+        """Leave the answer at hand as it is if the client has left, even if the transport is still closing."""
+        if self.transport.is_closing():
+            self.cycle.disconnected = True
+            self.transport.abort()
+
     def on_hang_up(self, tell: Callable[[], object]) -> None:
         """Call `tell` if the client leaves before the answer to the request at hand is complete."""
         if self.transport.is_closing():

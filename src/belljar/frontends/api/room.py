@@ -2,7 +2,8 @@
 
 Bytes are counted as they arrive, not as they are announced, and answers until the client has taken them. A caller may
 hold as much as is still free: one alone gets half, n callers 1/(n+1) each, and there is always something left for the
-next one. A shortage refuses what is new; what was begun is brought to its end.
+next one. What was begun is brought to its end. A shortage refuses what is new, with one exception: a program that asks
+for artifacts or for much output waits for its room, up to a minute, and one of them always gets it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class Holder:
 
     held_bytes = 0  # of requests and answers
     answer_bytes = 0  # of these, of answers
+    aside_bytes = 0  # of these, set aside for answers of programs that still run
 
 
 class BodyRoom:
@@ -75,6 +77,11 @@ class BodyRoom:
         """Whether this caller may be given an answer of that size beside what it holds already."""
         held = holder.answer_bytes
         return (held <= SMALL_BYTES and size <= self.free_bytes) or held + size <= self.free_bytes - size
+
+    def may_run(self, holder: Holder) -> bool:
+        """Whether the answers that this caller has not read yet leave room for another."""
+        unread = holder.answer_bytes - holder.aside_bytes
+        return unread <= max(SMALL_BYTES, self.free_bytes) and self.free_bytes >= 0
 
     async def wait_to_answer(
         self,
@@ -137,7 +144,7 @@ class AnswerRoom:
         if holder is None:
             return None
         room = self._room
-        if not room.may_answer(holder, 0):
+        if not room.may_run(holder):
             raise room.shortage(holder)
         size = 2 * execution.limits.output_bytes + (self._files_bytes if execution.artifacts else 0)
         if size <= self._ordinary_bytes or size > room.all_bytes:  # the latter could never be set aside
@@ -150,9 +157,11 @@ class AnswerRoom:
             await room.wait_to_answer(holder, size, _TURN_SECONDS, lambda: not self._aside)
         self._aside += 1
         room.keep(holder, size)
+        holder.aside_bytes += size
 
         def give_back() -> None:
             self._aside -= 1
+            holder.aside_bytes -= size
             room.let_go(holder, size)
 
         return give_back
