@@ -15,7 +15,8 @@ class Result:
     """One program or case of a batch: its outcome, or why there is none."""
 
     outcome: Outcome | None
-    verdict: str | None = None  # of a case: "passed", "wrong_answer" or the word of a status
+    #: Of a case: "passed", "wrong_answer", "skipped" or the word of a status; of any: "not_run" or "not_kept".
+    verdict: str | None = None
     error: BelljarError | None = None
 
     @property
