@@ -72,6 +72,9 @@ def test_few_pages_are_left_to_copy_once_the_program_comes(settings: Settings) -
             await asyncio.sleep(0.2)  # nothing tells that the last of them has come to rest
             cgroup = world._ready["bare"][0].cell.berth.cgroup
             assert cgroup is not None
+            async with asyncio.timeout(_DEADLINE_SECONDS):
+                while not cgroup.processes():
+                    await asyncio.sleep(0.01)
             [pid] = cgroup.processes()
             waiting = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[7]
             seen = await sandbox.run(Execution(code="print(open('/proc/self/stat').read().split()[9])"))

@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import side_by_side
 
 import belljar
-from belljar.jail import policy
+from belljar.jail import policy, syscalls
 from belljar.settings import Settings
 
 _KERNEL = Path("/proc/sys/kernel")
@@ -75,12 +76,24 @@ def core_pattern(pattern: str) -> Iterator[None]:
     wanted = {"core_pattern": pattern, "core_pipe_limit": "64"}
     before = {name: (_KERNEL / name).read_text() for name in wanted}
     try:
-        for name, value in wanted.items():
-            (_KERNEL / name).write_text(value)
+        _set(wanted)
         yield
     finally:
-        for name, value in before.items():
-            (_KERNEL / name).write_text(value)
+        _set(before)
+
+
+def _set(settings: dict[str, str]) -> None:
+    """From the first mount namespace: in any other the kernel refuses a pattern that names a socket."""
+    child = os.fork()
+    if child == 0:
+        try:
+            syscalls.setns(side_by_side.first_mounts, syscalls.CLONE_NEWNS)
+            for name, value in settings.items():
+                (_KERNEL / name).write_text(value)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0, f"cannot set {settings}"
 
 
 def crash_outside(limit: int) -> int:
@@ -89,6 +102,7 @@ def crash_outside(limit: int) -> int:
     if child == 0:
         try:
             resource.setrlimit(resource.RLIMIT_CORE, (limit, limit))
+            syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)  # which a process is no more once a thread took on another uid
             signal.signal(signal.SIGSEGV, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGSEGV)
         finally:

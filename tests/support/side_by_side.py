@@ -37,9 +37,16 @@ GROUPS = {
 _ENDING_SECONDS = 120.0
 
 
+#: The mount namespace that we were started in; -1: we are still there.
+first_mounts = -1
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Have mounts of our own, which others neither see nor count. A worker is interrupted once."""
-    if os.geteuid() == 0:
+    global first_mounts
+    has_workers = not hasattr(config, "workerinput") and config.getoption("numprocesses", None)
+    if os.geteuid() == 0 and not has_workers:
+        first_mounts = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
         syscalls.unshare(syscalls.CLONE_NEWNS)
         syscalls.mount(b"none", b"/", b"", syscalls.MS_REC | syscalls.MS_PRIVATE)
     if hasattr(config, "workerinput"):

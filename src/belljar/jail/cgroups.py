@@ -69,7 +69,7 @@ def find_hierarchies(process: str = "self") -> list[Hierarchy]:
         raise CgroupsUnavailable(
             f"no cgroup controller for {names} is mounted; mount cgroup2, or give up wall 'cgroup'"
         )
-    return found
+    return sorted(found, key=lambda each: each.controllers == (_SHARES,))  # last: not everybody is in that one
 
 
 def _paths_of(process: str) -> Iterator[tuple[str, str]]:
