@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import resource
 import time
@@ -128,3 +129,22 @@ def test_a_cell_in_packet_mode_loses_nothing(box: belljar.Sandbox) -> None:
     )
     with box.session() as session:
         assert session.run(f"{code};").stdout == "abc"
+
+
+def test_a_cell_that_is_given_up_leaves_no_output_behind(settings: Settings) -> None:
+    async def scene() -> list[tuple[str, str]]:
+        async with belljar.AsyncSandbox(settings=settings) as box, box.session() as session:
+            seen = []
+            for _ in range(10):
+                cell = asyncio.ensure_future(session.run("print('given up')"))
+                await asyncio.sleep(0)
+                while not ((await session.state()).is_busy or cell.done()):
+                    await asyncio.sleep(0)
+                cell.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await cell
+                outcome = await session.run("pass")
+                seen.append((outcome.stdout, outcome.stderr))
+            return seen
+
+    assert asyncio.run(scene()) == [("", "")] * 10

@@ -225,6 +225,8 @@ class Turn(Attended):
             while not self._answered.done():
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.wait([self._answered])
+            self._stop_attending()
+            self._read_the_rest(everything=False)  # else it would be shown as written between cells
             raise
 
     def _read_the_rest(self, everything: bool) -> None:
