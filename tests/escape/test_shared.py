@@ -51,12 +51,14 @@ def test_processor_time_is_shared_between_cells_and_not_between_processes(box: b
     shown = "print(open('/proc/self/cgroup').read())"
     unified = any(each.version == 2 and "cpuacct" in each.controllers for each in find_hierarchies())
     own = re.compile(r"^0::.*/cell-(\d+)$" if unified else r"^\d+:(?:.*,)?cpu(?:,.*)?:.*/cell-(\d+)$", re.MULTILINE)
-    is_apart = any(each.controllers == ("cpu",) for each in find_hierarchies())  # then only sessions join it
-    with box.session() as session, session.branch()[0] as branch:
-        sharing = (session, branch) if is_apart else (session, branch, box)
-        seen = [own.findall(each.run(shown).stdout) for each in sharing]
+    with box.session() as session, session.branch()[0] as branch, box.session() as other:
+        seen = [own.findall(each.run(shown).stdout) for each in (session, other, branch, box)]
+    if any(each.controllers == ("cpu",) for each in find_hierarchies()):  # a family has one share, programs have none
+        *seen, of_the_branch, of_a_program = seen
+        assert of_the_branch == seen[0]
+        assert of_a_program == []
     assert all(len(each) == 1 for each in seen), seen
-    assert len({number for (number,) in seen}) == len(sharing)
+    assert len({number for (number,) in seen}) == len(seen)
 
 
 def test_a_session_does_not_change_the_weight_of_others(box: belljar.Sandbox) -> None:

@@ -210,6 +210,7 @@ class CellCgroup:
 
     def __init__(self, directories: list[tuple[Hierarchy, str]]) -> None:
         self._paths = [path for _, path in directories]
+        self._admitting = [path for hierarchy, path in directories if hierarchy.controllers != (_SHARES,)]
         self.join_files: list[int] = []  # each guest, single-threaded by then, writes itself into these
         self.shares_join: list[int] = []  # and sessions into this one, if there is one
         self.kill_file: int | None = None
@@ -356,8 +357,8 @@ class CellCgroup:
         return _processes(self._paths[0])
 
     def admit(self, pid: int) -> None:
-        """Put a process in, with all its threads."""
-        for path in self._paths:
+        """Put a process in, with all its threads. It keeps its share of the processor, if that is apart."""
+        for path in self._admitting:
             _write(f"{path}/cgroup.procs", str(pid))
 
     def put_back(self, pid: int) -> None:
