@@ -10,6 +10,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+import tempfile
 import time
 import tracemalloc
 import warnings
@@ -98,7 +99,17 @@ def test_fuzzing_finds_nothing(target: harness.Target) -> None:
 
 def _fuzz(name: str) -> None:
     command = [sys.executable, str(harness.HERE / "run.py"), name, "--seconds", str(SECONDS)]
-    ended = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=SECONDS + 90, check=False)
+    with tempfile.TemporaryDirectory() as scratch:
+        ended = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=SECONDS + 90,
+            check=False,
+            env={**os.environ, "TMPDIR": scratch},
+        )
+        assert not os.listdir(scratch), "it leaves files behind"
     assert ended.returncode == 0, ended.stderr[-6000:]
     assert "stat::number_of_executed_units" in ended.stderr
 
