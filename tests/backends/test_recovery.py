@@ -59,8 +59,13 @@ def find_sleepers(below: int) -> Iterator[int]:
             yield from find_sleepers(child)
 
 
+def state_of(pid: int) -> str:
+    """A letter, as in proc_pid_stat(5)."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
 def is_stopped(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    return state_of(pid) == "T"
 
 
 def has_unread_words() -> bool:
@@ -155,6 +160,26 @@ def test_sessions_whose_cells_are_killed_from_outside_are_lost(own_box: Sandbox,
             list(events)
         for each in (session, idle):
             host.wait_until(partial(was_lost, each), "it has ended")
+
+
+def test_a_session_that_is_killed_from_outside_is_lost_before_its_zygote_says_so(own_box: Sandbox, host: Any) -> None:
+    with own_box.session() as session:
+        assert session.run("x = 1").ok
+        stopped = zygotes(youngest_warden())
+        resuming = threading.Timer(3.0, lambda: [os.kill(zygote, signal.SIGCONT) for zygote in stopped])
+        for zygote in stopped:
+            os.kill(zygote, signal.SIGSTOP)
+        try:
+            kill_sleepers(youngest_warden())
+            host.wait_until(
+                lambda: all(state_of(each) == "Z" for zygote in stopped for each in children(zygote)), "dead"
+            )
+            resuming.start()  # the cell is answered once the end of the session is known
+            with pytest.raises(SessionEnded) as ended:
+                session.run("x")
+            assert ended.value.details["reason"] == "lost"
+        finally:
+            resuming.join()
 
 
 def was_lost(session: Any) -> bool:

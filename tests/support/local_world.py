@@ -30,9 +30,10 @@ def descriptors() -> set[tuple[str, str]]:
 def children(pid: int) -> list[int]:
     """Of all threads of a process."""
     found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        with contextlib.suppress(OSError):  # the thread has ended since
-            found += map(int, (task / "children").read_text().split())
+    with contextlib.suppress(FileNotFoundError):  # the process has ended since
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):  # the thread has ended since
+                found += map(int, (task / "children").read_text().split())
     return found
 
 

@@ -188,7 +188,14 @@ class LocalSession(SessionFiles):
         if not waiting.poll(0):
             self.end("crash")
         elif self._turn is None:  # a cell that runs has its own clock
-            self._loop.call_later(_SILENCE_SECONDS, self.end, "crash")
+            self._loop.call_later(_SILENCE_SECONDS, self._end_unheard)
+
+    def _end_unheard(self) -> None:
+        """It does not listen any more, and how its process ended is not known yet."""
+        self.end("lost" if self._was_lost() else "crash")
+
+    def _was_lost(self) -> bool:
+        return self._body.family.world.is_lost or self._body.was_taken_away()
 
     def _hear_first_word(self, message: Mapping[str, Any], descriptors: list[int]) -> None:
         if self._opening.hear_first(message, descriptors):
@@ -214,7 +221,7 @@ class LocalSession(SessionFiles):
                 if self.tools is not None:
                     self.tools.sent()
             except ZygoteDied:
-                self.end("crash")
+                self._end_unheard()
                 await self._wait_until_buried()
                 raise self._ended_error() from None
             evidence = await self._turn.finish()
@@ -410,7 +417,7 @@ class LocalSession(SessionFiles):
     def _judge(self, status: int | None) -> str:
         if self.cgroup is not None and self.cgroup.oom_kills() > 0:
             return "memory"
-        if self._body.family.world.is_lost or self._body.was_taken_away():
+        if self._was_lost():
             return "lost"
         if status is None:
             return "lost" if isinstance(self._body, FirstBody) else "exit"  # an older kernel tells nothing of a branch
