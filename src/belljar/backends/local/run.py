@@ -350,6 +350,8 @@ class Run(Attended):
                 raise shortage.refusal()
             if step == "files":
                 raise InvalidExecution(f"the files do not fit: {reason}; ask for more disk_mb", field="files")
+            if self._guest.cell.was_taken_away():
+                raise ZygoteDied(f"the jail of this program was ended from outside while it was entered: {reason}")
             raise JailSetupFailed(step, reason)
         if status is None:
             raise ZygoteDied("the warm process died and took this program with it")
