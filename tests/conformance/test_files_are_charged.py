@@ -29,7 +29,9 @@ def test_a_file_counts_as_the_sessions(box: belljar.Sandbox) -> None:
     with session_of(box) as session:
         before = session.state().memory_bytes
         session.write_file("large", bytes(30 * MIB))
-        assert session.state().memory_bytes - before >= 30 * MIB
+        assert (
+            session.state().memory_bytes - before >= 29 * MIB
+        )  # the kernel counts pages in batches, for each processor
         seen = session.run("import os; facts = os.stat('large'); print(facts.st_size, facts.st_uid == os.getuid())")
         assert seen.stdout == f"{30 * MIB} True\n"
         session.delete_file("large")
@@ -57,7 +59,7 @@ def test_a_branch_pays_for_its_own_files(box: belljar.Sandbox) -> None:
         branch.write_file("large", bytes(20 * MIB))
         after = [each.state().memory_bytes for each in (session, branch)]
         assert after[0] - before[0] < 4 * MIB
-        assert after[1] - before[1] >= 20 * MIB
+        assert after[1] - before[1] >= 19 * MIB  # the kernel counts pages in batches, for each processor
         assert [each.path for each in session.files()] == []
 
 
