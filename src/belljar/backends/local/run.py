@@ -40,6 +40,7 @@ _INLINE_BYTES = 64 * 1024  # a program larger than this travels in a memfd
 _STARTED = channel.NO_MESSAGE + b"started"  # as `guest/script.py` says it
 _NO_DESCRIPTORS = "descriptors"  # the step that fails when the host has none left
 _SIGKILL = int(signal.SIGKILL)
+_START_FAILED = 71 << 8  # wait status of a guest that could not enter its jail: `zygote/server.py`
 _WORD_BYTES = 4096  # for why it could not start
 
 
@@ -255,9 +256,12 @@ class Run(Attended):
                 raise
             wall_seconds = time.monotonic() - self._started_at
             cell, cgroup = self._guest.cell, self._cgroup
-            if status == _SIGKILL and not self._is_killed() and cell.was_taken_away():
-                cell.kill()
-                raise ZygoteDied("the jail of this program was ended from outside, and the program with it")
+            if status in (_SIGKILL, _START_FAILED) and not self._is_killed() and cell.was_taken_away():
+                self._hear_guest()
+                if status == _SIGKILL or not self._has_started:  # a program may end with the same exit code
+                    cell.kill()
+                    self._world.drop_taken_away()
+                    raise ZygoteDied("the jail of this program was ended from outside, and the program with it")
             if cgroup is None or self._is_killed() or not cgroup.is_empty():
                 self._stop_watching()
                 await self._end_leftovers()
@@ -350,8 +354,6 @@ class Run(Attended):
                 raise shortage.refusal()
             if step == "files":
                 raise InvalidExecution(f"the files do not fit: {reason}; ask for more disk_mb", field="files")
-            if self._guest.cell.was_taken_away():
-                raise ZygoteDied(f"the jail of this program was ended from outside while it was entered: {reason}")
             raise JailSetupFailed(step, reason)
         if status is None:
             raise ZygoteDied("the warm process died and took this program with it")

@@ -252,6 +252,13 @@ class World(ZygoteListener):
             _log.error("the warden of %s does not answer; ending it", self.environment.name)
             self._warden.kill()
 
+    def drop_taken_away(self) -> None:
+        """Lease no guest, and fork into no cell, that was ended from outside: its end is reported a moment later."""
+        for ready in self._ready.values():
+            for guest in [each for each in ready if each.cell.was_taken_away()]:
+                ready.remove(guest)
+        self._stock.idle[:] = [cell for cell in self._stock.idle if not cell.was_taken_away()]
+
     def let_go_of_unused(self) -> None:
         """Drop heavy zygotes and their ready guests when nobody has asked for one in a while; replace old ones."""
         self._zygotes.rotate_old()
