@@ -21,7 +21,7 @@ from server_process import Serve
 import belljar
 from belljar.backends.local.standby import Standby, Waiting
 from belljar.contract.errors import BelljarError, Overloaded, SandboxFault
-from belljar.jail import workfiles
+from belljar.jail import live_files
 from belljar.jail.syscalls import NoDescriptors
 from belljar.settings import Settings
 
@@ -210,7 +210,7 @@ def test_a_directory_that_cannot_be_opened_leaves_none_open(tmp_path: Path) -> N
     root = os.open(tmp_path, os.O_PATH | os.O_DIRECTORY)
     try:
         with _no_descriptors_left(spare=1), pytest.raises(NoDescriptors):
-            workfiles.write(root, "above/file", (b"x",))
+            live_files.write(root, "above/file", (b"x",))
         opened = [path for _, path in local_world.descriptors() if path.startswith(str(tmp_path))]
         assert opened == [str(tmp_path)]
     finally:

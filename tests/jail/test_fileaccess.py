@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from belljar.backends.local import artifacts
-from belljar.jail import fileaccess, syscalls, workdir, workfiles
+from belljar.jail import file_access, live_files, syscalls, workdir
 
 OWNER = 1_999_999_999  # nobody's
 OTHER = OWNER - 1
@@ -55,10 +55,10 @@ def rights() -> tuple[object, ...]:
 
 def test_a_thread_has_the_programs_rights_and_then_its_own_again(work: int) -> None:
     before = rights()
-    with pytest.raises(ZeroDivisionError), fileaccess.acting_as(OWNER):
+    with pytest.raises(ZeroDivisionError), file_access.acting_as(OWNER):
         assert not syscalls.effective_capabilities() & syscalls.CAPABILITIES_OVER_FILES
         assert os.getgroups() == []
-        assert workfiles.read(work, "own", 100) == b"own"
+        assert live_files.read(work, "own", 100) == b"own"
         _ = 1 // 0
     assert rights() == before
 
@@ -67,7 +67,7 @@ def test_no_other_thread_changes() -> None:
     before, seen, acting, looked = rights()[1:], [], threading.Event(), threading.Event()
 
     def act() -> None:
-        with fileaccess.acting_as(OWNER):
+        with file_access.acting_as(OWNER):
             acting.set()
             assert looked.wait(30)
 
@@ -84,8 +84,8 @@ def test_groups_of_the_server_open_nothing(work: int) -> None:
     before = os.getgroups()
     os.setgroups([0, 4])
     try:
-        with fileaccess.acting_as(OWNER), pytest.raises(workfiles.NotThere):
-            workfiles.read(work, "group's", 100)
+        with file_access.acting_as(OWNER), pytest.raises(live_files.NotThere):
+            live_files.read(work, "group's", 100)
         assert os.getgroups() == [0, 4]
     finally:
         os.setgroups(before)
@@ -122,30 +122,30 @@ print(fileaccess._current("setfsuid"), fileaccess._current("setfsgid"))
 @pytest.mark.parametrize("name", ["root's", "group's"])
 def test_what_the_program_may_not_touch_the_host_does_not(work: int, name: str) -> None:
     async def attempt() -> None:
-        with pytest.raises(workfiles.NotThere):
-            await artifacts.on_thread(work, OWNER, workfiles.read, name, 100)
-        with pytest.raises(workfiles.NotThere):
-            await artifacts.on_thread(work, OWNER, workfiles.delete, name)
-        with pytest.raises((workfiles.NotThere, workfiles.NoRoom)):
-            await artifacts.on_thread(work, OWNER, workfiles.write, name, (b"other",))
+        with pytest.raises(live_files.NotThere):
+            await artifacts.on_thread(work, OWNER, live_files.read, name, 100)
+        with pytest.raises(live_files.NotThere):
+            await artifacts.on_thread(work, OWNER, live_files.delete, name)
+        with pytest.raises((live_files.NotThere, live_files.NoRoom)):
+            await artifacts.on_thread(work, OWNER, live_files.write, name, (b"other",))
         found = await artifacts.on_thread(work, OWNER, workdir.collect, lambda _: True, 100, 100)
         assert found == [("own", b"own")]
         assert await artifacts.on_thread(work, OTHER, workdir.collect, lambda _: True, 100, 100) == []
 
     asyncio.run(attempt())
-    assert workfiles.read(work, name, 100) == name.encode()
-    assert not [entry for entry in workfiles.entries(work) if entry.path.startswith(".belljar")]
+    assert live_files.read(work, name, 100) == name.encode()
+    assert not [entry for entry in live_files.entries(work) if entry.path.startswith(".belljar")]
 
 
 def test_a_directory_mounted_for_programs_is_accepted() -> None:
     with mounted("mode=1777", "a", "b") as path:
         descriptors = [os.open(path / name, os.O_PATH) for name in ("a", "b")]
         try:
-            fileaccess.check_writable_dirs(descriptors, 0)
-            with pytest.raises(fileaccess.NotOurs):
-                fileaccess.check_writable_dirs([descriptors[0]] * 2, 0)
-            with pytest.raises(fileaccess.NotOurs):
-                fileaccess.check_writable_dirs(descriptors, OWNER)
+            file_access.check_writable_dirs(descriptors, 0)
+            with pytest.raises(file_access.NotOurs):
+                file_access.check_writable_dirs([descriptors[0]] * 2, 0)
+            with pytest.raises(file_access.NotOurs):
+                file_access.check_writable_dirs(descriptors, OWNER)
         finally:
             for each in descriptors:
                 os.close(each)
@@ -159,7 +159,7 @@ def test_any_other_place_is_refused(place: str) -> None:
         (path / "a/file").touch()
         descriptor = os.open(other / place if place == "b" else path / place, os.O_PATH)
         try:
-            with pytest.raises(fileaccess.NotOurs):
-                fileaccess.check_writable_dirs([descriptor], 0)
+            with pytest.raises(file_access.NotOurs):
+                file_access.check_writable_dirs([descriptor], 0)
         finally:
             os.close(descriptor)

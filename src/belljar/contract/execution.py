@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from belljar.contract.fast_init import quickly_made
 from belljar.contract.files import File
-from belljar.contract.making import quickly_made
 from belljar.contract.restriction import Restriction
 
 MIB = 1024 * 1024

@@ -23,7 +23,7 @@ from typing import Any
 from belljar import channel
 from belljar.egress.passage import Bounds, Passage, resolver
 from belljar.egress.rules import Rules
-from belljar.jail import confinement, landlock, limits, syscalls
+from belljar.jail import drop_rights, landlock, rlimits, syscalls
 
 #: Needed later, when the files of this interpreter may be out of reach.
 _LOADED_AHEAD = (concurrent.futures.thread, encodings.idna, stringprep)
@@ -58,17 +58,17 @@ def confine(uid: int | None, landlock_version: int, ports: list[int]) -> None:
     Raises:
         OSError: a wall did not go up.
     """
-    limits.set_common()
-    limits.lower(resource.RLIMIT_NOFILE, _OPEN_FILES_MAX)
-    limits.lower(resource.RLIMIT_DATA, _MEMORY_BYTES_MAX)
-    limits.lower(resource.RLIMIT_FSIZE, 0)
+    rlimits.set_common()
+    rlimits.lower(resource.RLIMIT_NOFILE, _OPEN_FILES_MAX)
+    rlimits.lower(resource.RLIMIT_DATA, _MEMORY_BYTES_MAX)
+    rlimits.lower(resource.RLIMIT_FSIZE, 0)
     if uid is not None:
-        limits.lower(resource.RLIMIT_NPROC, 2 * _LOOKUP_THREADS)
-    confinement.drop_rights(uid)
+        rlimits.lower(resource.RLIMIT_NPROC, 2 * _LOOKUP_THREADS)
+    drop_rights.drop_rights(uid)
     if landlock_version:
         landlock.restrict(landlock_version, (), "/dev", tuple(filter(os.path.isdir, _READABLE)))
         landlock.restrict_tcp(landlock_version, ports)
-    confinement.filter_calls()
+    drop_rights.filter_calls()
 
 
 class _Server:

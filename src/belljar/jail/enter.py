@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from os import chdir, close, closerange, dup2, setpgid, setresgid, setresuid, setsid, write
 from os import open as open_path
 
-from belljar.jail import limits, namespaces, policy, seccomp, syscalls
+from belljar.jail import namespaces, policy, rlimits, seccomp, syscalls
 from belljar.jail.landlock import PATH_ONLY, Ruleset
 from belljar.jail.syscalls import (
     LANDLOCK_ADD_RULE,
@@ -140,7 +140,7 @@ def enter(
         if not cgroups:
             step = _IN_RLIMITS
             cpu_seconds, processes, address_bytes = substitutes
-            limits.set_for_guest(cpu_seconds, address_bytes)
+            rlimits.set_for_guest(cpu_seconds, address_bytes)
             if _is_counted_apart:
                 own = open_path("/proc/self/", PATH_ONLY)  # the cell's /proc may be read-only
         if not dir_options:
@@ -157,7 +157,7 @@ def enter(
             if _is_counted_apart:  # in a user namespace of its own
                 namespaces.own_user_namespace(own)
                 namespaces.drop_bounding_set()  # which is full again in there
-            limits.set_processes(processes)
+            rlimits.set_processes(processes)
         if ruleset >= 0 and call(LANDLOCK_RESTRICT_SELF, ruleset, 0):
             raise _refused("landlock")
         step = _IN_DESCRIPTORS

@@ -7,9 +7,8 @@ A value's name is its path: `pool.max_running` is `[pool] max_running = 8` in th
 `BELLJAR_POOL_MAX_RUNNING=8` in the environment.
 """
 
-from belljar.settings.checks import check_environment_name
-from belljar.settings.reading import familiar_names, load, names
-from belljar.settings.tree import (
+from belljar.settings.load import familiar_names, load, names
+from belljar.settings.model import (
     WALL_NAMES,
     ContainerSettings,
     EnvironmentSettings,
@@ -28,6 +27,7 @@ from belljar.settings.tree import (
     ToolSettings,
     WebSettings,
 )
+from belljar.settings.validate import check_environment_name
 
 __all__ = [
     "WALL_NAMES",

@@ -13,7 +13,7 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
-from belljar.jail import namespaces, workfiles
+from belljar.jail import live_files, namespaces
 
 DONE, NO_ROOM, IN_THE_WAY, FAILED = b"+", b"f", b"w", b"!"  # how the answer begins; the rest says why
 _CHUNK_BYTES = 1 << 16
@@ -44,10 +44,10 @@ def _write(order: dict[str, Any], peer: socket.socket, directory: int, joined: i
         os.setresuid(order["uid"], order["uid"], order["uid"])
         namespaces.drop_capabilities()  # a plain user's change of uid is none, and drops nothing
         os.umask(0o022)
-        workfiles.write(directory, order["path"], _received(peer, order["bytes"]))
-    except workfiles.NoRoom as error:
+        live_files.write(directory, order["path"], _received(peer, order["bytes"]))
+    except live_files.NoRoom as error:
         return NO_ROOM + str(error).encode("utf-8", "replace")
-    except workfiles.NotThere:
+    except live_files.NotThere:
         return IN_THE_WAY
     except OSError as error:
         return FAILED + str(error).encode("utf-8", "replace")

@@ -22,7 +22,7 @@ from typing import Any
 
 from belljar import channel
 from belljar.guest import script
-from belljar.jail import limits, namespaces, policy, seccomp, syscalls
+from belljar.jail import namespaces, policy, rlimits, seccomp, syscalls
 from belljar.zygote import server
 
 BORN = struct.Struct("=q")  # pid of the run's first process, as the steward sees it
@@ -55,7 +55,7 @@ def _get_warm(always_loaded: frozenset[str]) -> None:
     script.speak_over(_control)
     greeting, _, _ = channel.receive(_control)
     try:
-        limits.set_common()
+        rlimits.set_common()
     except ValueError:
         pass  # gVisor knows only some limits, and those it lacks have nothing behind them there
     if greeting["stays"]:
@@ -161,8 +161,8 @@ def _enter(order: dict[str, Any], peer: int, stdout: int, stderr: int) -> None:
         os.dup2(source, target, inheritable=target < CHANNEL)
     os.closerange(4, 1 << 16)
     os.setpgid(0, 0)
-    limits.set_for_guest(order["cpu_seconds"], order["memory_bytes"])
-    limits.set_processes(order["processes"])
+    rlimits.set_for_guest(order["cpu_seconds"], order["memory_bytes"])
+    rlimits.set_processes(order["processes"])
     os.setgroups([])
     os.setresgid(order["uid"], order["uid"], order["uid"])
     os.setresuid(order["uid"], order["uid"], order["uid"])

@@ -25,7 +25,7 @@ from belljar import channel
 from belljar.guest import displays, script
 from belljar.guest.script import receive as receive_program
 from belljar.jail import enter as jail
-from belljar.jail import limits, mounts, namespaces, policy, seccomp, syscalls
+from belljar.jail import mounts, namespaces, policy, rlimits, seccomp, syscalls
 from belljar.jail.enter import CHANNEL, StepFailed, choose_pid_namespace, enter
 from belljar.jail.mounts import fresh_dir_options
 from belljar.zygote import heap, pages, protocol, touched
@@ -82,7 +82,7 @@ def _get_warm(always_loaded: frozenset[str]) -> bool:
     _counts_cpu = greeting["counts_cpu"]
     namespaces.drop_bounding_set()
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
-    limits.set_common()
+    rlimits.set_common()
     if greeting["stays"]:
         receive_program = _import_shell().serve  # a guest of ours stays in there
         _unpack_descriptors = struct.Struct("=iii").unpack

@@ -25,7 +25,7 @@ import traceback
 from typing import Any
 
 from belljar import channel
-from belljar.jail import landlock, limits, mounts, namespaces, policy, seccomp, syscalls
+from belljar.jail import landlock, mounts, namespaces, policy, rlimits, seccomp, syscalls
 from belljar.zygote import deposits, grafts, heap, lent, pages
 
 _OWN_WORLD = (
@@ -51,7 +51,7 @@ def main(control_descriptor: int) -> None:
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
     reset_signals()
     _offer_to_the_oom_killer()
-    limits.forbid_core_dumps()  # here, where root may still raise a limit of 0; all processes below inherit it
+    rlimits.forbid_core_dumps()  # here, where root may still raise a limit of 0; all processes below inherit it
     control = socket.socket(fileno=control_descriptor)
     try:
         orders, _, _ = channel.receive(control)

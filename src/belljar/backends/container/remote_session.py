@@ -23,14 +23,14 @@ from belljar.backends.local.turn import End
 from belljar.contract.errors import CannotBranch, SandboxFault, UnsafePath
 from belljar.contract.files import check_relative_path
 from belljar.contract.sessions import LiveSession
-from belljar.jail import workdir, workfiles
+from belljar.jail import live_files, workdir
 
 _SILENCE_SECONDS = 30.0
 _WORKS: Mapping[Callable[..., Any], str] = {
-    workfiles.entries: "list",
-    workfiles.read: "read",
-    workfiles.write: "write",
-    workfiles.delete: "delete",
+    live_files.entries: "list",
+    live_files.read: "read",
+    live_files.write: "write",
+    live_files.delete: "delete",
 }
 _REASON_CHARACTERS = 500
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -168,12 +168,12 @@ class RemoteSession(LocalSession):
         blob = b""
         if args:
             order["path"] = args[0]
-        if work is workfiles.read:
+        if work is live_files.read:
             order["bytes_max"] = args[1]
-        elif work is workfiles.write:
+        elif work is live_files.write:
             (blob,) = args[1]
         answer, content = await self._ask(order, blob)
-        if work is workfiles.read:
+        if work is live_files.read:
             if len(content) > args[1]:
                 raise workdir.TooMuch(f"{args[0]}: more than the {args[1]:,} bytes that are returned")
             return content
@@ -190,7 +190,7 @@ class RemoteSession(LocalSession):
             if order["work"] == "list":
                 raise SandboxFault(f"the container does not list its files: {reason}")
             is_full = order["work"] == "write" and answer["error"] in _NO_ROOM
-            raise workfiles.NoRoom(reason) if is_full else workfiles.NotThere(reason)
+            raise live_files.NoRoom(reason) if is_full else live_files.NotThere(reason)
         return answer, content
 
     async def _collect(self, is_wanted: Callable[[str], bool], count: int, bytes_max: int) -> list[tuple[str, bytes]]:
@@ -203,7 +203,7 @@ class RemoteSession(LocalSession):
         for path in paths[:count]:
             try:
                 _, content = await self._ask({"work": "read", "path": path, "bytes_max": left})
-            except workfiles.NotThere:
+            except live_files.NotThere:
                 continue  # gone meanwhile
             if len(content) > left:
                 trouble = trouble or workdir.TooMuch("more bytes than can be returned")
@@ -216,14 +216,14 @@ class RemoteSession(LocalSession):
         return found
 
 
-def _entries(answer: Mapping[str, Any]) -> list[workfiles.Entry]:
+def _entries(answer: Mapping[str, Any]) -> list[live_files.Entry]:
     """What the steward lists. It is no more to be trusted than the container it is in.
 
     Raises:
         SandboxFault: it cannot be read.
     """
     try:
-        found = [workfiles.Entry(str(path), int(size), float(at)) for path, size, at in answer.get("found") or ()]
+        found = [live_files.Entry(str(path), int(size), float(at)) for path, size, at in answer.get("found") or ()]
         for entry in found:
             check_relative_path(entry.path)
             if entry.size_bytes < 0 or not math.isfinite(entry.modified_at):

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from belljar.contract.artifacts import Matcher, TooManySteps
 from belljar.contract.execution import Execution
 from belljar.contract.files import File
-from belljar.jail import fileaccess, workdir
+from belljar.jail import file_access, workdir
 from belljar.settings import RequestSettings
 
 _files = ThreadPoolExecutor(8, thread_name_prefix="belljar-files")
@@ -85,7 +85,7 @@ async def _on_pool(pool: ThreadPoolExecutor, root: int, owner: int | None, work:
 
     def do() -> Any:
         try:
-            with fileaccess.acting_as(owner):
+            with file_access.acting_as(owner):
                 return work(own, *args)
         finally:
             os.close(own)

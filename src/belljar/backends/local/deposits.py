@@ -15,7 +15,7 @@ import socket
 from belljar.backends.local import shortage
 from belljar.backends.local.bodies import Body
 from belljar.contract.errors import JailSetupFailed, SandboxFault
-from belljar.jail import workfiles
+from belljar.jail import live_files
 from belljar.jail.cgroups import CellCgroup
 from belljar.zygote import deposits
 from belljar.zygote.gate import has_ended
@@ -35,13 +35,13 @@ async def put(body: Body, cgroup: CellCgroup, directory: int, path: str, content
     """
     room = cgroup.room_bytes() - _OVERHEAD_BYTES
     if len(content) > room:
-        raise workfiles.NoRoom(f"the session's memory has room for {max(0, room):,} more bytes")
+        raise live_files.NoRoom(f"the session's memory has room for {max(0, room):,} more bytes")
     answer = await _have_written(body, cgroup, directory, path, content)
     kind, reason = answer[:1], answer[1:].decode("utf-8", "replace")
     if kind == deposits.NO_ROOM:
-        raise workfiles.NoRoom(reason)
+        raise live_files.NoRoom(reason)
     if kind == deposits.IN_THE_WAY:
-        raise workfiles.NotThere(path)
+        raise live_files.NotThere(path)
     if kind != deposits.DONE:
         raise SandboxFault(f"{path} could not be written: {reason or 'the process that writes it has died'}")
 

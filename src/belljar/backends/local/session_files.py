@@ -12,10 +12,10 @@ from belljar.contract.errors import FileNotInSession, TooLarge, UnsafePath
 from belljar.contract.execution import Execution
 from belljar.contract.files import check_relative_path
 from belljar.contract.sessions import WorkFile
-from belljar.jail import workdir, workfiles
+from belljar.jail import live_files, workdir
 from belljar.settings import RequestSettings
 
-_WALKS = (workfiles.entries, workdir.collect)  # work on a whole tree
+_WALKS = (live_files.entries, workdir.collect)  # work on a whole tree
 
 
 class SessionFiles(ABC):
@@ -37,22 +37,22 @@ class SessionFiles(ABC):
             raise TooLarge(f"{path}: {len(content):,} bytes are more than the {self._bounds.files_bytes:,} taken here")
         try:
             await self._write(path, content)
-        except workfiles.NoRoom as error:
+        except live_files.NoRoom as error:
             message = f"{path} cannot be written: {error}; remove files, or ask for more disk_mb or memory_mb"
             raise TooLarge(message) from None
-        except workfiles.NotThere:
+        except live_files.NotThere:
             message = f"{path}: a directory of that name, or a link or file above it, is in the way; choose another"
             raise UnsafePath(message, path=path) from None
 
     async def _write(self, path: str, content: bytes) -> None:
-        await self._on_work_dir(workfiles.write, path, (content,))
+        await self._on_work_dir(live_files.write, path, (content,))
 
     async def read_file(self, path: str) -> bytes:
         """The content of a regular file in the work directory."""
         path = check_relative_path(path)
         try:
-            content: bytes = await self._on_work_dir(workfiles.read, path, self._bounds.files_bytes)
-        except workfiles.NotThere:
+            content: bytes = await self._on_work_dir(live_files.read, path, self._bounds.files_bytes)
+        except live_files.NotThere:
             raise FileNotInSession(f"the session has no regular file {path!r}", path=path) from None
         except workdir.TooMuch as error:
             raise TooLarge(f"{error}; make it smaller, or split it") from None
@@ -62,15 +62,15 @@ class SessionFiles(ABC):
         """Remove a file of the work directory."""
         path = check_relative_path(path)
         try:
-            await self._on_work_dir(workfiles.delete, path)
-        except workfiles.NotThere:
+            await self._on_work_dir(live_files.delete, path)
+        except live_files.NotThere:
             raise FileNotInSession(f"the session has no file {path!r}", path=path) from None
 
     async def list_files(self) -> Sequence[WorkFile]:
         """Regular files of the work directory, at any depth, in order of their paths."""
         try:
             async with self._walking:
-                found = await self._on_work_dir(workfiles.entries)
+                found = await self._on_work_dir(live_files.entries)
                 return await asyncio.to_thread(_describe, found)
         except workdir.TooMuch as error:
             raise TooLarge(str(error)) from None
@@ -86,6 +86,6 @@ class SessionFiles(ABC):
             return await on_thread(self._work_dir(), self._owner, work, *args)
 
 
-def _describe(found: Sequence[workfiles.Entry]) -> list[WorkFile]:
+def _describe(found: Sequence[live_files.Entry]) -> list[WorkFile]:
     """There can be tens of thousands, so this is not done on the event loop."""
     return [WorkFile(path=path, size_bytes=size, modified_at=at) for path, size, at in found]

@@ -26,7 +26,7 @@ from belljar.backends.local.zygotes import BARE, HEAVY, SHELL, Recipe, Zygotes
 from belljar.contract.errors import JailSetupFailed, Overloaded, SandboxFault, ZygoteDied
 from belljar.contract.execution import Execution, Limits
 from belljar.environments import Environment
-from belljar.jail import fileaccess, policy, syscalls
+from belljar.jail import file_access, policy, syscalls
 from belljar.jail.namespaces import can_count_apart
 from belljar.settings import PoolSettings
 from belljar.zygote import protocol
@@ -382,10 +382,10 @@ class World(ZygoteListener):
             SandboxFault: they are not; nothing may be read or written beneath them.
         """
         try:
-            fileaccess.check_writable_dirs(
+            file_access.check_writable_dirs(
                 directories, int(self._walls["uid_base"]) if self._walls["as_root"] else os.geteuid()
             )
-        except fileaccess.NotOurs as error:
+        except file_access.NotOurs as error:
             raise SandboxFault(f"a guest has handed over a directory that is not its own: {error}") from error
 
     async def graft(self, order: Mapping[str, Any], lent: Sequence[int]) -> tuple[int, int]:

@@ -11,7 +11,7 @@ import os
 import resource
 import socket
 
-from belljar.jail import landlock, limits, mounts, namespaces, policy, seccomp, syscalls
+from belljar.jail import landlock, mounts, namespaces, policy, rlimits, seccomp, syscalls
 from belljar.jail.instance import INSTANCES_MAX
 from belljar.jail.probe.stage import (
     MIB,
@@ -253,7 +253,7 @@ def try_landlock(orders: Orders) -> str:
 def try_rlimits(orders: Orders) -> str:
     with open("/proc/sys/kernel/core_pattern") as file:
         pattern = file.read().strip()
-    limits.set_common()
+    rlimits.set_common()
     namespaces.drop_capabilities()
     core_limit = resource.getrlimit(resource.RLIMIT_CORE)
     if core_limit != (1, 1) and (core_limit != (0, 0) or pattern.startswith("|")):

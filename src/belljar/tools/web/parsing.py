@@ -17,7 +17,7 @@ import resource
 import sys
 from html.parser import HTMLParser
 
-from belljar.jail import confinement, landlock, limits, syscalls
+from belljar.jail import drop_rights, landlock, rlimits, syscalls
 from belljar.tools.web import charsets
 
 _MEMORY_BYTES = 1024 * 1024 * 1024
@@ -66,17 +66,17 @@ def confine(cpu_seconds: int, uid: int | None) -> None:
         OSError: a limit or a wall could not be set.
     """
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, 9)
-    limits.set_common()
-    limits.lower(resource.RLIMIT_AS, _MEMORY_BYTES)
-    limits.lower(resource.RLIMIT_CPU, cpu_seconds)
-    limits.lower(resource.RLIMIT_FSIZE, 0)
-    limits.lower(resource.RLIMIT_NOFILE, 32)
-    confinement.drop_rights(uid)
+    rlimits.set_common()
+    rlimits.lower(resource.RLIMIT_AS, _MEMORY_BYTES)
+    rlimits.lower(resource.RLIMIT_CPU, cpu_seconds)
+    rlimits.lower(resource.RLIMIT_FSIZE, 0)
+    rlimits.lower(resource.RLIMIT_NOFILE, 32)
+    drop_rights.drop_rights(uid)
     version = syscalls.landlock_version()
     if version > 0:
         landlock.restrict(version, (), "/dev", tuple(filter(os.path.isdir, _READABLE)))
         landlock.restrict_tcp(version, ())
-    confinement.filter_calls(_REFUSED)
+    drop_rights.filter_calls(_REFUSED)
 
 
 def _parse(kind: str, codec: str, content: bytes, bytes_max: int) -> str:

@@ -13,8 +13,8 @@ from typing import Any
 
 from belljar.contract.errors import InvalidSettings
 from belljar.contract.execution import MIB
-from belljar.settings.checks import check
-from belljar.settings.tree import EnvironmentSettings, ModelSettings, Settings, ToolServerSettings
+from belljar.settings.model import EnvironmentSettings, ModelSettings, Settings, ToolServerSettings
+from belljar.settings.validate import check
 
 #: Settings that hold many of a kind, each with a name of its own.
 _NAMED: Mapping[str, type[Any]] = {"servers": ToolServerSettings, "models": ModelSettings}

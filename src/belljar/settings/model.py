@@ -9,7 +9,7 @@ from pathlib import Path
 
 from belljar.contract.execution import MIB, Limits
 from belljar.contract.restriction import Restriction
-from belljar.settings.machine import memory_bytes
+from belljar.settings.memory import memory_bytes
 
 GIB = 1024 * MIB
 _CORES = len(os.sched_getaffinity(0))

@@ -9,7 +9,14 @@ import re
 
 from belljar.contract.errors import InvalidSettings
 from belljar.contract.execution import Limits
-from belljar.settings.tree import BUILTIN_TOOLS, WALL_NAMES, ServerSettings, SessionSettings, Settings, ToolSettings
+from belljar.settings.model import (
+    BUILTIN_TOOLS,
+    WALL_NAMES,
+    ServerSettings,
+    SessionSettings,
+    Settings,
+    ToolSettings,
+)
 
 _RUNNERS_MAX = 32  # each is an instance of its own, of which a machine has 64
 
