@@ -15,7 +15,7 @@ import pytest
 
 import belljar
 from belljar.contract.execution import Outcome
-from belljar.zygote.warden import reset_signals
+from belljar.inside.warden.warden import reset_signals
 
 _NATIVE_SECONDS = 60.0
 _ADDRESS = re.compile(r"\b0x[0-9a-f]{9,16}\b")

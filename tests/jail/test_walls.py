@@ -100,7 +100,7 @@ def test_nothing_of_ours_runs_as_root(box: belljar.Sandbox, host: Host) -> None:
     """The warden, its zygotes and the sleepers hold a user namespace's rights at most, never the host's."""
     with planted(box, host):
         # Below a keeper: hosts, engines and tool servers of other tests are no part of a jail.
-        keepers = [each for each in descendants(host, os.getpid()) if "belljar.zygote.warden" in each.command]
+        keepers = [each for each in descendants(host, os.getpid()) if "belljar.inside.warden.warden" in each.command]
         ours = [*keepers, *(each for keeper in keepers for each in descendants(host, keeper.pid))]
         assert len(ours) > 4
         assert [process for process in ours if process.uid in (0, os.getuid())] == []

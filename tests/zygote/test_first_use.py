@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import belljar
+from belljar.inside.zygote.memory import first_use
 from belljar.settings import Settings
-from belljar.zygote import first_use
 
 #: Of a thread, the warm process itself would say so.
 _TRACES = """

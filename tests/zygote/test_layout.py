@@ -96,7 +96,7 @@ os.waitpid(pid, 0)
 
 _BYTECODE = """
 import marshal, sys
-from belljar.zygote.bytecode import compile_elsewhere
+from belljar.inside.zygote.memory.bytecode import compile_elsewhere
 
 source, path = b"def function():\\n    return [1, 'two']\\n", "/somewhere/module.py"
 namespace = {}

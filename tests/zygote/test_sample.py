@@ -24,7 +24,7 @@ def test_a_sample_that_cannot_be_run_stops_nobody(sources: Path, settings: Setti
     shutil.copytree(sources / "belljar", tmp_path / "belljar", ignore=shutil.ignore_patterns("__pycache__"))
     _change(tmp_path / "belljar/jail/policy.py", "SAMPLE_UID = ", "SAMPLE_UID = UIDS_PER_INSTANCE + ")
     slow = "    if guest == _NO_GUEST:\n        importlib.import_module('time').sleep(0.3)\n    close(stdout)\n"
-    _change(tmp_path / "belljar/zygote/server.py", "    close(stdout)\n", slow)
+    _change(tmp_path / "belljar/inside/zygote/server.py", "    close(stdout)\n", slow)
     environ = {**os.environ, "PYTHONPATH": str(tmp_path), "BELLJAR_STATE_DIR": str(settings.state_dir)}
     finished = subprocess.run(
         [sys.executable, "-c", _PROGRAM], env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=60

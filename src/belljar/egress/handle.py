@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from belljar import channel
-from belljar.zygote.handle import LogPipe, gone
+from belljar.backends.local.pool.warden_handle import LogPipe, gone
 
 _log = logging.getLogger("belljar.egress")
 _START = "import sys; sys.path.insert(0, sys.argv[2]); from belljar.egress.process import main; main(int(sys.argv[1]))"

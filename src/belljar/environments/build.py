@@ -39,7 +39,7 @@ _PACKAGE_OF_MODULE = {
     "yaml": "pyyaml",
 }
 
-#: Packages of our own code beside a program, kept where no program imports from; see `guest/measure.py`.
+#: Packages of our own code beside a program, kept where no program imports from; see `inside/guest/coverage.py`.
 _INSTRUMENTS = ("coverage",)
 
 #: Parts of a Python's library directory that are large and that programs do not import, or that are not its own.

@@ -56,7 +56,7 @@ _rules: tuple[tuple[bytes, bytes], ...] = ()  # of landlock; none: the operator 
 _rules_head, _rules_head_bytes = b"", 0
 _closing_program: syscalls.FilterProgram  # the rest of the seccomp filter is inherited
 _closing_filter = b""  # its address and length, as prctl takes them
-_touched, _touched_count = b"", 0  # pages that a small program writes to, from `zygote/touched.py`
+_touched, _touched_count = b"", 0  # pages that a small program writes to, from `inside/zygote/memory/touched_pages.py`
 _changes_uid = True  # False: a plain user has only one id to give
 _is_counted_apart = False  # where all have one id, and the kernel can count the processes of each guest by itself
 _is_session = False

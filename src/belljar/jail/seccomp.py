@@ -585,7 +585,7 @@ _ENTRANCE_ADVICE = (25,)  # MADV_COLLAPSE: the warm process puts its heap into h
 def compile_entrance(machine: str, branches: bool = False, can_watch: bool = True) -> bytes:
     """The policy as the warm process needs it: what puts up the walls of a guest is still open.
 
-    With `branches`, to join a user namespace waits for the supervisor (`zygote/gate.py`).
+    With `branches`, to join a user namespace waits for the supervisor (`backends/local/pool/setns_gate.py`).
     """
     numbers = SYSCALLS[machine]
     open_calls: dict[int, int | Look] = _each(ALLOW, *(numbers[name] for name in _ENTRANCE.split()))

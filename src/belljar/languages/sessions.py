@@ -18,7 +18,7 @@ LANGUAGES = ("javascript", "sh")
 
 
 def order_of(language: str, machine: Machine) -> dict[str, Any]:
-    """What `guest/foreign.py` starts.
+    """What `inside/guest/session/other_languages.py` starts.
 
     Raises:
         ToolchainMissing: it is not on this machine.

@@ -28,7 +28,7 @@ from belljar.contract.execution import ToolAnswered, ToolCall, ToolCalled
 from belljar.contract.tools import ToolHost
 from belljar.settings import ToolSettings
 
-_HEAD = struct.Struct(">IB")  # as in guest/toolcalls.py: number of the call, flag
+_HEAD = struct.Struct(">IB")  # as in inside/guest/tools.py: number of the call, flag
 _LAST, _MORE, _CONNECT = 0, 1, 2
 _PIECE_BYTES = 60 * 1024
 _PACKET_BYTES_MAX = 120 * 1024
@@ -49,7 +49,7 @@ class Bridge:
         self._settings = settings
         described = [(spec, key) for key in keys for spec in host.describe([key])]
         self._keys = {spec.name: key for spec, key in described}
-        #: What `guest/toolcalls.py` is told.
+        #: What `inside/guest/tools.py` is told.
         self.argument = {
             "tools": [spec.as_json() for spec, _ in described],
             "argument_bytes": settings.argument_bytes,

@@ -7,7 +7,7 @@ import socket
 
 import harness
 
-from belljar.zygote import frames, lines
+from belljar.inside.gvisor import event_loop, relay
 
 ALLOWED = ()
 TOKENS = tuple(bytes((each,)) for each in range(10))
@@ -45,16 +45,19 @@ def _descriptors(kind: int) -> tuple[list[int], list[int]]:
 
 def run(data: bytes) -> None:
     _said.clear()
-    say, frames.say = frames.say, lambda message, blob=b"": _said.append((message, blob))  # there is no host in here
+    say, event_loop.say = (
+        event_loop.say,
+        lambda message, blob=b"": _said.append((message, blob)),
+    )  # there is no host in here
     try:
         _run(data)
     finally:
-        frames.say = say
+        event_loop.say = say
 
 
 def _run(data: bytes) -> None:
     kinds = [{"kind": "socket", "line": 1}, {"kind": "pipe", "line": 2}]
-    held = lines.Lines(1)
+    held = relay.Lines(1)
     channel, pipe = held.open(kinds, b"")
     guest = socket.socket(fileno=channel)
     guest.setblocking(False)
@@ -66,13 +69,13 @@ def _run(data: bytes) -> None:
     finally:
         held.close()
         guest.close()
-        lines.close_all(kept)
+        relay.close_all(kept)
     for message, _ in _said:
         assert message["run"] == 1
         assert len(message.get("sent", ())) <= 8
 
 
-def _speak(held: lines.Lines, guest: socket.socket, kept: list[int], packet: bytes) -> None:
+def _speak(held: relay.Lines, guest: socket.socket, kept: list[int], packet: bytes) -> None:
     kind, content = (packet[0] % 10, packet[1:]) if packet else (0, b"")
     sent, own = _descriptors(kind)
     kept += own
@@ -81,7 +84,7 @@ def _speak(held: lines.Lines, guest: socket.socket, kept: list[int], packet: byt
     except OSError:
         pass  # it has been hung up on
     finally:
-        lines.close_all(sent)
+        relay.close_all(sent)
     for number in list(held._sockets):
         if number in held._sockets:
             held._hear_socket(number)

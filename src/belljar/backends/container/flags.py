@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from belljar.inside.warden import host_python
 from belljar.jail import seccomp
 from belljar.settings import ContainerSettings
-from belljar.zygote import lent
 
 CODE_DIR, DOOR_DIR = "/run/belljar/code", "/run/belljar/door"
 _PRELOADED = "/etc/ld.so.preload"  # read by every loader, ours as well
@@ -28,11 +28,11 @@ FOREIGN_CAPABILITIES = (*CAPABILITIES, "SYS_CHROOT", "KILL", "NET_ADMIN", "DAC_O
 _PACKAGE = Path(__file__).resolve().parents[2]
 _START = (
     f"import sys; sys.dont_write_bytecode = True; sys.path.insert(0, {CODE_DIR!r}); "
-    f"from belljar.zygote.aboard import main; main({DOOR_DIR + '/door'!r}, sys.argv[1:])"
+    f"from belljar.inside.warden.container_entry import main; main({DOOR_DIR + '/door'!r}, sys.argv[1:])"
 )
 _START_STEWARD = (
     f"import sys; sys.dont_write_bytecode = True; sys.path.insert(0, {CODE_DIR!r}); "
-    "from belljar.zygote.steward import main; main()"
+    "from belljar.inside.gvisor.agent import main; main()"
 )
 #: What puts walls up, and what a container runtime itself needs after it has installed the filter.
 _BUILDERS = (
@@ -83,7 +83,7 @@ def foreign_config(
 def _common(
     image: str, marks: Mapping[str, str], settings: ContainerSettings, loan: Path, is_podman: bool
 ) -> dict[str, Any]:
-    loader, *words = lent.command(lent.IN_CONTAINER, lent.PYTHON)
+    loader, *words = host_python.command(host_python.IN_CONTAINER, host_python.PYTHON)
     memory = settings.memory_bytes or _most_of_the_memory()
     return {
         "Image": image,
@@ -102,8 +102,8 @@ def _common(
             "CapDrop": ["ALL"],
             "Binds": [
                 f"{_PACKAGE}:{CODE_DIR}/belljar:ro",
-                f"{loan}:{lent.IN_CONTAINER}:ro",
-                f"{loan}/{lent.EMPTY}:{_PRELOADED}:ro",
+                f"{loan}:{host_python.IN_CONTAINER}:ro",
+                f"{loan}/{host_python.EMPTY}:{_PRELOADED}:ro",
             ],
             "Memory": memory,
             "MemorySwap": memory,

@@ -1,4 +1,4 @@
-"""The host's descriptors that a guest behind another kernel is given: the other half of `zygote/lines.py`.
+"""The host's descriptors that a guest behind another kernel is given: the other half of `inside/gvisor/relay.py`.
 
 Pipes, sockets and files keep their meaning: what the guest writes to its twin of a pipe arrives in the pipe, packets
 travel both ways over sockets, with whatever descriptors come along, and a file that can be written to has what the

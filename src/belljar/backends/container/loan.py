@@ -22,7 +22,7 @@ import tempfile
 from pathlib import Path
 
 from belljar.contract.errors import SandboxFault
-from belljar.zygote import lent
+from belljar.inside.warden import host_python
 
 _PACKAGE = Path(__file__).resolve().parents[2]
 _LAYOUT = "1"  # of the directory; another one is made when this changes
@@ -33,8 +33,8 @@ _LOOK = """
 import json, sys
 sys.dont_write_bytecode = True
 sys.path.insert(0, sys.argv[1])
-import belljar.guest.foreign, belljar.guest.script, site, traceback
-import belljar.zygote.aboard, belljar.zygote.plain, belljar.zygote.server, belljar.zygote.steward
+import belljar.inside.guest.session.other_languages, belljar.inside.guest.program, site, traceback
+import belljar.inside.warden.container_entry, belljar.inside.gvisor.zygote, belljar.inside.zygote.server, belljar.inside.gvisor.agent
 print(json.dumps([module.__file__ for module in sys.modules.values() if getattr(module, "__file__", None)]))
 """
 
@@ -74,17 +74,17 @@ def _fingerprint(interpreter: Path, library: Path) -> str:
 def _lay_out(place: Path, interpreter: Path, library: Path) -> None:
     loader = _loader_of(interpreter)
     sleep = Path(shutil.which("sleep", path="/usr/bin:/bin") or "/usr/bin/sleep")
-    for directory in ("bin", lent.LIBRARIES):
+    for directory in ("bin", host_python.LIBRARIES):
         (place / directory).mkdir()
-    for source, name in ((loader, lent.LOADER), (interpreter, lent.PYTHON), (sleep, lent.SLEEP)):
+    for source, name in ((loader, host_python.LOADER), (interpreter, host_python.PYTHON), (sleep, host_python.SLEEP)):
         shutil.copy2(source, place / name)
-    (place / lent.EMPTY).touch()
+    (place / host_python.EMPTY).touch()
     loaded = map(Path, json.loads(_ask(interpreter, "-I", "-S", "-c", _LOOK, _PACKAGE.parent)))
     modules = {path.relative_to(library) for path in loaded if path.is_relative_to(library)}
-    _copy_modules(library, place / lent.LIBRARIES / library.name, modules)
+    _copy_modules(library, place / host_python.LIBRARIES / library.name, modules)
     binaries = [interpreter, sleep, *(library / path for path in modules if path.suffix == ".so")]
     for name, path in {pair for binary in binaries for pair in _libraries_of(loader, binary)}:
-        shutil.copy2(path, place / lent.LIBRARIES / name)
+        shutil.copy2(path, place / host_python.LIBRARIES / name)
 
 
 def _copy_modules(library: Path, own: Path, modules: set[Path]) -> None:

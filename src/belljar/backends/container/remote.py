@@ -1,7 +1,7 @@
 """A world whose kernel is not ours: a container under gVisor, or anything else that shares no kernel with the host.
 
 No descriptor reaches into it, so everything travels as frames over the container's standard input and output, to the
-steward in there (`zygote/steward.py`). The host keeps a clock of its own over each run, and ends the whole container
+steward in there (`inside/gvisor/agent.py`). The host keeps a clock of its own over each run, and ends the whole container
 when the steward does not keep to it.
 """
 
@@ -28,6 +28,7 @@ from belljar.backends.local import artifacts
 from belljar.backends.local.artifacts import Collected
 from belljar.backends.local.extras import Extra
 from belljar.backends.local.pictures import PictureReader
+from belljar.backends.local.pool.warden_handle import WARMING
 from belljar.backends.local.run import program_packet
 from belljar.backends.local.session import LocalSession
 from belljar.backends.local.sights import import_pattern
@@ -43,10 +44,9 @@ from belljar.contract.errors import (
 from belljar.contract.execution import Evidence, Execution, Limits
 from belljar.contract.files import File, check_relative_path
 from belljar.environments import Environment
+from belljar.inside.zygote.protocol import FRAME
 from belljar.jail import policy, workdir
 from belljar.settings import RequestSettings
-from belljar.zygote.handle import WARMING
-from belljar.zygote.protocol import FRAME
 
 _log = logging.getLogger("belljar.container")
 _TEXT_BYTES_MAX = 8 << 20

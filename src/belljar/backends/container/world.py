@@ -10,14 +10,14 @@ from typing import Any
 from belljar import channel
 from belljar.backends.container.vessel import Contents, Vessel
 from belljar.backends.local.cells import CELLS_MAX, Berths
+from belljar.backends.local.pool.warden_handle import StartFailed, WardenHandle
 from belljar.backends.local.world import World
 from belljar.contract.execution import Limits
 from belljar.environments import Environment
+from belljar.inside.warden import host_python
 from belljar.jail import policy
 from belljar.jail.cgroups import Cgroups
 from belljar.settings import PoolSettings
-from belljar.zygote import lent
-from belljar.zygote.handle import StartFailed, WardenHandle
 
 
 class VesselWarden(WardenHandle):
@@ -85,7 +85,7 @@ class VesselWorld(World):
         """All of the image but what is the system's own business: it was made for the programs to see."""
         contents = self.vessel.contents
         bound = {path: path for path in contents.shown if path not in policy.SYSTEM_TREES}
-        bound[lent.IN_ROOT] = lent.IN_CONTAINER
+        bound[host_python.IN_ROOT] = host_python.IN_CONTAINER
         if contents.prefix:
             top = f"/{contents.prefix.split('/')[1]}"
             if top not in bound and top not in policy.SYSTEM_TREES:  # such as /root/.pyenv
@@ -93,10 +93,10 @@ class VesselWorld(World):
         return bound, []
 
     def _python(self) -> str:
-        return self.vessel.contents.python or f"{lent.IN_ROOT}/{lent.PYTHON}"
+        return self.vessel.contents.python or f"{host_python.IN_ROOT}/{host_python.PYTHON}"
 
     def _imports(self, weight: str) -> list[str]:
-        return super()._imports(weight) if self.vessel.contents.python else list(lent.IMPORTS)
+        return super()._imports(weight) if self.vessel.contents.python else list(host_python.IMPORTS)
 
     @property
     def certificates(self) -> str:

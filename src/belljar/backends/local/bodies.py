@@ -19,9 +19,9 @@ from collections.abc import Callable
 from belljar import channel
 from belljar.backends.local.cells import Berth
 from belljar.backends.local.guests import Guest
+from belljar.backends.local.pool.setns_gate import has_ended
 from belljar.backends.local.world import World
 from belljar.jail.cgroups import CellCgroup
-from belljar.zygote.gate import has_ended
 
 _SILENCE_SECONDS = 10.0
 _DYING_SECONDS = 5.0  # for those who were killed

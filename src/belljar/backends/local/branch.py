@@ -24,12 +24,12 @@ from belljar import channel
 from belljar.backends.local import shortage
 from belljar.backends.local.bodies import Body, BranchBody
 from belljar.backends.local.cells import Berth
+from belljar.backends.local.pool.setns_gate import Gate, Pass, has_ended
+from belljar.backends.local.pool.warden_handle import OutOfDescriptors, StartFailed
 from belljar.backends.local.world import INTERPRETER_BYTES
 from belljar.contract.errors import CannotBranch, JailSetupFailed, Overloaded, SandboxFault
 from belljar.contract.execution import Limits
 from belljar.jail.cgroups import CellCgroup
-from belljar.zygote.gate import Gate, Pass, has_ended
-from belljar.zygote.handle import OutOfDescriptors, StartFailed
 
 _PLACE_SECONDS = 20.0  # for our own part: the copy of the files may take its time
 _COPY_SECONDS = 5.0  # for each answer of the copy, and for everyone else to leave it alone

@@ -10,8 +10,13 @@ from collections.abc import Callable
 
 from belljar.backends.local import shortage
 from belljar.backends.local.cells import CELLS_MAX, Berths, Cell
+from belljar.backends.local.pool.warden_handle import (
+    OutOfDescriptors,
+    StartFailed,
+    WardenHandle,
+    throw_away,
+)
 from belljar.contract.errors import JailSetupFailed, Overloaded, ZygoteDied
-from belljar.zygote.handle import OutOfDescriptors, StartFailed, WardenHandle, throw_away
 
 _log = logging.getLogger("belljar.local")
 CELL_SECONDS = 30.0  # for the warden to make one

@@ -22,9 +22,9 @@ from os import fstat, pread, unlink
 from pathlib import Path
 
 from belljar import channel
+from belljar.backends.local.pool.warden_handle import WardenHandle
 from belljar.jail import policy
 from belljar.jail.cgroups import CellCgroup, Cgroups
-from belljar.zygote.handle import WardenHandle
 
 CELLS_MAX = 1024
 _FACTS = 7  # the first ones of a directory: mode, inode, device, links, owner, group, and a size that counts entries

@@ -14,12 +14,12 @@ import socket
 
 from belljar.backends.local import shortage
 from belljar.backends.local.bodies import Body
+from belljar.backends.local.pool.setns_gate import has_ended
+from belljar.backends.local.pool.warden_handle import OutOfDescriptors, StartFailed
 from belljar.contract.errors import JailSetupFailed, SandboxFault
+from belljar.inside.warden import file_writer
 from belljar.jail import live_files
 from belljar.jail.cgroups import CellCgroup
-from belljar.zygote import deposits
-from belljar.zygote.gate import has_ended
-from belljar.zygote.handle import OutOfDescriptors, StartFailed
 
 _OVERHEAD_BYTES = 4 << 20  # what the process that writes copies for itself, and the kernel's notes on pages
 _ANSWER_BYTES = 1024
@@ -38,11 +38,11 @@ async def put(body: Body, cgroup: CellCgroup, directory: int, path: str, content
         raise live_files.NoRoom(f"the session's memory has room for {max(0, room):,} more bytes")
     answer = await _have_written(body, cgroup, directory, path, content)
     kind, reason = answer[:1], answer[1:].decode("utf-8", "replace")
-    if kind == deposits.NO_ROOM:
+    if kind == file_writer.NO_ROOM:
         raise live_files.NoRoom(reason)
-    if kind == deposits.IN_THE_WAY:
+    if kind == file_writer.IN_THE_WAY:
         raise live_files.NotThere(path)
-    if kind != deposits.DONE:
+    if kind != file_writer.DONE:
         raise SandboxFault(f"{path} could not be written: {reason or 'the process that writes it has died'}")
 
 

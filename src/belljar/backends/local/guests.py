@@ -7,8 +7,8 @@ from os import O_CLOEXEC, close, fchmod, pipe2, set_blocking
 
 from belljar import channel
 from belljar.backends.local.cells import Cell
+from belljar.backends.local.pool.warden_handle import ZygoteHandle
 from belljar.backends.local.shortage import keep_reserve
-from belljar.zygote.handle import ZygoteHandle
 
 
 class Guest:

@@ -18,7 +18,7 @@ class PictureReader:
 
     Pieces of several pictures may alternate, as threads and processes write them. A piece is `PIECE`, and that much
     of the picture; a picture's first piece is its type, and in a session which bundle of forms it belongs to. See
-    `guest/displays.py`.
+    `inside/guest/displays.py`.
     """
 
     def __init__(self, bounds: RequestSettings) -> None:

@@ -13,7 +13,7 @@ from belljar.backends.local.extras import Companion, Extra
 from belljar.contract.execution import Evidence, Execution
 from belljar.contract.restriction import Restriction
 
-_REFUSED, _CUT = b"R", b"C"  # see guest/restricted.py
+_REFUSED, _CUT = b"R", b"C"  # see inside/guest/restricted/program.py
 _READ_BYTES = 4096
 
 

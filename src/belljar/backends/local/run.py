@@ -37,7 +37,7 @@ _SETTLE_SECONDS_EACH = 0.005  # the more run at once, the longer each of them ta
 _SILENCE_SECONDS = 10.0  # for a guest to start, or for the news that it is dead
 _PIPE_BYTES = 65536
 _INLINE_BYTES = 64 * 1024  # a program larger than this travels in a memfd
-_STARTED = channel.NO_MESSAGE + b"started"  # as `guest/script.py` says it
+_STARTED = channel.NO_MESSAGE + b"started"  # as `inside/guest/program.py` says it
 _NO_DESCRIPTORS = "descriptors"  # the step that fails when the host has none left
 _SIGKILL = int(signal.SIGKILL)
 _START_FAILED = 71 << 8  # wait status of a guest that could not enter its jail: `zygote/server.py`
@@ -110,7 +110,7 @@ class Run(Attended):
             raise ZygoteDied("the guest was gone before its program came") from error
 
     def _send_with_descriptors(self, packet: bytes, lacks_files: bool) -> None:
-        """In the order in which `guest/script.py` takes them."""
+        """In the order in which `inside/guest/program.py` takes them."""
         own: list[int] = []
         sent: list[int] = []
         try:
@@ -395,7 +395,7 @@ def program_packet(
     *,
     without_files: bool = False,
 ) -> bytes:
-    """The program as `guest/script.py` reads it: the bare text where nothing else is asked for.
+    """The program as `inside/guest/program.py` reads it: the bare text where nothing else is asked for.
 
     `without_files` leaves their contents to the caller, who appends them.
     """

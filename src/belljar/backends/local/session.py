@@ -23,6 +23,7 @@ from belljar.backends.local.branch import Grown, check_quiet, grow
 from belljar.backends.local.extras import Extra
 from belljar.backends.local.idleness import Idleness
 from belljar.backends.local.opening import FIRST_WORD_SECONDS, READY_SECONDS, Opening, describe_end, describe_silence
+from belljar.backends.local.pool.setns_gate import has_ended
 from belljar.backends.local.run import in_memfd
 from belljar.backends.local.session_files import SessionFiles
 from belljar.backends.local.streams import Stream
@@ -40,7 +41,6 @@ from belljar.contract.errors import (
 from belljar.contract.execution import Evidence, Execution, Limits
 from belljar.contract.sessions import LiveSession, SessionOrder
 from belljar.settings import RequestSettings
-from belljar.zygote.gate import has_ended
 
 if TYPE_CHECKING:
     from belljar.backends.local.outward import WayOut

@@ -9,11 +9,11 @@ import resource
 from collections.abc import Iterator
 from resource import RLIMIT_NOFILE, getrlimit
 
+from belljar.backends.local.pool.warden_handle import SHORTAGES
 from belljar.contract.errors import Overloaded, SandboxFault
 from belljar.jail import policy
 from belljar.jail.syscalls import NoDescriptors
 from belljar.settings import PoolSettings
-from belljar.zygote.handle import SHORTAGES
 
 #: What new programs may not take: with these, those that run are answered, sessions run their cells, and all is closed.
 RESERVE = 64

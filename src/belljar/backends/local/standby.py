@@ -119,7 +119,7 @@ class Waiting:
 
 
 def _order(standby: Standby) -> bytes:
-    """As `guest/script.py` reads it: no program, and a command to become."""
+    """As `inside/guest/program.py` reads it: no program, and a command to become."""
     has_door = not standby.becomes
     command = {"argv": standby.argv, "path": standby.path, "has_door": has_door}
     message = {

@@ -21,16 +21,22 @@ from belljar.backends.local.cell_stock import CELL_SECONDS, CellStock
 from belljar.backends.local.cells import CELLS_MAX, Berth, Berths, Cell
 from belljar.backends.local.guests import Guest
 from belljar.backends.local.patience import Patience
+from belljar.backends.local.pool.warden_handle import (
+    OutOfDescriptors,
+    StartFailed,
+    WardenHandle,
+    ZygoteHandle,
+    ZygoteListener,
+)
 from belljar.backends.local.sights import bound_places, guest_environ, hidden_places, import_pattern
 from belljar.backends.local.zygotes import BARE, HEAVY, SHELL, Recipe, Zygotes
 from belljar.contract.errors import JailSetupFailed, Overloaded, SandboxFault, ZygoteDied
 from belljar.contract.execution import Execution, Limits
 from belljar.environments import Environment
+from belljar.inside.zygote import protocol
 from belljar.jail import file_access, policy, syscalls
 from belljar.jail.namespaces import can_count_apart
 from belljar.settings import PoolSettings
-from belljar.zygote import protocol
-from belljar.zygote.handle import OutOfDescriptors, StartFailed, WardenHandle, ZygoteHandle, ZygoteListener
 
 _log = logging.getLogger("belljar.local")
 _WEIGHED_BYTES = 128 * 1024  # of a program, and of its modules together: imports are at the top

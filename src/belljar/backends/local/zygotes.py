@@ -12,10 +12,16 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from belljar.backends.local import shortage
+from belljar.backends.local.pool.setns_gate import Gate
+from belljar.backends.local.pool.warden_handle import (
+    OutOfDescriptors,
+    StartFailed,
+    WardenHandle,
+    ZygoteHandle,
+    ZygoteListener,
+)
 from belljar.contract.errors import JailSetupFailed
 from belljar.settings import PoolSettings
-from belljar.zygote.gate import Gate
-from belljar.zygote.handle import OutOfDescriptors, StartFailed, WardenHandle, ZygoteHandle, ZygoteListener
 
 _log = logging.getLogger("belljar.local")
 BARE, HEAVY, SHELL = "bare", "heavy", "shell"

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from belljar.backends.local.pool.warden_handle import gone
 from belljar.backends.runners.wire import (
     Line,
     Word,
@@ -30,7 +31,6 @@ from belljar.contract.backend import Watcher
 from belljar.contract.errors import SandboxFault, ZygoteDied
 from belljar.contract.execution import Evidence, Execution
 from belljar.settings import Settings
-from belljar.zygote.handle import gone
 
 _START = (
     "import sys; sys.path[:] = sys.argv[2:]; from belljar.backends.runners.process import main; main(int(sys.argv[1]))"

@@ -15,7 +15,7 @@ _always_loaded = frozenset(sys.modules)
 import marshal  # noqa: E402  (after the look at what was there without us, as all that follows)
 from importlib.machinery import SourceFileLoader  # noqa: E402
 
-from belljar.zygote.bytecode import compile_elsewhere  # noqa: E402
+from belljar.inside.zygote.memory.bytecode import compile_elsewhere  # noqa: E402
 
 
 def _load_from_elsewhere(self: SourceFileLoader, source: Any, path: Any, **_: Any) -> Any:
@@ -23,7 +23,7 @@ def _load_from_elsewhere(self: SourceFileLoader, source: Any, path: Any, **_: An
 
 
 SourceFileLoader.source_to_code = _load_from_elsewhere  # type: ignore[assignment, method-assign]
-from belljar.zygote.server import serve  # noqa: E402
+from belljar.inside.zygote.server import serve  # noqa: E402
 
 del SourceFileLoader.source_to_code  # a program finds the one that it inherits
 

@@ -10,7 +10,7 @@ behind in a guest is never freed: freeing touches pages, too.
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # `signal` converts to enums, and each conversion touches pages
-import _socket  # as in `guest/script.py`
+import _socket  # as in `inside/guest/program.py`
 import gc
 import importlib
 import os
@@ -22,14 +22,16 @@ from os import WNOHANG, close, fork, pwrite, read, waitpid, write
 from typing import Any
 
 from belljar import channel
-from belljar.guest import displays, script
-from belljar.guest.script import receive as receive_program
+from belljar.inside.guest import displays
+from belljar.inside.guest import program as script
+from belljar.inside.guest.program import receive as receive_program
+from belljar.inside.zygote import protocol
+from belljar.inside.zygote.memory import heap_layout, huge_pages, touched_pages
+from belljar.inside.zygote.memory.bytecode import compile_elsewhere
 from belljar.jail import enter as jail
 from belljar.jail import mounts, namespaces, policy, rlimits, seccomp, syscalls
 from belljar.jail.enter import CHANNEL, StepFailed, choose_pid_namespace, enter
 from belljar.jail.mounts import fresh_dir_options
-from belljar.zygote import heap, pages, protocol, touched
-from belljar.zygote.bytecode import compile_elsewhere
 
 _control: channel.Peer  # stands where a guest's own socket will: the same object then speaks over that
 #: Sleeper, channel, landlock's ruleset (or -1) and cgroup files by the number of the cell.
@@ -87,15 +89,15 @@ def _get_warm(always_loaded: frozenset[str]) -> bool:
         receive_program = _import_shell().serve  # a guest of ours stays in there
         _unpack_descriptors = struct.Struct("=iii").unpack
     warm_up(greeting["imports"], greeting["environ"], always_loaded)
-    pages.share_libraries()
+    huge_pages.share_libraries()
     _signal.pthread_sigmask(_signal.SIG_BLOCK, [_signal.SIGCHLD])
     _woken = syscalls.open_signal(_signal.SIGCHLD)
     questions = _go_behind_seccomp(greeting["stays"], greeting["can_watch"])
     gc.collect()
-    heap.fill_holes()
+    heap_layout.fill_holes()
     _make_state()
     jail.prepare(greeting["landlock_version"], greeting["changes_uid"], greeting["stays"], greeting["is_counted_apart"])
-    heap.gather((_loop, _fork, _reap, *jail.IN_EVERY_GUEST, *script.IN_EVERY_GUEST))  # type: ignore[arg-type]
+    heap_layout.gather((_loop, _fork, _reap, *jail.IN_EVERY_GUEST, *script.IN_EVERY_GUEST))  # type: ignore[arg-type]
     gc.freeze()
     gc.disable()
     if not greeting["stays"]:  # a session's lives as long as its process
@@ -103,7 +105,7 @@ def _get_warm(always_loaded: frozenset[str]) -> bool:
     channel.send(_control, {"warm": sys.version.split()[0]}, descriptors=questions)
     for listener in questions:
         close(listener)
-    pages.share_heap()
+    huge_pages.share_heap()
     return bool(greeting["makes_ready"])
 
 
@@ -197,7 +199,7 @@ def _look_at(runner: int) -> bytes:
     if looker == 0:
         _signal.alarm(_SAMPLE_SECONDS)
         try:
-            write(finds, touched.find(runner) if _sample_ends[0].recv(1) else b"")
+            write(finds, touched_pages.find(runner) if _sample_ends[0].recv(1) else b"")
         finally:
             os._exit(0)
     close(finds)
@@ -322,7 +324,9 @@ def warm_up(imports: list[str], environ: dict[str, str], always_loaded: frozense
     for name in imports:
         importlib.import_module(name)
     if imports:
-        from belljar.zygote import first_use  # not for those who import nothing: it needs modules of its own
+        from belljar.inside.zygote.memory import (
+            first_use,  # not for those who import nothing: it needs modules of its own
+        )
 
         first_use.try_out(imports)
     if receive_program is not script.receive:
@@ -345,7 +349,7 @@ def warm_up(imports: list[str], environ: dict[str, str], always_loaded: frozense
 
 def _import_shell() -> Any:
     """What a warm process of sessions serves; no other carries it."""
-    return importlib.import_module("belljar.guest.shell")
+    return importlib.import_module("belljar.inside.guest.session.shell")
 
 
 def _lend_matplotlib_its_cache() -> None:

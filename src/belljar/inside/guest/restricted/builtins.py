@@ -17,7 +17,7 @@ import types
 from typing import TYPE_CHECKING, Any, Callable, NoReturn
 
 if TYPE_CHECKING:
-    from belljar.guest.restricted_rules import Rules
+    from belljar.inside.guest.restricted.rules import Rules
 
 _PLAIN = """
 abs aiter all anext any ascii bin bool bytearray bytes callable chr classmethod complex dict divmod enumerate

@@ -21,9 +21,9 @@ import sys
 from typing import Any
 
 from belljar import channel
-from belljar.guest import script
+from belljar.inside.guest import program as script
+from belljar.inside.zygote import server
 from belljar.jail import namespaces, policy, rlimits, seccomp, syscalls
-from belljar.zygote import server
 
 BORN = struct.Struct("=q")  # pid of the run's first process, as the steward sees it
 ENDED = struct.Struct("=qqq")  # wait status, CPU in microseconds, largest resident set in bytes

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from belljar.guest.restricted_rules import Rules
+    from belljar.inside.guest.restricted.rules import Rules
 
 _ONLY_TREE = 0x400  # PyCF_ONLY_AST
 _ENCODING = re.compile(rb"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")

@@ -22,7 +22,8 @@ from os import close, dup2, getpid
 from typing import Any
 
 from belljar import channel
-from belljar.guest import branching, displays, foreign, interpreter, script
+from belljar.inside.guest import displays, program
+from belljar.inside.guest.session import branching, ipython, other_languages
 
 _KEPT_FROM = 1000  # where we keep the guest's own pipes, out of the way of the program's descriptors
 _DIRS = ("/work", "/tmp", "/dev/shm")
@@ -38,9 +39,9 @@ def prepare() -> None:
     """In the warm process, before the first fork; IPython wants a directory of its own to be there."""
     global _shell
     os.environ["IPYTHONDIR"] = "/dev/shm"
-    _shell = interpreter.make_shell()
-    interpreter.warm_up(_shell)
-    builtins.input = interpreter.refuse_input
+    _shell = ipython.make_shell()
+    ipython.warm_up(_shell)
+    builtins.input = ipython.refuse_input
 
 
 def serve(peer: channel.Peer) -> bool:
@@ -51,26 +52,26 @@ def serve(peer: channel.Peer) -> bool:
     except channel.ChannelClosed:
         return False
     if "in_memfd" in message:
-        message, blob = channel.parse(script._read_all(descriptors.pop(0)))
+        message, blob = channel.parse(program._read_all(descriptors.pop(0)))
     try:
-        script._write_files(message["files"], blob)
-        script._forget_shadowed(message["files"])
+        program._write_files(message["files"], blob)
+        program._forget_shadowed(message["files"])
     except OSError as error:
         channel.send(peer, {"failed": "files", "reason": str(error)})
         return False
     _settle(message["env"])
     for name, argument, count in message["extras"]:
-        script.load(name).prepare(argument, [descriptors.pop(0) for _ in range(count)])
+        program.load(name).prepare(argument, [descriptors.pop(0) for _ in range(count)])
     child = None
     if message.get("foreign"):
         try:
-            child = foreign.start(message["foreign"])
+            child = other_languages.start(message["foreign"])
         except OSError as error:
             channel.send(peer, {"failed": "language", "reason": str(error)})
             return False
     channel.send(peer, {}, b"ready")
     if child is not None:
-        foreign.serve(peer, child, _background)
+        other_languages.serve(peer, child, _background)
     _serve_cells(peer)
     return False  # never
 
@@ -100,10 +101,10 @@ def _settle(env: dict[str, str]) -> None:
     global _pid, _background
     _pid = getpid()
     _background = _keep(1), _keep(2)
-    interpreter.open_streams(_background)
+    ipython.open_streams(_background)
     sys.path.insert(0, "")  # modules of the program's own
-    script._set_environment(env)
-    script._reseed()
+    program._set_environment(env)
+    program._reseed()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.enable()
 
@@ -130,7 +131,7 @@ def _next(peer: channel.Peer) -> tuple[dict[str, Any], bytes, list[int]]:
     try:
         message, blob, descriptors = channel.receive(peer, 8)
         if "in_memfd" in message:
-            blob = script._read_all(descriptors.pop(0))
+            blob = program._read_all(descriptors.pop(0))
     except channel.ChannelClosed:
         os._exit(0)
     return message, blob, descriptors
@@ -143,29 +144,29 @@ def _run_cell(peer: channel.Peer, message: dict[str, Any], code: str, descriptor
         gc.enable()
         _collects_again = False
     if _is_unseeded:
-        script._reseed()
+        program._reseed()
         _is_unseeded = False
-    interpreter.begin(number)
-    interpreter.flush()  # what is left from before belongs to nobody's cell
+    ipython.begin(number)
+    ipython.flush()  # what is left from before belongs to nobody's cell
     _redirect(descriptors[0], descriptors[1])
     displays.open_pipe(descriptors[2])
     for (name, argument), descriptor in zip(message.get("extras", ()), descriptors[3:]):
-        script.load(name).prepare(argument, [descriptor])
+        program.load(name).prepare(argument, [descriptor])
     error = None
     try:
         signal.signal(signal.SIGINT, _on_interrupt)
-        error = interpreter.run(_shell, code)
+        error = ipython.run(_shell, code)
         if getpid() != _pid:
             _leave_fork()
         displays.show_open_figures()
-        interpreter.get_quiet(_shell)
+        ipython.get_quiet(_shell)
     except BaseException as caught:  # noqa: BLE001  (an interrupt that came when the cell had just ended)
         if getpid() != _pid:
             _leave_fork()
-        error = error or interpreter.describe(caught, None)
+        error = error or ipython.describe(caught, None)
     _on_interrupt = _ignore_interrupts()
-    interpreter.leave_threads_behind()
-    interpreter.flush()
+    ipython.leave_threads_behind()
+    ipython.flush()
     if _shell.has_asked_to_exit:
         os._exit(0)
     for target, kept in zip((1, 2), _background):
@@ -185,7 +186,7 @@ def _branch(peer: channel.Peer, order: bytes, descriptors: list[int]) -> None:
     gc.disable()
     try:
         files = branching.look_around()
-        interpreter.flush()
+        ipython.flush()
         state = None if b"reseed" in order else random.getstate()
         branching.fork_orphan(
             lambda: _pass_on(peer, descriptors[0]),
@@ -276,5 +277,5 @@ def _ignore_interrupts() -> Any:
 
 def _leave_fork() -> None:
     """A child that the cell has forked, and that has run off the cell's end: it is no session."""
-    interpreter.flush()
+    ipython.flush()
     os._exit(0)

@@ -16,8 +16,8 @@ import socket
 from collections.abc import Sequence
 
 from belljar import channel
+from belljar.inside.warden import warden
 from belljar.jail import policy, syscalls
-from belljar.zygote import warden
 
 #: Top-level directories of an image that are the system's business, or that every guest has of its own.
 _NOT_SHOWN = {"boot", "dev", "etc", "lost+found", "media", "mnt", "proc", "root", "run", "sys", "tmp", "var", "work"}

@@ -20,12 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from belljar import channel
+from belljar.backends.local.pool.setns_gate import Gate
+from belljar.inside.zygote import protocol
 from belljar.jail import mounts, policy
-from belljar.zygote import protocol
-from belljar.zygote.gate import Gate
 
 _log = logging.getLogger("belljar.zygote")
-_START = "import sys; sys.path.insert(0, sys.argv[2]); from belljar.zygote.warden import main; main(int(sys.argv[1]))"
+_START = (
+    "import sys; sys.path.insert(0, sys.argv[2]); from belljar.inside.warden.warden import main; main(int(sys.argv[1]))"
+)
 _SOURCES = str(Path(__file__).resolve().parents[2])
 _LOG_BYTES_KEPT = 8192
 _NEWS_BYTES = 4096
@@ -166,12 +168,12 @@ class WardenHandle:
         return port, listener
 
     async def graft(self, order: Mapping[str, Any], descriptors: Sequence[int]) -> tuple[int, int]:
-        """Have the namespaces of a branch made, as `zygote/grafts.py` says: pid and pidfd of who makes them."""
+        """Have the namespaces of a branch made, as `inside/warden/branch_namespaces.py` says: pid and pidfd of who makes them."""
         pid, pidfd = await self._hear_of(self._ask({"graft": dict(order)}, descriptors))
         return pid, pidfd
 
     async def deposit(self, order: Mapping[str, Any], descriptors: Sequence[int]) -> tuple[int, int]:
-        """Have a file written, as `zygote/deposits.py` says: pid and pidfd of the process that writes it."""
+        """Have a file written, as `inside/warden/file_writer.py` says: pid and pidfd of the process that writes it."""
         pid, pidfd = await self._hear_of(self._ask({"deposit": dict(order)}, descriptors))
         return pid, pidfd
 

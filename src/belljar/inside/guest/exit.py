@@ -30,7 +30,7 @@ from os import _exit
 from sys import _getframe
 from typing import Any
 
-from belljar.guest import displays
+from belljar.inside.guest import displays
 
 _PROGRAM = "/work/main.py"
 _requested_exit: list[Any] = []  # what `raise SystemExit(...)` asked for, once the interpreter acts on it

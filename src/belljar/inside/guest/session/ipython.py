@@ -26,7 +26,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from belljar.guest import displays
+from belljar.inside.guest import displays
 
 _BINARY = ("image/png", "image/jpeg", "image/gif", "application/pdf")
 _MESSAGE_CHARACTERS, _TRACE_CHARACTERS = 2000, 7000  # in JSON each may take twelve bytes, and a packet holds 120 KiB

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from belljar import channel
-from belljar.zygote import frames, plain, plainfiles, plainguests
-from belljar.zygote.lines import Lines, close_all, open_to_all
+from belljar.inside.gvisor import event_loop, guests, workdir, zygote
+from belljar.inside.gvisor.relay import Lines, close_all, open_to_all
 
 _INLINE_BYTES = 60 * 1024
 _UNKNOWN_ERROR = "it could not be"
@@ -28,7 +28,7 @@ class Tenant:
         self.next_look = 0.0
         self.deadline_passed = self.is_out_of_memory = False
         self.was_told = False  # the host knows how it ended
-        self.guest: plainguests.Guest | None = None
+        self.guest: guests.Guest | None = None
         self.lines = Lines(number)
         self._asked = asked
         self._blob = blob
@@ -71,13 +71,13 @@ class Tenant:
         assert self.guest is not None
         self.next_look = time.monotonic() + self.look_seconds
         self.guest.hear_news()
-        frames.watch(self.guest.news, self._on_news)
+        event_loop.watch(self.guest.news, self._on_news)
 
     def _on_news(self) -> None:
         guest = self.guest
         assert guest is not None
         if not guest.hear_news():
-            frames.unwatch(guest.news)
+            event_loop.unwatch(guest.news)
             self.settle()
         elif self._must_die:
             self.kill()
@@ -93,22 +93,22 @@ class Tenant:
         guest = self.guest
         assert guest is not None
         guest.hear_news()  # all of it was written before its first process left
-        frames.unwatch(guest.news)
-        if len(guest.said) >= plain.BORN.size + plain.ENDED.size:
-            return plain.ENDED.unpack_from(guest.said, plain.BORN.size)
+        event_loop.unwatch(guest.news)
+        if len(guest.said) >= zygote.BORN.size + zygote.ENDED.size:
+            return zygote.ENDED.unpack_from(guest.said, zygote.BORN.size)
         return (int(signal.SIGKILL) if self._must_die else None), 0, 0
 
     def fail(self, step: str, reason: str) -> None:
         """No program ran."""
         if not self.was_told:
             self.was_told = True
-            frames.say({"run": self.number, "failed": step, "reason": reason})
+            event_loop.say({"run": self.number, "failed": step, "reason": reason})
 
     def close(self) -> None:
         """Let go of everything."""
         self.lines.close()
         if self.guest is not None:
-            frames.unwatch(self.guest.news)
+            event_loop.unwatch(self.guest.news)
             self.guest.close()
             self.guest = None
 
@@ -127,7 +127,7 @@ class Run(Tenant):
     def begin(self) -> None:
         """Hand the program to a guest."""
         asked = self._asked
-        self.guest = guest = plainguests.take(asked["weight"], asked["allowance"])
+        self.guest = guest = guests.take(asked["weight"], asked["allowance"])
         end = asked["packet_bytes"]
         packet, lent = self._blob[:end], self._blob[end : end + asked["lent_bytes"]]
         descriptors: list[int] = []
@@ -141,7 +141,7 @@ class Run(Tenant):
                 self._pictures, theirs = os.pipe2(os.O_CLOEXEC)
                 descriptors.append(theirs)
                 os.set_blocking(self._pictures, False)
-                frames.watch(self._pictures, self._on_pictures)
+                event_loop.watch(self._pictures, self._on_pictures)
             descriptors += self.lines.open(asked["kinds"], lent)
             stdin = memoryview(self._blob)[end + len(lent) :]
             if stdin:
@@ -153,12 +153,12 @@ class Run(Tenant):
             channel.send_packet(guest.channel, packet, descriptors)
         finally:
             close_all(descriptors)
-        frames.watch(guest.channel.fileno(), self._on_channel)
+        event_loop.watch(guest.channel.fileno(), self._on_channel)
         self.watch_news()
-        frames.watch(guest.stdout, lambda: self._on_output("stdout", guest.stdout))
-        frames.watch(guest.stderr, lambda: self._on_output("stderr", guest.stderr))
+        event_loop.watch(guest.stdout, lambda: self._on_output("stdout", guest.stdout))
+        event_loop.watch(guest.stderr, lambda: self._on_output("stderr", guest.stderr))
         if self._stdin >= 0:
-            frames.watch(self._stdin, self._feed, select.POLLOUT)
+            event_loop.watch(self._stdin, self._feed, select.POLLOUT)
 
     def obey(self, word: str, message: dict[str, Any], blob: bytes) -> None:
         """What the host wants while it lives, and of its files afterwards."""
@@ -170,7 +170,7 @@ class Run(Tenant):
     def _on_channel(self) -> None:
         guest = self.guest
         assert guest is not None
-        frames.unwatch(guest.channel.fileno())
+        event_loop.unwatch(guest.channel.fileno())
         try:
             message, _, descriptors = channel.receive(guest.channel, 1)
         except (channel.ChannelClosed, BlockingIOError):
@@ -181,24 +181,24 @@ class Run(Tenant):
         if descriptors:
             self._work_dir = descriptors[0]
         self.deadline = time.monotonic() + self._asked["wall_seconds"]
-        frames.say({"run": self.number, "started": True})
+        event_loop.say({"run": self.number, "started": True})
 
     def _on_output(self, stream: str, descriptor: int) -> bool:
-        if frames.is_behind() and not self.was_told:
-            reader = frames.unwatch(descriptor)
+        if event_loop.is_behind() and not self.was_told:
+            reader = event_loop.unwatch(descriptor)
             if reader is not None:
                 self._paused.append((descriptor, reader))
             return False
         try:
-            chunk = os.read(descriptor, frames.READ_BYTES)
+            chunk = os.read(descriptor, event_loop.READ_BYTES)
         except BlockingIOError:
             return False
         if not chunk:
-            frames.unwatch(descriptor)
+            event_loop.unwatch(descriptor)
             return False
         room = max(0, self._asked["output_bytes"] - self._seen[stream])
         self._seen[stream] += len(chunk)
-        frames.say({"run": self.number, "stream": stream, "bytes": len(chunk)}, chunk[:room])
+        event_loop.say({"run": self.number, "stream": stream, "bytes": len(chunk)}, chunk[:room])
         self._check_flood()
         return True
 
@@ -209,21 +209,21 @@ class Run(Tenant):
 
     def _on_pictures(self) -> bool:
         try:
-            chunk = os.read(self._pictures, frames.READ_BYTES)
+            chunk = os.read(self._pictures, event_loop.READ_BYTES)
         except BlockingIOError:
             return False
         if not chunk:
-            frames.unwatch(self._pictures)
+            event_loop.unwatch(self._pictures)
             return False
         self._seen["pictures"] += len(chunk)
-        frames.say({"run": self.number, "pictures": True}, chunk)
+        event_loop.say({"run": self.number, "pictures": True}, chunk)
         self._check_flood()
         return True
 
     def _feed(self) -> None:
         try:
             while self._stdin_left:
-                self._stdin_left = self._stdin_left[os.write(self._stdin, self._stdin_left[: frames.READ_BYTES]) :]
+                self._stdin_left = self._stdin_left[os.write(self._stdin, self._stdin_left[: event_loop.READ_BYTES]) :]
         except BlockingIOError:
             return
         except BrokenPipeError:
@@ -232,14 +232,14 @@ class Run(Tenant):
 
     def _close_stdin(self) -> None:
         if self._stdin >= 0:
-            frames.unwatch(self._stdin)
+            event_loop.unwatch(self._stdin)
             os.close(self._stdin)
             self._stdin = -1
 
     def resume(self) -> None:
         """The host has caught up."""
         while self._paused:
-            frames.watch(*self._paused.pop())
+            event_loop.watch(*self._paused.pop())
 
     def settle(self) -> None:
         """Once its first process is gone, so is everyone: read what is left and tell the host."""
@@ -266,23 +266,23 @@ class Run(Tenant):
             "out_of_memory": self.is_out_of_memory,
             "paths": self._walk(),
         }
-        frames.say({"run": self.number, "ended": ended})
-        plainguests.refill(self._asked["weight"], self._asked["default_allowance"])
+        event_loop.say({"run": self.number, "ended": ended})
+        guests.refill(self._asked["weight"], self._asked["default_allowance"])
 
     def _walk(self) -> list[str]:
         if self._work_dir < 0:
             return []
         assert self.guest is not None
-        with plainfiles.acting_as(self.guest.uid):
-            return plainfiles.walk(self._work_dir)
+        with workdir.acting_as(self.guest.uid):
+            return workdir.walk(self._work_dir)
 
     def _fetch(self, paths: list[str], bytes_max: int) -> None:
         """Send the files asked for, as far as they fit."""
         found, content, is_over = [], bytearray(), False
         assert self.guest is not None
         for path in paths:
-            with plainfiles.acting_as(self.guest.uid):
-                text = plainfiles.read(self._work_dir, path, bytes_max - len(content))
+            with workdir.acting_as(self.guest.uid):
+                text = workdir.read(self._work_dir, path, bytes_max - len(content))
             if text is None:
                 continue
             if len(content) + len(text) > bytes_max:
@@ -290,16 +290,16 @@ class Run(Tenant):
                 break
             found.append([path, len(text)])
             content += text
-        frames.say({"run": self.number, "files": found, "is_over": is_over}, bytes(content))
+        event_loop.say({"run": self.number, "files": found, "is_over": is_over}, bytes(content))
 
     def _stop_watching(self) -> None:
         guest = self.guest
         self._close_stdin()
         if guest is not None and guest.channel.fileno() >= 0:
             for descriptor in (guest.channel.fileno(), guest.stdout, guest.stderr):
-                frames.unwatch(descriptor)
+                event_loop.unwatch(descriptor)
         if self._pictures >= 0:
-            frames.unwatch(self._pictures)
+            event_loop.unwatch(self._pictures)
             os.close(self._pictures)
             self._pictures = -1
 
@@ -320,7 +320,7 @@ class Session(Tenant):
     def begin(self) -> None:
         """Get a guest of sessions, and pass on what it and the host say to each other."""
         asked = self._asked
-        self.guest = guest = plainguests.take(plainguests.SHELL, asked["allowance"])
+        self.guest = guest = guests.take(guests.SHELL, asked["allowance"])
         self.lines.speak(asked["channel"], guest.channel.dup())
         self.lines.listen(asked["stdout"], os.dup(guest.stdout))
         self.lines.listen(asked["stderr"], os.dup(guest.stderr))
@@ -334,7 +334,7 @@ class Session(Tenant):
         answer, content = {"run": self.number, "asked": message["asked"]}, b""
         assert self.guest is not None
         try:
-            with plainfiles.acting_as(self.guest.uid):
+            with workdir.acting_as(self.guest.uid):
                 found = self._work(message, blob)
             if isinstance(found, bytes):
                 content = found
@@ -343,23 +343,23 @@ class Session(Tenant):
         except OSError as error:
             answer["error"] = error.errno or 0
             answer["reason"] = error.strerror or _UNKNOWN_ERROR
-        frames.say(answer, content)
+        event_loop.say(answer, content)
 
     def _work(self, message: dict[str, Any], blob: bytes) -> Any:
         if not self.lines.kept:
             raise FileNotFoundError(2, "it has no directory yet")
         root, path = self.lines.kept[0], message.get("path", "")
         if message["work"] == "list":
-            return plainfiles.describe(root)
+            return workdir.describe(root)
         if message["work"] == "read":
-            content = plainfiles.read(root, path, message["bytes_max"])
+            content = workdir.read(root, path, message["bytes_max"])
             if content is None:
                 raise FileNotFoundError(2, "no such file")
             return content
         if message["work"] == "write":
-            plainfiles.write(root, path, blob)
+            workdir.write(root, path, blob)
         else:
-            plainfiles.delete(root, path)
+            workdir.delete(root, path)
         return None
 
     def settle(self) -> None:
@@ -371,4 +371,4 @@ class Session(Tenant):
         self.next_look = 0.0
         status, _, _ = self.end()
         self.lines.drain()
-        frames.say({"run": self.number, "ended": {"status": status, "out_of_memory": self.is_out_of_memory}})
+        event_loop.say({"run": self.number, "ended": {"status": status, "out_of_memory": self.is_out_of_memory}})

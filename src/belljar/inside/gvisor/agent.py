@@ -17,11 +17,12 @@ import traceback
 from typing import Any
 
 from belljar import channel
+from belljar.inside.gvisor import event_loop, guests
+from belljar.inside.gvisor.runs import Run, Session, Tenant
+from belljar.inside.warden import container_entry, warden
 from belljar.jail import policy
-from belljar.zygote import aboard, frames, plainguests, warden
-from belljar.zygote.tenants import Run, Session, Tenant
 
-_SITE = "from belljar.zygote.server import serve"
+_SITE = "from belljar.inside.zygote.server import serve"
 
 _runs: dict[int, Tenant] = {}
 
@@ -29,16 +30,16 @@ _runs: dict[int, Tenant] = {}
 def main() -> None:
     """Serve until the host leaves. Never returns."""
     try:
-        frames.open_streams(_obey, _resume_all)
+        event_loop.open_streams(_obey, _resume_all)
         warden.reset_signals()
         _settle()
         woken, alarm = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(alarm, warn_on_full_buffer=False)
-        frames.watch(woken, lambda: _reap(woken))
-        facts = aboard.describe(sys.argv[1:])
-        plainguests.show(facts)
-        frames.say({"ready": facts})
+        event_loop.watch(woken, lambda: _reap(woken))
+        facts = container_entry.describe(sys.argv[1:])
+        guests.show(facts)
+        event_loop.say({"ready": facts})
         _serve()
     except BaseException:  # noqa: BLE001  (the end of the container: say why)
         traceback.print_exc()
@@ -50,7 +51,7 @@ def _settle() -> None:
     code = warden.own_code()
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     with open(f"{package}/zygote/plain.py", "rb") as file:
-        code["belljar/zygote/plain.py"] = file.read()
+        code["belljar/inside/gvisor/zygote.py"] = file.read()
     site = code["sitecustomize.py"].decode()
     if _SITE not in site:
         raise RuntimeError("sitecustomize has changed")
@@ -65,7 +66,7 @@ def _settle() -> None:
 def _serve() -> None:
     while True:
         times = [at for run in _runs.values() for at in (run.deadline, run.next_look) if at]
-        frames.wait(min(times, default=None))
+        event_loop.wait(min(times, default=None))
         now = time.monotonic()
         for run in list(_runs.values()):
             if run.deadline and run.deadline <= now:
@@ -84,7 +85,7 @@ def _resume_all() -> None:
 def _obey(message: dict[str, Any], blob: bytes) -> None:
     word, number = message["do"], message.get("run", 0)
     if word == "greet":
-        plainguests.greet(message)
+        guests.greet(message)
     elif word in ("run", "open"):
         tenant = _runs[number] = (Run if word == "run" else Session)(number, message, blob)
         try:
@@ -107,7 +108,7 @@ def _reap(woken: int) -> None:
             return
         if pid == 0:
             return
-        for zygote in [each for each in plainguests.zygotes.values() if each.pid == pid]:
+        for zygote in [each for each in guests.zygotes.values() if each.pid == pid]:
             zygote.lose()
         for run in list(_runs.values()):
             guest = run.guest

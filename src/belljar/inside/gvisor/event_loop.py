@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from belljar.zygote.protocol import FRAME
+from belljar.inside.zygote.protocol import FRAME
 
 READ_BYTES = 65536
 _BEHIND_BYTES = 4 << 20  # unread by the host: programs then wait on their pipes

@@ -13,7 +13,7 @@ to the host over the inherited socket, in one packet, which the kernel never mix
 
 from __future__ import annotations
 
-import _socket  # as in `guest/script.py`
+import _socket  # as in `inside/guest/program.py`
 import _thread
 import errno
 import fcntl

@@ -17,7 +17,7 @@ import struct
 from typing import Any
 
 from belljar import channel
-from belljar.guest import displays, script
+from belljar.inside.guest import displays, program
 
 _FREE = 20  # above the descriptors that the child is given
 _LENGTH = struct.Struct(">I")
@@ -150,7 +150,7 @@ def _obey(peer: channel.Peer, child: Interpreter) -> None:
     try:
         message, code, descriptors = channel.receive(peer, 8)
         if "in_memfd" in message:
-            code = script._read_all(descriptors.pop(0))
+            code = program._read_all(descriptors.pop(0))
     except channel.ChannelClosed:
         os._exit(0)
     if "cell" not in message:

@@ -8,9 +8,10 @@ import signal
 from typing import Any
 
 from belljar import channel
+from belljar.inside.gvisor import zygote as plain
+from belljar.inside.gvisor.relay import open_to_all
+from belljar.inside.warden import host_python, warden
 from belljar.jail import policy, syscalls
-from belljar.zygote import lent, plain, warden
-from belljar.zygote.lines import open_to_all
 
 BARE, HEAVY, SHELL = "bare", "heavy", "shell"
 _UID_FIRST = 2000
@@ -59,7 +60,7 @@ class Zygote:
                 python = _greeting["python"]
                 command = [os.path.basename(python)]
                 if not python:  # the image has none: what runs us then runs its programs
-                    command = lent.command(lent.IN_CONTAINER, lent.PYTHON)
+                    command = host_python.command(host_python.IN_CONTAINER, host_python.PYTHON)
                     python = command[0]
                 environ = {**_greeting["environ"], **_greeting["warming"]}
                 os.execve(python, [*command, f"{policy.WORK_DIR}/{policy.PROGRAM_NAME}"], environ)
@@ -68,7 +69,7 @@ class Zygote:
         theirs.close()
         imports = [] if weight == BARE else _greeting["imports"]
         if not _greeting["python"]:
-            imports = list(lent.IMPORTS)
+            imports = list(host_python.IMPORTS)
         order = {"imports": imports, "environ": _greeting["environ"], "stays": weight == SHELL}
         channel.send(self.peer, order)
         channel.receive(self.peer)  # warm now; while it warms this container does nothing else

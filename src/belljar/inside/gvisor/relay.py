@@ -17,8 +17,8 @@ from collections import deque
 from typing import Any
 
 from belljar import channel
+from belljar.inside.gvisor import event_loop
 from belljar.jail import policy
-from belljar.zygote import frames
 
 _PACKET_BYTES = channel.PACKET_BYTES_MAX
 _DESCRIPTORS = 8
@@ -82,9 +82,9 @@ class Lines:
         if self._is_paused:
             return
         if number in self._pipes:
-            frames.watch(self._pipes[number], lambda: self._hear_pipe(number))
+            event_loop.watch(self._pipes[number], lambda: self._hear_pipe(number))
         else:
-            frames.watch(self._sockets[number].fileno(), lambda: self._hear_socket(number))
+            event_loop.watch(self._sockets[number].fileno(), lambda: self._hear_socket(number))
 
     def pause(self, is_paused: bool) -> None:
         """The host has enough for now, or can take more."""
@@ -92,7 +92,7 @@ class Lines:
             self._is_paused = is_paused
             for number in (*self._pipes, *self._sockets):
                 if is_paused:
-                    frames.unwatch(self._descriptor(number))
+                    event_loop.unwatch(self._descriptor(number))
                 else:
                     self._watch(number)
 
@@ -103,11 +103,11 @@ class Lines:
 
     def _hear_pipe(self, number: int) -> bool:
         try:
-            chunk = os.read(self._pipes[number], frames.READ_BYTES)
+            chunk = os.read(self._pipes[number], event_loop.READ_BYTES)
         except BlockingIOError:
             return False
         if chunk:
-            frames.say({"run": self._run, "line": number}, chunk)
+            event_loop.say({"run": self._run, "line": number}, chunk)
             return True
         self._drop(number)
         return False
@@ -128,7 +128,7 @@ class Lines:
         for pipe in list(self._pipes):  # what was written before this was said comes before it
             while pipe in self._pipes and self._hear_pipe(pipe):
                 pass
-        frames.say({"run": self._run, "line": number, "sent": [self._take(each) for each in sent]}, packet)
+        event_loop.say({"run": self._run, "line": number, "sent": [self._take(each) for each in sent]}, packet)
         return True
 
     def _take(self, descriptor: int) -> dict[str, Any]:
@@ -145,7 +145,7 @@ class Lines:
 
     def _drop(self, number: int) -> None:
         self.hang_up(number)
-        frames.say({"run": self._run, "line": number, "closed": True})
+        event_loop.say({"run": self._run, "line": number, "closed": True})
 
     def drain(self) -> None:
         """The guest is dead: tell all that it has left in its lines."""
@@ -159,7 +159,7 @@ class Lines:
         for number, memfd in self._files.items():
             with open(memfd, "rb", closefd=False) as file:
                 file.seek(0)
-                frames.say({"run": self._run, "line": number}, file.read().rstrip(_ZERO))
+                event_loop.say({"run": self._run, "line": number}, file.read().rstrip(_ZERO))
 
     # ---- from the host
 
@@ -181,13 +181,13 @@ class Lines:
                 close_all(theirs)
                 waiting.popleft()
         except BlockingIOError:
-            frames.unwatch(peer.fileno())
-            frames.watch(peer.fileno(), lambda: self._flush(number), select.POLLOUT)
+            event_loop.unwatch(peer.fileno())
+            event_loop.watch(peer.fileno(), lambda: self._flush(number), select.POLLOUT)
             return
         except OSError:
             self.hang_up(number)
             return
-        frames.unwatch(peer.fileno())
+        event_loop.unwatch(peer.fileno())
         self._watch(number)
 
     def hang_up(self, number: int) -> None:
@@ -195,11 +195,11 @@ class Lines:
         for _, theirs in self._unsent.pop(number, ()):
             close_all(theirs)
         if number in self._pipes:
-            frames.unwatch(self._pipes[number])
+            event_loop.unwatch(self._pipes[number])
             os.close(self._pipes.pop(number))
         elif number in self._sockets:
             peer = self._sockets.pop(number)
-            frames.unwatch(peer.fileno())
+            event_loop.unwatch(peer.fileno())
             peer.close()
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """A Python program, run as `python main.py` would.
 
-The warm process waits inside the interpreter's own start-up (`zygote/sitecustomize.py`). A guest therefore only has
+The warm process waits inside the interpreter's own start-up (`inside/zygote/sitecustomize.py`). A guest therefore only has
 to return from there: CPython itself then opens /work/main.py, parses it, runs it as a real `__main__` with no frame of
 ours above it, prints its traceback, waits for its threads and calls its exit functions. There is nothing to imitate
 but the last step: tearing the interpreter down object by object would cost more than the whole run, so `leave`
@@ -23,7 +23,8 @@ from os import open as open_file
 from typing import Any
 
 from belljar import channel
-from belljar.guest import displays, ending
+from belljar.inside.guest import displays
+from belljar.inside.guest import exit as ending
 
 _PROGRAM = "main.py"
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW

@@ -25,8 +25,9 @@ import traceback
 from typing import Any
 
 from belljar import channel
+from belljar.inside.warden import branch_namespaces, file_writer, host_python
+from belljar.inside.zygote.memory import heap_layout, huge_pages
 from belljar.jail import landlock, mounts, namespaces, policy, rlimits, seccomp, syscalls
-from belljar.zygote import deposits, grafts, heap, lent, pages
 
 _OWN_WORLD = (
     syscalls.CLONE_NEWNS
@@ -183,11 +184,11 @@ class Warden:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the host's to answer
         signal.set_wakeup_fd(alarm, warn_on_full_buffer=False)
-        pages.share_libraries()  # every cell takes two forks
+        huge_pages.share_libraries()  # every cell takes two forks
         gc.collect()
-        heap.fill_holes()
+        heap_layout.fill_holes()
         gc.freeze()
-        pages.share_heap()
+        huge_pages.share_heap()
         channel.send(control, {"ready": True})
 
     def serve(self) -> None:
@@ -228,9 +229,9 @@ class Warden:
                 self.renew(message, *descriptors)
                 return
             if "graft" in message:
-                pid = grafts.begin(message["graft"], descriptors)
+                pid = branch_namespaces.begin(message["graft"], descriptors)
             elif "deposit" in message:
-                pid = deposits.begin(message["deposit"], descriptors)
+                pid = file_writer.begin(message["deposit"], descriptors)
             elif "python" in message:
                 pid = self.start_zygote(message, *descriptors)
             else:
@@ -310,8 +311,8 @@ class Warden:
                 reset_signals()
                 python = message["python"]
                 command = [os.path.basename(python)]  # by which the interpreter finds itself on its PATH
-                if python.startswith(lent.IN_ROOT):
-                    command = lent.command(lent.IN_ROOT, lent.PYTHON)
+                if python.startswith(host_python.IN_ROOT):
+                    command = host_python.command(host_python.IN_ROOT, host_python.PYTHON)
                     python = command[0]
                 os.execve(python, [*command, f"{policy.WORK_DIR}/{policy.PROGRAM_NAME}"], message["environ"])
             finally:
@@ -428,9 +429,11 @@ def _hear_to_the_end(peer: socket.socket) -> tuple[str, list[int], bool]:
 
 def _find_sleep() -> tuple[list[str], int]:
     """What a sleeper becomes, and the directory that it needs for that, if any: its own /tmp will cover that one."""
-    if not os.path.exists(f"{lent.IN_ROOT}/{lent.SLEEP}"):
+    if not os.path.exists(f"{host_python.IN_ROOT}/{host_python.SLEEP}"):
         return [next(filter(os.path.exists, _SLEEP), _SLEEP[0])], -1
-    return lent.command(f"/proc/self/fd/{_LENT}", lent.SLEEP), os.open(lent.IN_ROOT, os.O_PATH | os.O_DIRECTORY)
+    return host_python.command(f"/proc/self/fd/{_LENT}", host_python.SLEEP), os.open(
+        host_python.IN_ROOT, os.O_PATH | os.O_DIRECTORY
+    )
 
 
 def _sleep_for_ever(command: list[str], needed: int, until_exec: int, seccomp_filter: syscalls.FilterProgram) -> None:

@@ -1,0 +1,1 @@
+"""Warm processes, jails and the guests that wait for a program."""

@@ -1,1 +1,0 @@
-"""What runs in the jail beside the program. Standard library and `channel` only: its neighbours are hostile."""

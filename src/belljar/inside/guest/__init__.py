@@ -1,0 +1,1 @@
+"""What runs in the jail beside the program. Its neighbours are hostile."""

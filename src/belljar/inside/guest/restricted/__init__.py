@@ -1,0 +1,1 @@
+"""Restricted Python: which imports, built-ins and names a program may use."""

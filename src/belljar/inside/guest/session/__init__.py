@@ -1,0 +1,1 @@
+"""A guest that stays: an interpreter that runs one cell after another."""

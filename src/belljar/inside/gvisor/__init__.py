@@ -1,0 +1,1 @@
+"""The agent in a container whose kernel is not the host's, and the guests that it starts."""

@@ -1,0 +1,1 @@
+"""The warm process that guests are forked from."""

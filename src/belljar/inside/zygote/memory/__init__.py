@@ -1,0 +1,1 @@
+"""How the warm process arranges its memory, so that a fork touches few pages."""
