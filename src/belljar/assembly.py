@@ -79,9 +79,9 @@ def probe_machine(settings: Settings) -> dict[str, Any]:
 
 def descriptors_needed(settings: Settings) -> int:
     """The lowest hard limit of open files with which the sandbox starts."""
-    from belljar.backends.local import shortage
+    from belljar.backends.local.pool import descriptors
 
-    return shortage.needed(settings.pool)
+    return descriptors.needed(settings.pool)
 
 
 def prepare_environment(settings: Settings, name: str, tell: Callable[[str], None]) -> None:

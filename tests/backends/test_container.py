@@ -23,7 +23,7 @@ from local_web import serving
 
 import belljar
 from belljar.backends.container import flags, owners
-from belljar.backends.local.cells import CELLS_MAX
+from belljar.backends.local.pool.jails import CELLS_MAX
 from belljar.contract.errors import (
     EngineUnavailable,
     InvalidSettings,

@@ -19,7 +19,7 @@ import pytest
 from server_process import Serve
 
 import belljar
-from belljar.backends.local.standby import Standby, Waiting
+from belljar.backends.local.languages.standby import Standby, Waiting
 from belljar.contract.errors import BelljarError, Overloaded, SandboxFault
 from belljar.jail import live_files
 from belljar.jail.syscalls import NoDescriptors

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from belljar.backends.local import grace
+from belljar.backends.local.run import grace
 
 if TYPE_CHECKING:
     from tests.conftest import Host

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from belljar.backends.local.measure import read_report
+from belljar.backends.local.features.coverage import read_report
 from belljar.contract.execution import Coverage
 
 LINES = {"main.py": 10, "helper.py": 5}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from belljar.backends.local.patience import Patience
+from belljar.backends.local.run.patience import Patience
 
 
 class Run:

@@ -270,7 +270,7 @@ def test_a_stuck_warden_does_not_hold_up_an_answer_for_ever(own_box: Sandbox) ->
 def test_a_stuck_warden_does_not_hold_up_a_file_for_ever(own_box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     with contextlib.suppress(SessionEnded), own_box.session() as session:
         assert session.run("x = 1").ok
-        monkeypatch.setattr("belljar.backends.local.world.CELL_SECONDS", 1.0)
+        monkeypatch.setattr("belljar.backends.local.pool.pool.CELL_SECONDS", 1.0)
         os.kill(warden_and_zygote()[0], signal.SIGSTOP)
         began = time.monotonic()
         with pytest.raises((SandboxFault, SessionEnded)):

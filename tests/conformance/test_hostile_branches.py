@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import belljar
-from belljar.backends.local.branch import admit
+from belljar.backends.local.session.branch import admit
 from belljar.contract.errors import CannotBranch, SessionEnded
 from belljar.contract.execution import Outcome
 from belljar.jail.cgroups import Cgroups, find_hierarchies

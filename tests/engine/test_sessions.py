@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from belljar.assembly import build_engine
-from belljar.backends.local.session import LocalSession
+from belljar.backends.local.session.session import LocalSession
 from belljar.contract.errors import (
     Draining,
     InvalidExecution,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.backends.local import artifacts
+from belljar.backends.local.run import artifacts
 from belljar.jail import file_access, live_files, syscalls, workdir
 
 OWNER = 1_999_999_999  # nobody's

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from belljar.backends.local import LocalSandbox
-from belljar.backends.local.world import World
+from belljar.backends.local.pool.pool import World
 from belljar.environments import Environments
 from belljar.settings import Settings
 

@@ -13,7 +13,7 @@ import pytest
 
 import belljar
 from belljar.backends.local import LocalSandbox
-from belljar.backends.local.session import LocalSession
+from belljar.backends.local.session.session import LocalSession
 from belljar.contract.errors import Overloaded
 from belljar.contract.execution import Execution, ToolAnswered, ToolCalled
 from belljar.contract.sessions import SessionOrder

@@ -8,7 +8,7 @@ import socket
 import harness
 
 from belljar import channel
-from belljar.backends.local import branch
+from belljar.backends.local.session import branch
 
 ALLOWED = ()
 TOKENS = (channel.build({}, b"passing"), channel.build({}, b"copy"))

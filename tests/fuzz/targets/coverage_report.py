@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from belljar.backends.local.measure import read_report
+from belljar.backends.local.features.coverage import read_report
 from belljar.contract.execution import Coverage
 
 ALLOWED = ()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from belljar.backends.local.claims import DisplayReader
-from belljar.backends.local.pictures import PIECE, PictureReader
+from belljar.backends.local.run.claims import DisplayReader
+from belljar.backends.local.run.displays import PIECE, PictureReader
 from belljar.settings import RequestSettings
 
 ALLOWED = ()

@@ -24,14 +24,14 @@ from belljar.backends.container.lines import Lines
 from belljar.backends.container.remote_session import RemoteBody, RemoteSession
 from belljar.backends.container.vessel import Contents, checked
 from belljar.backends.container.world import describe
-from belljar.backends.local import artifacts
-from belljar.backends.local.artifacts import Collected
-from belljar.backends.local.extras import Extra
-from belljar.backends.local.pictures import PictureReader
+from belljar.backends.local.features.feature import Extra
+from belljar.backends.local.pool.view import import_pattern
 from belljar.backends.local.pool.warden_handle import WARMING
-from belljar.backends.local.run import program_packet
-from belljar.backends.local.session import LocalSession
-from belljar.backends.local.sights import import_pattern
+from belljar.backends.local.run import artifacts
+from belljar.backends.local.run.artifacts import Collected
+from belljar.backends.local.run.displays import PictureReader
+from belljar.backends.local.run.run import program_packet
+from belljar.backends.local.session.session import LocalSession
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import (
     EnvironmentBroken,

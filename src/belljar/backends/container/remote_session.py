@@ -17,9 +17,9 @@ from typing import Any, cast
 
 from belljar import channel
 from belljar.backends.container.lines import Lines, Send
-from belljar.backends.local.bodies import Body, Family
-from belljar.backends.local.session import LocalSession
-from belljar.backends.local.turn import End
+from belljar.backends.local.session.cell_run import End
+from belljar.backends.local.session.process import Body, Family
+from belljar.backends.local.session.session import LocalSession
 from belljar.contract.errors import CannotBranch, SandboxFault, UnsafePath
 from belljar.contract.files import check_relative_path
 from belljar.contract.sessions import LiveSession

@@ -21,9 +21,9 @@ from belljar.backends.container.remote import RemoteWorld
 from belljar.backends.container.vessel import Vessel
 from belljar.backends.container.world import VesselWorld, describe
 from belljar.backends.local import LocalSandbox
-from belljar.backends.local.extras import Companions
-from belljar.backends.local.session import LocalSession
-from belljar.backends.local.world import World
+from belljar.backends.local.features.feature import Companions
+from belljar.backends.local.pool.pool import World
+from belljar.backends.local.session.session import LocalSession
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import (
     NotAllowed,
@@ -41,7 +41,7 @@ from belljar.jail.cgroups import Cgroups, CgroupsUnavailable, find_hierarchies
 from belljar.settings import EnvironmentSettings, Settings
 
 if TYPE_CHECKING:
-    from belljar.backends.local.commands import Command, Commands
+    from belljar.backends.local.languages.steps import Command, Commands
     from belljar.languages.machine import Machine
 
 _log = logging.getLogger("belljar.container")
@@ -102,7 +102,7 @@ class ContainerSandbox(LocalSandbox):
                 await self._daemon.remove(container)
 
     def _make_commands(self) -> Commands:
-        from belljar.backends.local.commands import Commands  # when first needed
+        from belljar.backends.local.languages.steps import Commands  # when first needed
 
         return Commands(self._settings, self._run_patiently, self._machine())
 

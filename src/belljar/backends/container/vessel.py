@@ -24,7 +24,7 @@ from typing import Any
 from belljar import channel
 from belljar.backends.container import flags
 from belljar.backends.container.daemon import Daemon
-from belljar.backends.local.sights import guest_environ
+from belljar.backends.local.pool.view import guest_environ
 from belljar.contract.errors import EnvironmentBroken, SandboxFault
 from belljar.jail import policy
 from belljar.settings import ContainerSettings

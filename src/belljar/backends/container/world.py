@@ -9,9 +9,9 @@ from typing import Any
 
 from belljar import channel
 from belljar.backends.container.vessel import Contents, Vessel
-from belljar.backends.local.cells import CELLS_MAX, Berths
+from belljar.backends.local.pool.jails import CELLS_MAX, Berths
+from belljar.backends.local.pool.pool import World
 from belljar.backends.local.pool.warden_handle import StartFailed, WardenHandle
-from belljar.backends.local.world import World
 from belljar.contract.execution import Limits
 from belljar.environments import Environment
 from belljar.inside.warden import host_python

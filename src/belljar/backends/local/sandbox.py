@@ -9,18 +9,18 @@ import os
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
-from belljar.backends.local import shortage
-from belljar.backends.local.bodies import FirstBody
-from belljar.backends.local.cells import Berths
-from belljar.backends.local.extras import Companions
-from belljar.backends.local.guests import Guest
-from belljar.backends.local.restriction import PolicyReport
-from belljar.backends.local.run import Run
-from belljar.backends.local.session import LocalSession
-from belljar.backends.local.standby import StandbyPool
-from belljar.backends.local.world import World
-from belljar.backends.local.worlds import Worlds
-from belljar.backends.local.zygotes import BARE, HEAVY, SHELL
+from belljar.backends.local.features.feature import Companions
+from belljar.backends.local.features.restricted import PolicyReport
+from belljar.backends.local.languages.standby import StandbyPool
+from belljar.backends.local.pool import descriptors
+from belljar.backends.local.pool.guests import Guest
+from belljar.backends.local.pool.jails import Berths
+from belljar.backends.local.pool.pool import World
+from belljar.backends.local.pool.pools import Worlds
+from belljar.backends.local.pool.zygotes import BARE, HEAVY, SHELL
+from belljar.backends.local.run.run import Run
+from belljar.backends.local.session.process import FirstBody
+from belljar.backends.local.session.session import LocalSession
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import BelljarError, JailSetupFailed, NotOffered, SandboxFault, WallMissing, ZygoteDied
 from belljar.contract.execution import MIB, Evidence, Execution, Limits
@@ -32,8 +32,8 @@ from belljar.jail.cgroups import Cgroups, CgroupsUnavailable, find_hierarchies
 from belljar.settings import Settings
 
 if TYPE_CHECKING:
-    from belljar.backends.local.commands import Command, Commands
-    from belljar.backends.local.outward import WayOut, WaysOut
+    from belljar.backends.local.features.network import WayOut, WaysOut
+    from belljar.backends.local.languages.steps import Command, Commands
     from belljar.languages.machine import Machine
 
 _log = logging.getLogger("belljar.local")
@@ -78,7 +78,7 @@ class LocalSandbox:
             WallMissing: a wall cannot be had and was not given up.
             SandboxFault: the jail does not work here.
         """
-        shortage.raise_limit(self._settings.pool)
+        descriptors.raise_limit(self._settings.pool)
         try:
             self._claim()
             kept = max(1, self._settings.pool.ready_guests)
@@ -123,8 +123,8 @@ class LocalSandbox:
             self._instance = None
 
     def _unusable(self, error: OSError) -> BelljarError:
-        if shortage.is_one(error):
-            return shortage.refusal()
+        if descriptors.is_one(error):
+            return descriptors.refusal()
         return SandboxFault(f"cannot use {self._settings.runtime_dir}: {error}")
 
     @property
@@ -178,7 +178,9 @@ class LocalSandbox:
             asyncio.get_running_loop().call_soon(self._standbys.refill)
 
     def _make_commands(self) -> Commands:
-        from belljar.backends.local.commands import Commands  # when first needed: most sandboxes run Python alone
+        from belljar.backends.local.languages.steps import (
+            Commands,  # when first needed: most sandboxes run Python alone
+        )
 
         return Commands(self._settings, self._run_patiently)
 
@@ -275,11 +277,11 @@ class LocalSandbox:
     def _accompany(self, execution: Execution, world: World, watcher: Watcher | None, companions: Companions) -> None:
         """Whatever few programs ask for; what is in `companions` will be closed, however this ends."""
         if execution.coverage is not None:
-            from belljar.backends.local.measure import Measurement  # few programs are measured
+            from belljar.backends.local.features.coverage import Measurement  # few programs are measured
 
             companions.append(Measurement(execution, execution.coverage, world.environment))
         if execution.tools:
-            from belljar.backends.local.toolline import ToolLine  # few programs call tools
+            from belljar.backends.local.features.tools import ToolLine  # few programs call tools
 
             companions.append(ToolLine(self._tools, execution, self._settings.tools, watcher))
         if execution.restrict is not None:
@@ -287,7 +289,7 @@ class LocalSandbox:
 
     async def _open_way_out(self, world: World, place: int) -> WayOut:
         if self._ways_out is None:
-            from belljar.backends.local.outward import WaysOut  # few programs have a network
+            from belljar.backends.local.features.network import WaysOut  # few programs have a network
 
             assert self._instance is not None
             self._ways_out = WaysOut(self._settings.network, self._instance.uid_base, self._landlock_version)
@@ -330,7 +332,7 @@ class LocalSandbox:
         session.foreign = foreign
         try:
             if order.tools:
-                from belljar.backends.local.toolline import SessionTools
+                from belljar.backends.local.features.tools import SessionTools
 
                 session.tools = SessionTools(self._tools, order.tools, self._settings.tools)
             if order.network:
@@ -432,7 +434,7 @@ class LocalSandbox:
 
 def _named(error: OSError) -> BelljarError:
     """An error of this process's own, by which no program could be run."""
-    return shortage.refusal() if shortage.is_one(error) else SandboxFault(str(error))
+    return descriptors.refusal() if descriptors.is_one(error) else SandboxFault(str(error))
 
 
 def _release(world: World, guest: Guest) -> None:

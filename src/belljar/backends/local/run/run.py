@@ -19,13 +19,14 @@ import time
 from collections.abc import Sequence
 
 from belljar import channel
-from belljar.backends.local import artifacts, shortage
-from belljar.backends.local.attention import Attended
-from belljar.backends.local.extras import Extra
-from belljar.backends.local.guests import Guest
-from belljar.backends.local.pictures import PictureReader
-from belljar.backends.local.streams import Stream
-from belljar.backends.local.world import INTERPRETER_BYTES, World
+from belljar.backends.local.features.feature import Extra
+from belljar.backends.local.pool import descriptors
+from belljar.backends.local.pool.guests import Guest
+from belljar.backends.local.pool.pool import INTERPRETER_BYTES, World
+from belljar.backends.local.run import artifacts
+from belljar.backends.local.run.displays import PictureReader
+from belljar.backends.local.run.output import Attended
+from belljar.backends.local.run.streams import Stream
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import InvalidExecution, JailSetupFailed, ZygoteDied
 from belljar.contract.execution import Evidence, Execution
@@ -351,7 +352,7 @@ class Run(Attended):
         if self._failure is not None:
             step, reason = self._failure
             if step == _NO_DESCRIPTORS:
-                raise shortage.refusal()
+                raise descriptors.refusal()
             if step == "files":
                 raise InvalidExecution(f"the files do not fit: {reason}; ask for more disk_mb", field="files")
             raise JailSetupFailed(step, reason)
@@ -379,7 +380,7 @@ class Run(Attended):
         self._world.check_dirs([self._work_dir])
         owner = self._world.owner_of(self._guest.cell.berth)
         on_work_dir = functools.partial(artifacts.on_thread, self._work_dir, owner)
-        with shortage.named():
+        with descriptors.named():
             found = await artifacts.collect(self._execution, self._bounds, on_work_dir)
         note = found.note_below(evidence.stderr)
         if note and self._watcher is not None:

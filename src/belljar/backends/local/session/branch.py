@@ -21,12 +21,12 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, NamedTuple
 
 from belljar import channel
-from belljar.backends.local import shortage
-from belljar.backends.local.bodies import Body, BranchBody
-from belljar.backends.local.cells import Berth
+from belljar.backends.local.pool import descriptors
+from belljar.backends.local.pool.jails import Berth
+from belljar.backends.local.pool.pool import INTERPRETER_BYTES
 from belljar.backends.local.pool.setns_gate import Gate, Pass, has_ended
 from belljar.backends.local.pool.warden_handle import OutOfDescriptors, StartFailed
-from belljar.backends.local.world import INTERPRETER_BYTES
+from belljar.backends.local.session.process import Body, BranchBody
 from belljar.contract.errors import CannotBranch, JailSetupFailed, Overloaded, SandboxFault
 from belljar.contract.execution import Limits
 from belljar.jail.cgroups import CellCgroup
@@ -108,8 +108,8 @@ async def grow(
         await _give_up(parent, berth)
         if isinstance(error, TimeoutError):
             raise SandboxFault("the branch's place was not made in time") from error
-        if isinstance(error, (OutOfDescriptors, channel.DescriptorsLost)) or shortage.is_one(error):
-            raise shortage.refusal() from error
+        if isinstance(error, (OutOfDescriptors, channel.DescriptorsLost)) or descriptors.is_one(error):
+            raise descriptors.refusal() from error
         if isinstance(error, (OSError, StartFailed)):
             raise JailSetupFailed("branch", str(error)) from error
         raise
@@ -228,7 +228,7 @@ async def _settle(
             lent.append(write)
             os.set_blocking(read, False)
             os.fchmod(read, 0o666)
-        shortage.keep_reserve(lent[-1])
+        descriptors.keep_reserve(lent[-1])
         with gate.ordering():
             async with forking:
                 family = [parent.nest] if parent.nest >= 0 else []

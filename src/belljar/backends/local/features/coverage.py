@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from belljar.backends.local.extras import Companion, Extra
+from belljar.backends.local.features.feature import Companion, Extra
 from belljar.contract.errors import NotOffered
 from belljar.contract.execution import Coverage, CoverageReport, Evidence, Execution, FileCoverage
 from belljar.environments import Environment

@@ -8,8 +8,8 @@ import logging
 import os
 from collections.abc import Callable
 
-from belljar.backends.local import shortage
-from belljar.backends.local.cells import CELLS_MAX, Berths, Cell
+from belljar.backends.local.pool import descriptors
+from belljar.backends.local.pool.jails import CELLS_MAX, Berths, Cell
 from belljar.backends.local.pool.warden_handle import (
     OutOfDescriptors,
     StartFailed,
@@ -92,11 +92,11 @@ class CellStock:
             raise JailSetupFailed("cell", "the warden does not answer") from error
         except OutOfDescriptors as error:
             self._berths.give_back(berth)
-            raise shortage.refusal() from error
+            raise descriptors.refusal() from error
         except (StartFailed, OSError) as error:
             self._berths.give_back(berth)
-            if shortage.is_one(error):
-                raise shortage.refusal() from error
+            if descriptors.is_one(error):
+                raise descriptors.refusal() from error
             raise JailSetupFailed("cell", str(error)) from error
         except BaseException:
             self._berths.give_back(berth)
@@ -104,13 +104,13 @@ class CellStock:
         finally:
             self._being_made -= 1
         try:
-            shortage.keep_reserve(max(made))
+            descriptors.keep_reserve(max(made))
             cell = Cell(berth, self._warden, pid, made, self._cell_gone)
         except (OSError, StopIteration) as error:  # it has died meanwhile, or there are no descriptors for it
             throw_away(made, is_process=True)
             self._berths.give_back(berth)
-            if shortage.is_one(error):
-                raise shortage.refusal() from error
+            if descriptors.is_one(error):
+                raise descriptors.refusal() from error
             raise ZygoteDied("a cell ended while it was made") from error
         self._cells[cell.number] = cell
         return cell

@@ -10,8 +10,8 @@ import asyncio
 import os
 from typing import Any
 
-from belljar.backends.local.pictures import PictureReader
-from belljar.backends.local.streams import READ_BYTES, Stream
+from belljar.backends.local.run.displays import PictureReader
+from belljar.backends.local.run.streams import READ_BYTES, Stream
 from belljar.contract.backend import Watcher
 from belljar.contract.execution import Limits
 from belljar.jail.cgroups import CellCgroup

@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections import deque
 
-from belljar.backends.local.streams import Stream
+from belljar.backends.local.run.streams import Stream
 
 _LINGERING_MAX = 16  # pipes of past cells that somebody still holds
 

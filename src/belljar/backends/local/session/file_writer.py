@@ -12,10 +12,10 @@ import os
 import signal
 import socket
 
-from belljar.backends.local import shortage
-from belljar.backends.local.bodies import Body
+from belljar.backends.local.pool import descriptors
 from belljar.backends.local.pool.setns_gate import has_ended
 from belljar.backends.local.pool.warden_handle import OutOfDescriptors, StartFailed
+from belljar.backends.local.session.process import Body
 from belljar.contract.errors import JailSetupFailed, SandboxFault
 from belljar.inside.warden import file_writer
 from belljar.jail import live_files
@@ -67,14 +67,14 @@ async def _have_written(body: Body, cgroup: CellCgroup, directory: int, path: st
             finally:
                 await _end(writer)
     except OutOfDescriptors as error:
-        raise shortage.refusal() from error
+        raise descriptors.refusal() from error
     except StartFailed as error:
         raise JailSetupFailed("file", str(error)) from error
     except TimeoutError as error:
         raise SandboxFault(f"{path} was not written in time") from error
     except OSError as error:
-        if shortage.is_one(error):
-            raise shortage.refusal() from error
+        if descriptors.is_one(error):
+            raise descriptors.refusal() from error
         raise JailSetupFailed("file", str(error)) from error
 
 

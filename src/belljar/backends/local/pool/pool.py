@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from belljar import channel
-from belljar.backends.local import shortage
-from belljar.backends.local.cell_stock import CELL_SECONDS, CellStock
-from belljar.backends.local.cells import CELLS_MAX, Berth, Berths, Cell
-from belljar.backends.local.guests import Guest
-from belljar.backends.local.patience import Patience
+from belljar.backends.local.pool import descriptors as shortage
+from belljar.backends.local.pool.guests import Guest
+from belljar.backends.local.pool.jail_pool import CELL_SECONDS, CellStock
+from belljar.backends.local.pool.jails import CELLS_MAX, Berth, Berths, Cell
+from belljar.backends.local.pool.view import bound_places, guest_environ, hidden_places, import_pattern
 from belljar.backends.local.pool.warden_handle import (
     OutOfDescriptors,
     StartFailed,
@@ -28,8 +28,8 @@ from belljar.backends.local.pool.warden_handle import (
     ZygoteHandle,
     ZygoteListener,
 )
-from belljar.backends.local.sights import bound_places, guest_environ, hidden_places, import_pattern
-from belljar.backends.local.zygotes import BARE, HEAVY, SHELL, Recipe, Zygotes
+from belljar.backends.local.pool.zygotes import BARE, HEAVY, SHELL, Recipe, Zygotes
+from belljar.backends.local.run.patience import Patience
 from belljar.contract.errors import JailSetupFailed, Overloaded, SandboxFault, ZygoteDied
 from belljar.contract.execution import Execution, Limits
 from belljar.environments import Environment

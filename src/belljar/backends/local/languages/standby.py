@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from belljar import channel
-from belljar.backends.local.guests import Guest
-from belljar.backends.local.run import Run
-from belljar.backends.local.world import INTERPRETER_BYTES, World
-from belljar.backends.local.zygotes import BARE
+from belljar.backends.local.pool.guests import Guest
+from belljar.backends.local.pool.pool import INTERPRETER_BYTES, World
+from belljar.backends.local.pool.zygotes import BARE
+from belljar.backends.local.run.run import Run
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import BelljarError, TooLarge, ZygoteDied
 from belljar.contract.execution import Evidence, Execution, Limits

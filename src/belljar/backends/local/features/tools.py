@@ -6,7 +6,7 @@ import dataclasses
 import os
 from collections.abc import Sequence
 
-from belljar.backends.local.extras import Companion, Extra
+from belljar.backends.local.features.feature import Companion, Extra
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import NotOffered, SandboxFault, ZygoteDied
 from belljar.contract.execution import Evidence, Execution, ToolCall

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from belljar.backends.local.world import World
+from belljar.backends.local.pool.pool import World
 
 _log = logging.getLogger("belljar.local")
 

@@ -16,20 +16,27 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from belljar import channel
-from belljar.backends.local import deposits, shortage
-from belljar.backends.local.background import Background
-from belljar.backends.local.bodies import Body, FirstBody
-from belljar.backends.local.branch import Grown, check_quiet, grow
-from belljar.backends.local.extras import Extra
-from belljar.backends.local.idleness import Idleness
-from belljar.backends.local.opening import FIRST_WORD_SECONDS, READY_SECONDS, Opening, describe_end, describe_silence
+from belljar.backends.local.features.feature import Extra
+from belljar.backends.local.pool import descriptors as shortage
+from belljar.backends.local.pool.pool import INTERPRETER_BYTES
 from belljar.backends.local.pool.setns_gate import has_ended
-from belljar.backends.local.run import in_memfd
-from belljar.backends.local.session_files import SessionFiles
-from belljar.backends.local.streams import Stream
-from belljar.backends.local.turn import End, Turn
-from belljar.backends.local.world import INTERPRETER_BYTES
-from belljar.backends.local.zygotes import SHELL
+from belljar.backends.local.pool.zygotes import SHELL
+from belljar.backends.local.run.run import in_memfd
+from belljar.backends.local.run.streams import Stream
+from belljar.backends.local.session import file_writer
+from belljar.backends.local.session.between_cells import Background
+from belljar.backends.local.session.branch import Grown, check_quiet, grow
+from belljar.backends.local.session.cell_run import End, Turn
+from belljar.backends.local.session.files import SessionFiles
+from belljar.backends.local.session.idleness import Idleness
+from belljar.backends.local.session.opening import (
+    FIRST_WORD_SECONDS,
+    READY_SECONDS,
+    Opening,
+    describe_end,
+    describe_silence,
+)
+from belljar.backends.local.session.process import Body, FirstBody
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import (
     CannotBranch,
@@ -43,8 +50,8 @@ from belljar.contract.sessions import LiveSession, SessionOrder
 from belljar.settings import RequestSettings
 
 if TYPE_CHECKING:
-    from belljar.backends.local.outward import WayOut
-    from belljar.backends.local.toolline import SessionTools
+    from belljar.backends.local.features.network import WayOut
+    from belljar.backends.local.features.tools import SessionTools
 
 _SILENCE_SECONDS = 10.0
 _INLINE_BYTES = 64 * 1024
@@ -392,7 +399,7 @@ class LocalSession(SessionFiles):
             self._check_alive()
             try:
                 with shortage.named():
-                    await deposits.put(self._body, self.cgroup, self._directories[0], path, content)
+                    await file_writer.put(self._body, self.cgroup, self._directories[0], path, content)
             except SandboxFault:
                 self._on_memory_event()  # the program may have taken what there was room for
                 self._check_alive()

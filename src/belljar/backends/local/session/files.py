@@ -7,7 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from belljar.backends.local import artifacts, shortage
+from belljar.backends.local.pool import descriptors
+from belljar.backends.local.run import artifacts
 from belljar.contract.errors import FileNotInSession, TooLarge, UnsafePath
 from belljar.contract.execution import Execution
 from belljar.contract.files import check_relative_path
@@ -82,7 +83,7 @@ class SessionFiles(ABC):
 
     async def _on_work_dir(self, work: Callable[..., Any], *args: Any) -> Any:
         on_thread = artifacts.on_walking_thread if work in _WALKS else artifacts.on_thread
-        with shortage.named():
+        with descriptors.named():
             return await on_thread(self._work_dir(), self._owner, work, *args)
 
 

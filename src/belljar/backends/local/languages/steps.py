@@ -14,9 +14,9 @@ from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from belljar.backends.local.compile_cache import CompileCache, Compiled, key_of
-from belljar.backends.local.extras import Extra
-from belljar.backends.local.standby import PACKET_BYTES_MAX, Standby, build_packet
+from belljar.backends.local.features.feature import Extra
+from belljar.backends.local.languages.compile_cache import CompileCache, Compiled, key_of
+from belljar.backends.local.languages.standby import PACKET_BYTES_MAX, Standby, build_packet
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import InvalidExecution, TooLarge
 from belljar.contract.execution import MIB, Compilation, Evidence, Execution, Limits, Status, classify

@@ -21,14 +21,14 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 from belljar import channel
-from belljar.backends.local import shortage
-from belljar.backends.local.artifacts import Collected
-from belljar.backends.local.attention import Attended
-from belljar.backends.local.claims import DisplayReader, read_error
-from belljar.backends.local.extras import Extra
-from belljar.backends.local.grace import Grace
-from belljar.backends.local.run import in_memfd
-from belljar.backends.local.streams import READ_BYTES, Stream
+from belljar.backends.local.features.feature import Extra
+from belljar.backends.local.pool import descriptors as shortage
+from belljar.backends.local.run.artifacts import Collected
+from belljar.backends.local.run.claims import DisplayReader, read_error
+from belljar.backends.local.run.grace import Grace
+from belljar.backends.local.run.output import Attended
+from belljar.backends.local.run.run import in_memfd
+from belljar.backends.local.run.streams import READ_BYTES, Stream
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import JailSetupFailed, ZygoteDied
 from belljar.contract.execution import Evidence, Execution, ProgramError

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from belljar.backends.local import shortage
+from belljar.backends.local.pool import descriptors
 from belljar.backends.local.pool.setns_gate import Gate
 from belljar.backends.local.pool.warden_handle import (
     OutOfDescriptors,
@@ -90,7 +90,7 @@ class Zygotes:
         try:
             await fresh.start(self._warden, *self._recipe(weight), _WARM_SECONDS)
         except OutOfDescriptors as error:
-            raise shortage.refusal() from error
+            raise descriptors.refusal() from error
         except StartFailed as error:
             raise JailSetupFailed("zygote", str(error)) from error
         finally:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 
-from belljar.backends.local.extras import Companion, Extra
+from belljar.backends.local.features.feature import Companion, Extra
 from belljar.contract.execution import Evidence, Execution
 from belljar.contract.restriction import Restriction
 

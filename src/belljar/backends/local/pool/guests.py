@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from os import O_CLOEXEC, close, fchmod, pipe2, set_blocking
 
 from belljar import channel
-from belljar.backends.local.cells import Cell
+from belljar.backends.local.pool.descriptors import keep_reserve
+from belljar.backends.local.pool.jails import Cell
 from belljar.backends.local.pool.warden_handle import ZygoteHandle
-from belljar.backends.local.shortage import keep_reserve
 
 
 class Guest:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from belljar.backends.local.pictures import PictureReader
+from belljar.backends.local.run.displays import PictureReader
 from belljar.contract.errors import InvalidExecution
 from belljar.contract.execution import ProgramError
 from belljar.settings import RequestSettings

@@ -17,10 +17,10 @@ import struct
 from collections.abc import Callable
 
 from belljar import channel
-from belljar.backends.local.cells import Berth
-from belljar.backends.local.guests import Guest
+from belljar.backends.local.pool.guests import Guest
+from belljar.backends.local.pool.jails import Berth
+from belljar.backends.local.pool.pool import World
 from belljar.backends.local.pool.setns_gate import has_ended
-from belljar.backends.local.world import World
 from belljar.jail.cgroups import CellCgroup
 
 _SILENCE_SECONDS = 10.0

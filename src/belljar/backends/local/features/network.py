@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from belljar.backends.local.world import World
+from belljar.backends.local.pool.pool import World
 from belljar.contract.errors import JailSetupFailed, SandboxFault, ZygoteDied
 from belljar.contract.execution import Evidence, NetworkUse
 from belljar.egress.handle import Egress, EgressLost, OpenPassage

@@ -1,0 +1,1 @@
+"""What only some programs ask for: tools, coverage, network, restricted Python."""

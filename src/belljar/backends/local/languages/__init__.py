@@ -1,0 +1,1 @@
+"""Programs that are not Python: compile steps, the compile cache, commands started ahead."""

@@ -1,0 +1,1 @@
+"""One program in one guest: input, output, deadlines, artifacts."""

@@ -1,0 +1,1 @@
+"""Interpreters that stay: cells, files, branches."""
