@@ -22,7 +22,7 @@ from container_engines import Engine, container_settings, docker_engine, needs, 
 from local_web import serving
 
 import belljar
-from belljar.backends.container import flags, owners
+from belljar.backends.container import launch_config, ownership
 from belljar.backends.local.pool.jails import CELLS_MAX
 from belljar.contract.errors import (
     EngineUnavailable,
@@ -59,7 +59,7 @@ def own_box(plain_settings: Settings) -> Iterator[belljar.Sandbox]:
 
 def ours(docker: Engine, pid: int | None = None) -> list[dict[str, Any]]:
     wanted = str(pid or os.getpid())
-    return [each for each in docker.containers() if each["Labels"].get(f"{owners.LABEL}.pid") == wanted]
+    return [each for each in docker.containers() if each["Labels"].get(f"{ownership.LABEL}.pid") == wanted]
 
 
 def first_process(docker: Engine, container: dict[str, Any]) -> int:
@@ -85,7 +85,7 @@ def test_a_container_is_shut_but_for_what_its_warden_needs(plain_box: belljar.Sa
     assert config["ReadonlyRootfs"] is True
     assert not config["Privileged"]
     assert config["CapDrop"] == ["ALL"]
-    assert sorted(name.removeprefix("CAP_") for name in config["CapAdd"]) == sorted(flags.CAPABILITIES)
+    assert sorted(name.removeprefix("CAP_") for name in config["CapAdd"]) == sorted(launch_config.CAPABILITIES)
     assert any(option.startswith("no-new-privileges") for option in config["SecurityOpt"])
     assert config["PidsLimit"] > 0
     assert config["Memory"] > 0
@@ -421,11 +421,13 @@ def test_containers_end_with_a_server_that_is_killed_and_the_next_one_removes_th
 
 
 def test_a_living_owner_is_no_orphan() -> None:
-    marks = owners.labels("instance-x")
-    assert not owners.is_orphan(marks)
-    assert owners.is_orphan({**marks, f"{owners.LABEL}.born": "1"})
-    assert not owners.is_orphan({**marks, f"{owners.LABEL}.born": "1", f"{owners.LABEL}.place": "another machine"})
-    assert not owners.is_orphan({})
+    marks = ownership.labels("instance-x")
+    assert not ownership.is_orphan(marks)
+    assert ownership.is_orphan({**marks, f"{ownership.LABEL}.born": "1"})
+    assert not ownership.is_orphan(
+        {**marks, f"{ownership.LABEL}.born": "1", f"{ownership.LABEL}.place": "another machine"}
+    )
+    assert not ownership.is_orphan({})
 
 
 def test_an_engine_that_dies_is_survived_by_what_is_warm(settings: Settings, base_tar: Path) -> None:
@@ -536,6 +538,6 @@ def test_familiar_names_choose_engine_and_image() -> None:
 
 
 def test_the_outer_filter_allows_what_guests_may_and_no_kernel_module() -> None:
-    (rule,) = flags.seccomp_profile()["syscalls"]
+    (rule,) = launch_config.seccomp_profile()["syscalls"]
     assert {"read", "unshare", "landlock_restrict_self"} <= set(rule["names"])
     assert not {"init_module", "kexec_load", "bpf", "ptrace", "keyctl", "open_by_handle_at"} & set(rule["names"])

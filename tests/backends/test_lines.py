@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from belljar import channel
-from belljar.backends.container import lines as module
-from belljar.backends.container.lines import Lines
+from belljar.backends.gvisor import relay as module
+from belljar.backends.gvisor.relay import Lines
 
 
 def with_lines(main: Callable[[Lines, Any, list[dict[str, Any]]], Coroutine[Any, Any, None]]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 from container_engines import needs
 
-from belljar.backends.container import flags
+from belljar.backends.container import launch_config
 from belljar.settings import load
 
 DOCKER = Path(__file__).resolve().parents[2] / "deploy" / "docker"
@@ -91,5 +91,5 @@ def test_production_has_tls_metrics_and_our_dashboard() -> None:
 
 
 def test_the_seccomp_profile_is_the_one_that_the_container_back_end_uses() -> None:
-    """After a change of our policy: python -m belljar.backends.container.flags > deploy/docker/seccomp.json."""
-    assert json.loads((DOCKER / "seccomp.json").read_text()) == flags.seccomp_profile()
+    """After a change of our policy: python -m belljar.backends.container.launch_config > deploy/docker/seccomp.json."""
+    assert json.loads((DOCKER / "seccomp.json").read_text()) == launch_config.seccomp_profile()

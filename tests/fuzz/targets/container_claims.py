@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from belljar.backends.container.remote_session import _entries
-from belljar.backends.container.vessel import checked
+from belljar.backends.container.container import checked
+from belljar.backends.gvisor.session import _entries
 from belljar.contract.errors import EnvironmentBroken, SandboxFault, UnsafePath
 
 ALLOWED = (EnvironmentBroken, SandboxFault, UnsafePath)

@@ -8,9 +8,9 @@ from typing import Any
 
 import harness
 
-from belljar.backends.container.lines import Lines
-from belljar.backends.container.remote import NONSENSE, RemoteWorld, _Asked
-from belljar.backends.container.remote_session import RemoteBody
+from belljar.backends.gvisor.pool import NONSENSE, RemoteWorld, _Asked
+from belljar.backends.gvisor.relay import Lines
+from belljar.backends.gvisor.session import RemoteBody
 from belljar.contract.execution import Execution, Limits
 from belljar.settings import RequestSettings
 

@@ -13,8 +13,8 @@ from typing import Any
 import harness
 
 from belljar import channel
-from belljar.backends.container.remote import NONSENSE
-from belljar.backends.container.remote_session import RemoteBody, RemoteSession
+from belljar.backends.gvisor.pool import NONSENSE
+from belljar.backends.gvisor.session import RemoteBody, RemoteSession
 from belljar.contract.errors import BelljarError
 from belljar.contract.execution import Execution, Limits
 from belljar.contract.sessions import SessionOrder

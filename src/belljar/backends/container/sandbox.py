@@ -15,11 +15,11 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from belljar.backends.container import flags, loan, owners
-from belljar.backends.container.daemon import Daemon
-from belljar.backends.container.remote import RemoteWorld
-from belljar.backends.container.vessel import Vessel
-from belljar.backends.container.world import VesselWorld, describe
+from belljar.backends.container import host_python, launch_config, ownership
+from belljar.backends.container.container import Vessel
+from belljar.backends.container.engine_api import Daemon
+from belljar.backends.container.pool import VesselWorld, describe
+from belljar.backends.gvisor.pool import RemoteWorld
 from belljar.backends.local import LocalSandbox
 from belljar.backends.local.features.feature import Companions
 from belljar.backends.local.pool.pool import World
@@ -82,7 +82,7 @@ class ContainerSandbox(LocalSandbox):
         try:
             await self._daemon.connect()
             await self._sweep()
-            self._loan = await asyncio.to_thread(loan.lend, self._settings.state_dir)
+            self._loan = await asyncio.to_thread(host_python.lend, self._settings.state_dir)
         except BaseException:
             await self.close()
             raise
@@ -95,9 +95,9 @@ class ContainerSandbox(LocalSandbox):
         """Each container has its own, looked for when it is started."""
 
     async def _sweep(self) -> None:
-        await asyncio.to_thread(owners.sweep, self._doors)
-        for container, marks in await self._daemon.owned(owners.LABEL):
-            if owners.is_orphan(marks):
+        await asyncio.to_thread(ownership.sweep, self._doors)
+        for container, marks in await self._daemon.owned(ownership.LABEL):
+            if ownership.is_orphan(marks):
                 _log.warning("removing container %s, whose owner has died", container[:12])
                 await self._daemon.remove(container)
 
@@ -214,11 +214,11 @@ class ContainerSandbox(LocalSandbox):
         self._image_ids[image] = str((await self._daemon.image(image)).get("Id", ""))
         assert self._instance is not None
         self._started += 1
-        marks = owners.labels(self._instance.name)
+        marks = ownership.labels(self._instance.name)
         warm = (*self._settings.environments.get(name, EnvironmentSettings(warm_imports=())).warm_imports, "IPython")
-        if flags.has_own_kernel(self._container.runtime):
+        if launch_config.has_own_kernel(self._container.runtime):
             return await self._launch_foreign(name, image, marks, warm)
-        vessel = Vessel(self._daemon, image, owners.new_directory(self._doors))
+        vessel = Vessel(self._daemon, image, ownership.new_directory(self._doors))
         await vessel.launch(marks, warm, self._container, self._loan)
         try:
             world = self._furnish(name, vessel)
@@ -234,7 +234,7 @@ class ContainerSandbox(LocalSandbox):
 
     async def _launch_foreign(self, name: str, image: str, marks: Mapping[str, str], warm: tuple[str, ...]) -> World:
         world = RemoteWorld(self._daemon, image, name, self._settings.request, self._settings.default_limits)
-        config = flags.foreign_config(image, marks, self._container, self._loan, warm, self._daemon.is_podman)
+        config = launch_config.foreign_config(image, marks, self._container, self._loan, warm, self._daemon.is_podman)
         await world.open(config, self._container.start_seconds)
         return cast(World, world)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from belljar.backends.container import flags
+from belljar.backends.container import launch_config
 from belljar.settings import Settings
 
 _OUTER = "the container: no network, read-only root, no new privileges, limits on memory and processes"
@@ -28,7 +28,7 @@ def in_containers(found: list[dict[str, str]], settings: Settings) -> list[dict[
     """What was probed on this machine, as it stands for programs in containers."""
     runtime = settings.container.runtime or "the engine's usual runtime"
     outer = _wall("container", "ok", f"started by {runtime}", f"outer wall: {_OUTER}")
-    if flags.has_own_kernel(settings.container.runtime):
+    if launch_config.has_own_kernel(settings.container.runtime):
         return [outer, *(_wall(name, state, f"under {runtime}", text) for name, (state, text) in _OWN_KERNEL.items())]
     return [outer, *({**wall, "meaning": f"inner wall: {wall['meaning']}"} for wall in found)]
 

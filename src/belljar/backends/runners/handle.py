@@ -33,7 +33,7 @@ from belljar.contract.execution import Evidence, Execution
 from belljar.settings import Settings
 
 _START = (
-    "import sys; sys.path[:] = sys.argv[2:]; from belljar.backends.runners.process import main; main(int(sys.argv[1]))"
+    "import sys; sys.path[:] = sys.argv[2:]; from belljar.backends.runners.worker import main; main(int(sys.argv[1]))"
 )
 _KEPT_VARIABLES = ("HOME", "LANG", "PATH", "TMPDIR")
 _START_SECONDS = 180.0  # more than its warm process may take for imports

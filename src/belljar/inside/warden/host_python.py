@@ -1,6 +1,6 @@
 """Where a container finds the Python that its host has lent to it, and how what lies there is started.
 
-It has libraries and a loader of its own (`backends/container/loan.py`), so that it runs on top of any image.
+It has libraries and a loader of its own (`backends/container/host_python.py`), so that it runs on top of any image.
 """
 
 from __future__ import annotations

@@ -19,11 +19,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from belljar.backends.container.daemon import Daemon
-from belljar.backends.container.lines import Lines
-from belljar.backends.container.remote_session import RemoteBody, RemoteSession
-from belljar.backends.container.vessel import Contents, checked
-from belljar.backends.container.world import describe
+from belljar.backends.container.container import Contents, checked
+from belljar.backends.container.engine_api import Daemon
+from belljar.backends.container.pool import describe
+from belljar.backends.gvisor.relay import Lines
+from belljar.backends.gvisor.session import RemoteBody, RemoteSession
 from belljar.backends.local.features.feature import Extra
 from belljar.backends.local.pool.view import import_pattern
 from belljar.backends.local.pool.warden_handle import WARMING

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from belljar import channel
-from belljar.backends.container import flags
-from belljar.backends.container.daemon import Daemon
+from belljar.backends.container import launch_config
+from belljar.backends.container.engine_api import Daemon
 from belljar.backends.local.pool.view import guest_environ
 from belljar.contract.errors import EnvironmentBroken, SandboxFault
 from belljar.jail import policy
@@ -88,7 +88,9 @@ class Vessel:
         """
         try:
             with _listening(self._directory) as listener:
-                config = flags.config(self.image, marks, settings, loan, self._directory, warm, self._daemon.is_podman)
+                config = launch_config.config(
+                    self.image, marks, settings, loan, self._directory, warm, self._daemon.is_podman
+                )
                 self._id = await self._daemon.create(config)
                 await self._daemon.begin(self._id)
                 try:

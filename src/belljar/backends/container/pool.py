@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from belljar import channel
-from belljar.backends.container.vessel import Contents, Vessel
+from belljar.backends.container.container import Contents, Vessel
 from belljar.backends.local.pool.jails import CELLS_MAX, Berths
 from belljar.backends.local.pool.pool import World
 from belljar.backends.local.pool.warden_handle import StartFailed, WardenHandle

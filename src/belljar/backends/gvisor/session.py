@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from belljar import channel
-from belljar.backends.container.lines import Lines, Send
+from belljar.backends.gvisor.relay import Lines, Send
 from belljar.backends.local.session.cell_run import End
 from belljar.backends.local.session.process import Body, Family
 from belljar.backends.local.session.session import LocalSession
