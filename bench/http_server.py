@@ -273,7 +273,7 @@ def run_batch(server: Server) -> dict[str, float]:
 async def run_engine(seconds: float, width: int) -> dict[str, float]:
     """The same program without HTTP, as many at a time."""
     from belljar.assembly import build_engine
-    from belljar.engine.admission import admit
+    from belljar.engine.admission.request import admit
     from belljar.settings import load as load_settings
 
     with tempfile.TemporaryDirectory() as runtime:

@@ -33,8 +33,8 @@ from report import replace_between_markers
 
 from belljar.assembly import build_engine
 from belljar.contract.execution import Outcome
-from belljar.engine.admission import admit
-from belljar.engine.execute import Engine
+from belljar.engine.admission.request import admit
+from belljar.engine.engine import Engine
 from belljar.languages import Toolchain, load_all, machine_of
 from belljar.settings import Settings, load
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from belljar.backends.local import LocalSandbox
 from belljar.contract.errors import SandboxFault
-from belljar.engine.execute import Engine
+from belljar.engine.engine import Engine
 from belljar.environments import Environments
 from belljar.settings import Settings
 from belljar.tools.broker import Broker

@@ -313,7 +313,7 @@ def test_a_server_that_is_killed_takes_its_runners_along(settings: Settings, hos
     script = """
 import asyncio, sys
 from belljar.assembly import build_engine
-from belljar.engine.admission import admit
+from belljar.engine.admission.request import admit
 from belljar.settings import load
 
 async def main():

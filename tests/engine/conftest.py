@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from belljar.assembly import build_engine
-from belljar.engine.execute import Engine
+from belljar.engine.engine import Engine
 from belljar.settings import EnvironmentSettings, Settings, load
 
 OpenEngine = Callable[..., AbstractAsyncContextManager[Engine]]

@@ -22,7 +22,7 @@ from belljar.contract.errors import (
 )
 from belljar.contract.execution import MIB, Limits
 from belljar.contract.files import File
-from belljar.engine.admission import admit
+from belljar.engine.admission.request import admit
 from belljar.settings import RequestSettings, Settings
 
 SETTINGS = Settings(

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from belljar.contract.errors import Draining, QueueFull
-from belljar.engine.queue import SlotQueue
+from belljar.engine.slots import SlotQueue
 
 
 class Crowd:
@@ -264,7 +264,7 @@ def test_retry_after_follows_the_rate_of_turns(
     monkeypatch: pytest.MonkeyPatch, turn_seconds: float, waiting: int, expected_seconds: float
 ) -> None:
     now = [1000.0]
-    monkeypatch.setattr("belljar.engine.queue.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("belljar.engine.slots.time.monotonic", lambda: now[0])
 
     @in_loop
     async def scene() -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from belljar.contract.errors import CallerError
 from belljar.contract.restriction import Restriction
-from belljar.engine.admission import admit
-from belljar.engine.restriction import read_restriction
+from belljar.engine.admission.request import admit
+from belljar.engine.admission.restriction import read_restriction
 from belljar.settings import Settings, load
 
 

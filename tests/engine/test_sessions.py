@@ -27,8 +27,8 @@ from belljar.contract.errors import (
 )
 from belljar.contract.execution import Execution, Limits
 from belljar.contract.sessions import SessionOrder
-from belljar.engine.admission import admit_cell, admit_session
-from belljar.engine.execute import Engine
+from belljar.engine.admission.request import admit_cell, admit_session
+from belljar.engine.engine import Engine
 from belljar.settings import Settings, load
 
 OpenEngine = Callable[..., contextlib.AbstractAsyncContextManager[Engine]]

@@ -14,8 +14,8 @@ import pytest
 
 import belljar
 from belljar.contract.execution import Display, Evidence
-from belljar.engine.admission import admit
-from belljar.engine.execute import judge
+from belljar.engine.admission.request import admit
+from belljar.engine.engine import judge
 from belljar.frontends import safe_execute
 from belljar.settings import Settings
 

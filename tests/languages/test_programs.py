@@ -24,8 +24,8 @@ import toolchain_roots
 
 from belljar.assembly import build_engine
 from belljar.contract.execution import Outcome, Status
-from belljar.engine.admission import admit
-from belljar.engine.execute import Engine
+from belljar.engine.admission.request import admit
+from belljar.engine.engine import Engine
 from belljar.languages import load_all, machine_of
 from belljar.settings import Settings
 

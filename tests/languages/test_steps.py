@@ -18,8 +18,8 @@ import belljar
 from belljar.assembly import build_engine
 from belljar.contract.errors import ToolchainMissing
 from belljar.contract.execution import Finished, Outcome, Output, Started, Status
-from belljar.engine.admission import admit
-from belljar.engine.execute import Engine
+from belljar.engine.admission.request import admit
+from belljar.engine.engine import Engine
 from belljar.languages import load_all, machine_of
 from belljar.settings import Settings
 

@@ -170,7 +170,7 @@ def test_python_alone_reads_no_file() -> None:
     script = """
 import sys, json
 from belljar.settings import load
-from belljar.engine.admission import admit
+from belljar.engine.admission.request import admit
 admit(load(environ={}), "print(1)", language="py")
 print(json.dumps(sorted(name for name in sys.modules if name.startswith("belljar.languages"))))
 """

@@ -68,7 +68,7 @@ class Coverage:
 @quickly_made
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
-    """A program and what it is given. Validated by whoever builds it: see `engine/admission.py`."""
+    """A program and what it is given. Validated by whoever builds it: see `engine/admission/request.py`."""
 
     code: str
     language: str = "python"

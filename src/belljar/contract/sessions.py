@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionOrder:
-    """A session to be opened. Validated by whoever builds it: see `engine/admission.py`."""
+    """A session to be opened. Validated by whoever builds it: see `engine/admission/request.py`."""
 
     id: str = ""  # empty: one that nobody can guess
     language: str = "python"

@@ -35,7 +35,7 @@ from belljar.contract.execution import Event, Evidence, Execution, Outcome
 from belljar.contract.sessions import LiveSession, SessionOrder, SessionState, WorkFile
 
 if TYPE_CHECKING:
-    from belljar.engine.execute import Engine
+    from belljar.engine.engine import Engine
 
 _log = logging.getLogger("belljar.sessions")
 _REMEMBERED_MAX = 10_000

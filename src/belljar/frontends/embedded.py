@@ -30,8 +30,8 @@ from belljar.contract.execution import Coverage, Event, Execution, Limits, Outco
 from belljar.contract.files import File
 from belljar.contract.restriction import Restriction
 from belljar.contract.tools import ALL_TOOLS
-from belljar.engine.admission import admit
-from belljar.engine.execute import Engine
+from belljar.engine.admission.request import admit
+from belljar.engine.engine import Engine
 from belljar.frontends.embedded_sessions import AsyncSession, Session, SessionAsked, refuse_unknown
 from belljar.frontends.embedded_thread import CLOSED, FORKED, Call, Life
 from belljar.settings import Settings, load

@@ -15,9 +15,9 @@ from belljar.contract.execution import Event, Execution, Limits, Outcome
 from belljar.contract.files import File
 from belljar.contract.sessions import SessionState, WorkFile
 from belljar.contract.tools import ALL_TOOLS
-from belljar.engine.admission import admit_cell, admit_session
-from belljar.engine.execute import Engine
-from belljar.engine.wording import measure, wrong_type
+from belljar.engine.admission.messages import measure, wrong_type
+from belljar.engine.admission.request import admit_cell, admit_session
+from belljar.engine.engine import Engine
 from belljar.settings import Settings
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from belljar.contract.execution import MIB, Display, Execution, Limits, Outcome, Status, cut_note
-from belljar.engine.admission import admit
+from belljar.engine.admission.request import admit
 from belljar.settings import Settings
 
 MEMORY_MB = 20

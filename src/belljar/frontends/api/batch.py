@@ -19,7 +19,7 @@ from msgspec import UNSET
 
 from belljar.contract.errors import CallerError, Draining, Overloaded, SandboxFault, TooLarge
 from belljar.contract.execution import Execution, Outcome, Status, Usage
-from belljar.engine.execute import new_id
+from belljar.engine.engine import new_id
 from belljar.frontends.api.judging import PASSED, judge_case
 from belljar.frontends.api.large_bodies import decode
 from belljar.frontends.api.pieces import LARGE, LATER, pieces_of

@@ -8,8 +8,8 @@ import logging
 import time
 
 from belljar.contract.errors import BelljarError, Draining, Overloaded
-from belljar.engine.admission import admit
-from belljar.engine.execute import Engine
+from belljar.engine.admission.request import admit
+from belljar.engine.engine import Engine
 from belljar.settings import Settings
 
 _log = logging.getLogger("belljar.health")

@@ -1,6 +1,6 @@
 """The bodies of requests: typed, strict, and read straight from bytes.
 
-Only the form is checked here: names, types, nothing unknown. What the values may be is `engine/admission.py`'s
+Only the form is checked here: names, types, nothing unknown. What the values may be is `engine/admission/request.py`'s
 business, for every front end alike.
 """
 
@@ -19,7 +19,7 @@ from belljar.contract.errors import InvalidExecution, NotAllowed
 from belljar.contract.execution import Coverage, Execution
 from belljar.contract.files import File
 from belljar.contract.tools import ALL_TOOLS
-from belljar.engine.admission import admit
+from belljar.engine.admission.request import admit
 from belljar.frontends.api.callers import Caller
 from belljar.frontends.api.replies import Refusal
 

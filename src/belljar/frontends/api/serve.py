@@ -15,7 +15,7 @@ import uvicorn
 
 from belljar import __version__
 from belljar.assembly import build_engine, build_environments
-from belljar.engine.execute import Engine
+from belljar.engine.engine import Engine
 from belljar.frontends.api import dialects
 from belljar.frontends.api.app import App
 from belljar.frontends.api.callers import Callers

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from belljar.contract.execution import Execution, Outcome
-from belljar.engine.execute import Engine
+from belljar.engine.engine import Engine
 from belljar.environments import Environments
 from belljar.frontends.api.callers import Callers
 from belljar.frontends.api.guard import Guard

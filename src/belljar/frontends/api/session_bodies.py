@@ -14,7 +14,7 @@ from belljar.contract.errors import UnsafePath
 from belljar.contract.execution import Execution
 from belljar.contract.files import check_relative_path
 from belljar.contract.sessions import SessionOrder, SessionState
-from belljar.engine.admission import admit_cell, admit_session
+from belljar.engine.admission.request import admit_cell, admit_session
 from belljar.frontends.api.callers import Caller
 from belljar.frontends.api.request import Request
 from belljar.frontends.api.schemas import (

@@ -12,7 +12,7 @@ from typing import Any
 
 from belljar.contract.execution import Outcome
 from belljar.contract.sessions import SessionState, WorkFile, rfc3339
-from belljar.engine.execute import new_id
+from belljar.engine.engine import new_id
 from belljar.frontends.api.large_bodies import decode
 from belljar.frontends.api.pieces import reply_outcome
 from belljar.frontends.api.replies import encode_json, reply, reply_nothing

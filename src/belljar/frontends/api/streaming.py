@@ -14,7 +14,7 @@ from typing import Any
 
 from belljar.contract.errors import CallerError
 from belljar.contract.execution import Display, Event, Execution, Finished, Outcome, describe
-from belljar.engine.execute import new_id
+from belljar.engine.engine import new_id
 from belljar.frontends.api.pieces import LARGE, LATER, pieces_of
 from belljar.frontends.api.replies import NO_SNIFFING, encode_json, refusal_of
 from belljar.frontends.api.request import Request

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from belljar import __version__
-from belljar.engine.execute import new_id
+from belljar.engine.engine import new_id
 from belljar.environments import Environments
 from belljar.frontends.api.isolation import describe_network
 from belljar.frontends.api.large_bodies import decode

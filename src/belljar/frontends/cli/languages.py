@@ -12,8 +12,8 @@ from typing import Any
 
 from belljar.assembly import build_engine, build_environments, prepare_environment
 from belljar.contract.errors import BelljarError, CallerError
-from belljar.engine.admission import admit
-from belljar.engine.execute import Engine
+from belljar.engine.admission.request import admit
+from belljar.engine.engine import Engine
 from belljar.frontends.cli import terminal
 from belljar.frontends.cli.options import define_common, define_json, define_walls, load_settings
 from belljar.languages.install import InstallPlan, carry_out, choose, plan

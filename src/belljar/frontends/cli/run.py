@@ -30,8 +30,8 @@ from belljar.contract.execution import (
     describe,
 )
 from belljar.contract.files import File
-from belljar.engine.admission import admit
-from belljar.engine.execute import Engine
+from belljar.engine.admission.request import admit
+from belljar.engine.engine import Engine
 from belljar.frontends.cli import BROKEN_PIPE, saving, terminal
 from belljar.frontends.cli.options import define_network, define_walls, load_settings
 from belljar.frontends.cli.outlet import STDERR, STDOUT, Outlet

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 from belljar.contract.execution import Display, Execution, Outcome, ToolAnswered, ToolCalled
 from belljar.contract.sessions import SessionOrder, SessionState
-from belljar.engine.execute import Engine
+from belljar.engine.engine import Engine
 from belljar.engine.sessions import Sessions
 from belljar.environments import Environments
 from belljar.frontends.api.callers import Caller

@@ -24,7 +24,7 @@ from typing import Any, cast
 from belljar.contract.errors import BelljarError
 from belljar.contract.execution import Execution, Outcome
 from belljar.contract.sessions import SessionState
-from belljar.engine.execute import Engine
+from belljar.engine.engine import Engine
 from belljar.frontends.api.callers import Caller
 from belljar.frontends.api.large_bodies import check
 from belljar.frontends.api.replies import Receive, Refusal, Send

@@ -16,7 +16,7 @@ from typing import Any
 from belljar.contract.errors import BelljarError
 from belljar.contract.execution import Execution, Outcome
 from belljar.contract.sessions import SessionState
-from belljar.engine.execute import Engine
+from belljar.engine.engine import Engine
 from belljar.environments import Environments
 from belljar.frontends.api.callers import Caller
 from belljar.frontends.api.keys import Key

@@ -18,8 +18,8 @@ from msgspec import Struct
 
 from belljar.contract.errors import CallerError, Draining, Overloaded
 from belljar.contract.execution import Execution, Outcome, Status, cut_note
-from belljar.engine.admission import admit
-from belljar.engine.execute import new_id
+from belljar.engine.admission.request import admit
+from belljar.engine.engine import new_id
 from belljar.frontends.api.callers import Caller
 from belljar.frontends.api.dialects.hashed_tests import HashedTests
 from belljar.frontends.api.dialects.multipl_e import evaluate, find_evaluator

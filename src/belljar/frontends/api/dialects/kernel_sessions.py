@@ -17,7 +17,7 @@ from msgspec import Struct
 from belljar.contract.errors import CallerError, NotFound, TooManySessions
 from belljar.contract.files import File
 from belljar.contract.sessions import SessionOrder, SessionState, WorkFile
-from belljar.engine.admission import admit_session
+from belljar.engine.admission.request import admit_session
 from belljar.engine.sessions import Sessions
 from belljar.frontends.api.callers import Caller
 from belljar.frontends.api.dialects.fastapi import read_body

@@ -16,8 +16,8 @@ from msgspec import Struct
 from belljar import __version__
 from belljar.contract.errors import CallerError
 from belljar.contract.execution import Event, Execution, Outcome
-from belljar.engine.admission import admit_cell
-from belljar.engine.execute import new_id
+from belljar.engine.admission.request import admit_cell
+from belljar.engine.engine import new_id
 from belljar.frontends.api.dialects.fastapi import read_whole
 from belljar.frontends.api.dialects.kernel_lines import Line, lines_of
 from belljar.frontends.api.dialects.kernel_sessions import (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from belljar.assembly import prepare_environment
 from belljar.contract.errors import CallerError
-from belljar.engine.admission import admit_session
+from belljar.engine.admission.request import admit_session
 from belljar.frontends.cli import terminal
 from belljar.frontends.cli.options import define_network, define_walls, load_settings
 from belljar.frontends.cli.run import for_one_environment, read_files, split_variable

@@ -20,8 +20,8 @@ from belljar.client.sessions import AsyncSession
 from belljar.contract.errors import InvalidSettings
 from belljar.contract.execution import Event
 from belljar.contract.sessions import SessionOrder, SessionState, WorkFile
-from belljar.engine.admission import admit_cell
-from belljar.engine.execute import Engine
+from belljar.engine.admission.request import admit_cell
+from belljar.engine.engine import Engine
 from belljar.settings import Settings
 
 _PATIENT_SECONDS = 5.0  # with a server that is not there: a person can try again

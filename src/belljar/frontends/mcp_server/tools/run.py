@@ -13,7 +13,7 @@ from msgspec import Meta
 from belljar.contract.errors import InvalidExecution
 from belljar.contract.execution import Execution
 from belljar.contract.files import File
-from belljar.engine.admission import admit, admit_cell
+from belljar.engine.admission.request import admit, admit_cell
 from belljar.frontends.mcp_server.answers import OUTCOME_SCHEMA, say, show
 from belljar.frontends.mcp_server.call import Call
 from belljar.frontends.mcp_server.languages import describe_languages

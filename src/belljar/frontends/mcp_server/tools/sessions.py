@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from belljar.contract.files import File
 from belljar.contract.sessions import SessionState
-from belljar.engine.admission import admit_session
+from belljar.engine.admission.request import admit_session
 from belljar.frontends.mcp_server.answers import say
 from belljar.frontends.mcp_server.call import Call
 from belljar.frontends.mcp_server.registry import Tool

@@ -30,10 +30,10 @@ from belljar.contract.execution import Coverage, Execution, Limits
 from belljar.contract.files import File
 from belljar.contract.restriction import Restriction
 from belljar.contract.sessions import SessionOrder
-from belljar.engine.asked_files import read_files, read_globs
-from belljar.engine.asked_limits import read_limits
-from belljar.engine.restriction import read_restriction
-from belljar.engine.wording import measure, measure_word, sequence, show, too_large, wrong_type
+from belljar.engine.admission.files import read_files, read_globs
+from belljar.engine.admission.limits import read_limits
+from belljar.engine.admission.messages import measure, measure_word, sequence, show, too_large, wrong_type
+from belljar.engine.admission.restriction import read_restriction
 from belljar.settings import Settings, check_environment_name
 
 _PYTHON_NAMES = ("python", "py", "python3")

@@ -41,8 +41,8 @@ from belljar.contract.execution import (
     classify,
 )
 from belljar.contract.tools import ToolHost
-from belljar.engine.queue import SlotQueue
 from belljar.engine.sessions import Sessions
+from belljar.engine.slots import SlotQueue
 from belljar.engine.tracebacks import read_error
 from belljar.settings import Settings
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from belljar.contract.errors import InvalidExecution, LimitAboveCeiling
 from belljar.contract.execution import MIB, Limits
-from belljar.engine.wording import show, wrong_type
+from belljar.engine.admission.messages import show, wrong_type
 from belljar.settings import Settings
 
 

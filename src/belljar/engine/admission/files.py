@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from belljar.contract.artifacts import GLOB_CHARACTERS_MAX, GLOB_COUNT_MAX, GLOBS_CHARACTERS_MAX
 from belljar.contract.errors import InvalidExecution
 from belljar.contract.files import File, check_relative_path
-from belljar.engine.wording import measure, measure_word, sequence, show, too_large, wrong_type
+from belljar.engine.admission.messages import measure, measure_word, sequence, show, too_large, wrong_type
 from belljar.settings import Settings
 
 

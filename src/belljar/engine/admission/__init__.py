@@ -1,0 +1,1 @@
+"""What a caller asks for, checked and made into an Execution."""
