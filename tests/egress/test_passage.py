@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from local_web import ENDLESS, LocalWeb, serving
 
-from belljar.egress.passage import Bounds, Passage, resolver
+from belljar.egress.proxy import Bounds, Passage, resolver
 from belljar.egress.rules import Rules
 
 _DEADLINE_SECONDS = 30.0

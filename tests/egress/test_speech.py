@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from belljar.egress import speech
+from belljar.egress import protocols
 from belljar.egress.rules import Refused
 
 _WORDS = st.sampled_from(
@@ -38,7 +38,7 @@ _WORDS = st.sampled_from(
 )
 
 
-async def _hear(pieces: list[bytes]) -> tuple[speech.Asked | None, bytes]:
+async def _hear(pieces: list[bytes]) -> tuple[protocols.Asked | None, bytes]:
     """What is understood of these pieces, one read each; and what was answered meanwhile."""
     left = [piece for piece in pieces if piece]
     answered = bytearray()
@@ -55,7 +55,7 @@ async def _hear(pieces: list[bytes]) -> tuple[speech.Asked | None, bytes]:
         answered.extend(said)
 
     try:
-        return await speech.hear(receive, send), bytes(answered)
+        return await protocols.hear(receive, send), bytes(answered)
     except (Refused, EOFError):
         return None, bytes(answered)
 
@@ -91,5 +91,5 @@ def test_many_headers_are_read_in_time_that_grows_with_their_number(header: byte
     request = head + header * ((32 * 1024 - len(head) - 2) // len(header)) + b"\r\n"
     began = time.process_time()
     lines, rest = request.split(b"\r\n\r\n")[0].split(b"\r\n"), b""
-    assert speech._read_http(lines, rest).host == "a.test"
+    assert protocols._read_http(lines, rest).host == "a.test"
     assert time.process_time() - began < 1.0

@@ -15,7 +15,7 @@ import pytest
 from belljar.contract.errors import CallerError, UnknownLanguage
 from belljar.languages import load_all
 from belljar.languages.install import carry_out, choose, plan
-from belljar.languages.machine import Machine
+from belljar.languages.toolchains import Machine
 from belljar.settings import Settings
 
 Belljar = Callable[..., subprocess.CompletedProcess[str]]

@@ -14,7 +14,7 @@ import pytest
 import belljar
 from belljar.contract.errors import ToolchainMissing
 from belljar.contract.execution import Outcome
-from belljar.languages import machine, toolchain
+from belljar.languages import toolchain, toolchains
 from belljar.settings import Settings
 
 LATE = """
@@ -44,8 +44,8 @@ def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     shutil.copytree(toolchain._DIRECTORY, files)
     (files / "late.toml").write_text(LATE.format(place=directory / "lib"))
     monkeypatch.setattr(toolchain, "_DIRECTORY", files)
-    monkeypatch.setattr(machine, "_LOOK_AGAIN_SECONDS", 0.0)
-    caches = (toolchain.load_all, toolchain._by_word, machine._machine)
+    monkeypatch.setattr(toolchains, "_LOOK_AGAIN_SECONDS", 0.0)
+    caches = (toolchain.load_all, toolchain._by_word, toolchains._machine)
     for cache in caches:
         cache.cache_clear()
     try:
@@ -69,10 +69,10 @@ def test_it_is_found_and_seen_without_a_restart(place: Path, bare_settings: Sett
         place.mkdir()
         (place / "words").write_text("version one")
         assert box.run("first ", language="late").stdout == "first version one"
-        assert machine.machine_of(bare_settings).version("late") == "version"
+        assert toolchains.machine_of(bare_settings).version("late") == "version"
         assert beside.result(timeout=60).stdout == "still here\n"
         (place / "words").write_text("another")
-        assert machine.machine_of(bare_settings).version("late") == "another"
+        assert toolchains.machine_of(bare_settings).version("late") == "another"
         assert box.run("second ", language="late").stdout == "second another"
         (place / "words").unlink()
         with pytest.raises(ToolchainMissing):

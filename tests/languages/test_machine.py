@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 
 from belljar.languages import load_all
-from belljar.languages.machine import Machine
+from belljar.languages.toolchains import Machine
 
 
 def _install(root: Path, *paths: str) -> None:

@@ -19,8 +19,8 @@ the answer is surely "no" (see `retries`), and every error says which it was.
 from __future__ import annotations
 
 from belljar.client.artifacts import save_artifacts
-from belljar.client.asynchronous import AsyncClient
-from belljar.client.blocking import Client
+from belljar.client.async_client import AsyncClient
+from belljar.client.client import Client
 from belljar.client.errors import AnswerLost, Unreachable
 from belljar.client.request import Asked, Case, Program
 from belljar.client.results import Batch, Environment, Health, Language, Result, Server, Wall

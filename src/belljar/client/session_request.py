@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
-from belljar.client import answer
-from belljar.client.calls import QUESTION_SECONDS, WALL_SECONDS, Call
+from belljar.client import responses
 from belljar.client.request import (
     Body,
     Files,
@@ -24,6 +23,7 @@ from belljar.client.request import (
     write_tools,
     wrong_type,
 )
+from belljar.client.routes import QUESTION_SECONDS, WALL_SECONDS, Call
 from belljar.contract.errors import InvalidExecution
 from belljar.contract.execution import Limits, Outcome
 from belljar.contract.files import check_relative_path
@@ -151,15 +151,15 @@ class SessionCalls:
 
     def state(self) -> Call[SessionState]:
         """GET /v1/sessions/{id}."""
-        return self._call("GET", "", answer.read_session)
+        return self._call("GET", "", responses.read_session)
 
     def close(self) -> Call[None]:
         """DELETE /v1/sessions/{id}."""
-        return self._call("DELETE", "", answer.read_nothing)
+        return self._call("DELETE", "", responses.read_nothing)
 
     def run(self, body: Body) -> Call[Outcome]:
         """POST …/execute."""
-        return self._run(body, answer.read_outcome)
+        return self._run(body, responses.read_outcome)
 
     def stream(self, body: Body) -> Call[bytes]:
         """POST …/execute for a stream, whose reader is an EventReader."""
@@ -168,20 +168,20 @@ class SessionCalls:
     def branch(self, count: int, reseed: bool) -> Call[list[SessionState]]:
         """POST …/branch. Never sent twice by itself, as opening is not."""
         content = encode({"count": count, "reseed": reseed})
-        return self._call("POST", "/branch", answer.read_sessions, content=content, runs_code=True)
+        return self._call("POST", "/branch", responses.read_sessions, content=content, runs_code=True)
 
     def interrupt(self) -> Call[bool]:
         """POST …/interrupt. Not sent twice: the second might meet the next cell."""
-        return self._call("POST", "/interrupt", answer.read_interrupted, runs_code=True)
+        return self._call("POST", "/interrupt", responses.read_interrupted, runs_code=True)
 
     def files(self) -> Call[list[WorkFile]]:
         """GET …/files."""
-        return self._call("GET", "/files", answer.read_work_files)
+        return self._call("GET", "/files", responses.read_work_files)
 
     def upload(self, path: str, content: bytes) -> Call[None]:
         """PUT …/files/{path}."""
         at = _file_route(path)
-        return self._call("PUT", at, answer.read_nothing, content=content, content_type="application/octet-stream")
+        return self._call("PUT", at, responses.read_nothing, content=content, content_type="application/octet-stream")
 
     def download(self, path: str) -> Call[bytes]:
         """GET …/files/{path}."""
@@ -189,7 +189,7 @@ class SessionCalls:
 
     def delete(self, path: str) -> Call[None]:
         """DELETE …/files/{path}."""
-        return self._call("DELETE", _file_route(path), answer.read_nothing, runs_code=True)
+        return self._call("DELETE", _file_route(path), responses.read_nothing, runs_code=True)
 
     def _run(self, body: Body, read: Callable[[bytes], _Read], is_stream: bool = False) -> Call[_Read]:
         wall_seconds = wall_seconds_of(body) or self.wall_seconds

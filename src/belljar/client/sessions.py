@@ -23,8 +23,8 @@ from belljar.contract.execution import Event, Outcome
 from belljar.contract.sessions import SessionState, WorkFile
 
 if TYPE_CHECKING:
-    from belljar.client.asynchronous import AsyncClient
-    from belljar.client.blocking import Client
+    from belljar.client.async_client import AsyncClient
+    from belljar.client.client import Client
 
 
 class _Handle:

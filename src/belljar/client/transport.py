@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Self
 
-from belljar.client.calls import Call, Calls
 from belljar.client.errors import AnswerLost, Unreachable
 from belljar.client.retries import Refused, Retries, Tries
+from belljar.client.routes import Call, Calls
 from belljar.contract.errors import CallerError
 
 if TYPE_CHECKING:

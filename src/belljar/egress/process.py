@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from belljar import channel
-from belljar.egress.passage import Bounds, Passage, resolver
+from belljar.egress.proxy import Bounds, Passage, resolver
 from belljar.egress.rules import Rules
 from belljar.jail import drop_rights, landlock, rlimits, syscalls
 

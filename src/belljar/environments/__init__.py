@@ -4,8 +4,8 @@
 `programs` runs what all that takes; `asynchronous` does it beside an event loop.
 """
 
-from belljar.environments.asynchronous import ensure_unless_cancelled
 from belljar.environments.build import Environment, Progress
+from belljar.environments.cancellable import ensure_unless_cancelled
 from belljar.environments.interpreters import OLDEST_PYTHON
 from belljar.environments.store import Environments
 

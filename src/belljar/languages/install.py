@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from belljar.contract.errors import CallerError, SandboxFault, UnknownLanguage
-from belljar.languages.machine import Machine, make_readable
 from belljar.languages.toolchain import TOOLCHAINS_DIR, Toolchain, find_name, load_all
+from belljar.languages.toolchains import Machine, make_readable
 
 CORE, ALL = "core", "all"
 _LINES_KEPT = 20

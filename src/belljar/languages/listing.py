@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from belljar.languages.machine import machine_of
 from belljar.languages.toolchain import Toolchain, load_all
+from belljar.languages.toolchains import machine_of
 from belljar.settings import Settings
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from belljar.languages.machine import Machine
 from belljar.languages.toolchain import load_one
+from belljar.languages.toolchains import Machine
 
 #: A shell that takes itself to be interactive goes back to its next line at SIGINT, whatever it was doing.
 _SHELL_GREETING = "PS1= PS2=; set +H; unset HISTFILE; printf 'ready\\0' >&4\n"

@@ -22,7 +22,7 @@ import msgspec
 from belljar.contract.errors import InvalidSettings, SandboxFault, ToolFailed
 from belljar.contract.tools import ToolSpec
 from belljar.settings import ToolServerSettings
-from belljar.tools.mcp_line import Line, writing
+from belljar.tools.mcp_transport import Line, writing
 from belljar.tools.source import Arguments, Changed, Tool, name_in_python
 
 _log = logging.getLogger("belljar.tools")

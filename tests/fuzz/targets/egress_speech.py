@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import harness
 
-from belljar.egress import speech
+from belljar.egress import protocols
 from belljar.egress.rules import Refused
 
 ALLOWED = (Refused, EOFError)
@@ -31,7 +31,7 @@ async def _talk(data: bytes) -> None:
     async def send(said: bytes) -> None:
         assert said
 
-    asked = await speech.hear(receive, send)
+    asked = await protocols.hear(receive, send)
     assert 0 <= asked.port < 65536
     assert asked.host.isascii()
     assert not set(asked.host) & set("\r\n \0/@")

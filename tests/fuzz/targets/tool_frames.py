@@ -11,7 +11,7 @@ import harness
 from belljar.contract.errors import ToolFailed
 from belljar.contract.tools import ToolSpec
 from belljar.settings import ToolSettings
-from belljar.tools.bridge import Bridge
+from belljar.tools.guest_socket import Bridge
 from belljar.tools.schema import find_problem
 
 ALLOWED = ()

@@ -42,7 +42,7 @@ from belljar.settings import EnvironmentSettings, Settings
 
 if TYPE_CHECKING:
     from belljar.backends.local.languages.steps import Command, Commands
-    from belljar.languages.machine import Machine
+    from belljar.languages.toolchains import Machine
 
 _log = logging.getLogger("belljar.container")
 _IMAGE_PREFIX = "image:"

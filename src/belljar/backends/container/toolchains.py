@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from belljar.languages import Toolchain
-from belljar.languages.machine import Machine
+from belljar.languages.toolchains import Machine
 from belljar.settings import Settings
 
 

@@ -34,7 +34,7 @@ from belljar.settings import Settings
 if TYPE_CHECKING:
     from belljar.backends.local.features.network import WayOut, WaysOut
     from belljar.backends.local.languages.steps import Command, Commands
-    from belljar.languages.machine import Machine
+    from belljar.languages.toolchains import Machine
 
 _log = logging.getLogger("belljar.local")
 _MAINTENANCE_SECONDS = 15.0

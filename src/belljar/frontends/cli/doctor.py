@@ -247,8 +247,8 @@ def _language_rows(settings: Settings, tell: Callable[[str], None], tries_them: 
         return
     from belljar.frontends.cli.languages import check_all
     from belljar.languages.listing import how_to_get
-    from belljar.languages.machine import machine_of
     from belljar.languages.toolchain import load_all
+    from belljar.languages.toolchains import machine_of
 
     machine = machine_of(settings)
     others = [each for each in load_all().values() if each.run]

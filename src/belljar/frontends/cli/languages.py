@@ -18,8 +18,8 @@ from belljar.frontends.cli import terminal
 from belljar.frontends.cli.options import define_common, define_json, define_walls, load_settings
 from belljar.languages.install import InstallPlan, carry_out, choose, plan
 from belljar.languages.listing import describe, how_to_get
-from belljar.languages.machine import machine_of
 from belljar.languages.toolchain import Toolchain, load_all
+from belljar.languages.toolchains import machine_of
 from belljar.settings import Settings
 
 OK, FAILED, MISSING = "ok", "failed", "missing"

@@ -12,7 +12,7 @@ from belljar.contract.errors import NotOffered, SandboxFault, ZygoteDied
 from belljar.contract.execution import Evidence, Execution, ToolCall
 from belljar.contract.tools import ToolHost
 from belljar.settings import ToolSettings
-from belljar.tools.bridge import Bridge
+from belljar.tools.guest_socket import Bridge
 
 
 class ToolLine(Companion):

@@ -21,8 +21,8 @@ from belljar.contract.backend import Watcher
 from belljar.contract.errors import InvalidExecution, TooLarge
 from belljar.contract.execution import MIB, Compilation, Evidence, Execution, Limits, Status, classify
 from belljar.languages import Toolchain, load_one, machine_of
-from belljar.languages.machine import Machine
 from belljar.languages.toolchain import Plan
+from belljar.languages.toolchains import Machine
 from belljar.settings import Settings
 
 _CHECK_SECONDS = 10.0  # for a toolchain to say whether it can parse a program

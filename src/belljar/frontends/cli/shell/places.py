@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
 from belljar.assembly import build_engine
-from belljar.client.asynchronous import AsyncClient
+from belljar.client.async_client import AsyncClient
 from belljar.client.retries import Retries
 from belljar.client.session_request import SessionAsked
 from belljar.client.sessions import AsyncSession

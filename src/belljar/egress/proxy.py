@@ -14,9 +14,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
-from belljar.egress import speech
+from belljar.egress import protocols
+from belljar.egress.protocols import Asked
 from belljar.egress.rules import Refused, Rules
-from belljar.egress.speech import Asked
 
 _PIECE_BYTES = 64 * 1024
 _FAREWELL_SECONDS = 1.0  # for a program to read why it was refused
@@ -129,14 +129,14 @@ class Passage:
             except Refused as error:
                 self._refused += 1
                 if error.status:
-                    await self._say_farewell(peer, speech.refusal(str(error), error.status, is_socks=False))
+                    await self._say_farewell(peer, protocols.refusal(str(error), error.status, is_socks=False))
                 return
             try:
                 upstream = await self._connect(asked)
             except Refused as error:
                 self._refused += 1
                 self._tell(f"{asked.host}:{asked.port} refused: {error}")
-                await self._say_farewell(peer, speech.refusal(str(error), error.status, asked.is_socks))
+                await self._say_farewell(peer, protocols.refusal(str(error), error.status, asked.is_socks))
                 return
             self._connected += 1
             self._tell(f"{asked.host}:{asked.port} connected")
@@ -149,7 +149,7 @@ class Passage:
 
     async def _hear(self, peer: socket.socket) -> Asked:
         async with asyncio.timeout(self._bounds.head_seconds):
-            return await speech.hear(
+            return await protocols.hear(
                 lambda count: self._loop.sock_recv(peer, count), lambda said: self._loop.sock_sendall(peer, said)
             )
 

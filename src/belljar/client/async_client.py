@@ -9,8 +9,6 @@ from collections.abc import AsyncGenerator, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
 
-from belljar.client.answer import BatchReader, EventReader
-from belljar.client.calls import Call
 from belljar.client.progress import progress_of
 from belljar.client.request import (
     Asked,
@@ -23,8 +21,10 @@ from belljar.client.request import (
     build_program,
     count_programs,
 )
+from belljar.client.responses import BatchReader, EventReader
 from belljar.client.results import Batch, Environment, Health, Language, Server
 from belljar.client.retries import Refused
+from belljar.client.routes import Call
 from belljar.client.session_request import SessionAsked, SessionCalls
 from belljar.client.sessions import AsyncSession, Opening
 from belljar.client.transport import Connected, attempting, load_httpx, request_of

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from belljar.client import answer
+from belljar.client import responses
 from belljar.client.request import Body, encode, wall_seconds_of
 from belljar.client.results import Environment, Health, Language, Server
 from belljar.contract.execution import Outcome
@@ -53,7 +53,7 @@ class Call(Generic[_Read]):
             AnswerLost: it makes no sense.
         """
         if not self.is_good(status):
-            raise answer.read_refusal(status, headers, content, runs_code=self.runs_code)
+            raise responses.read_refusal(status, headers, content, runs_code=self.runs_code)
         return self.read(content)
 
 
@@ -65,7 +65,7 @@ class Calls:
 
     def execute(self, body: Body) -> Call[Outcome]:
         """POST /v1/execute."""
-        return self._run("/v1/execute", body, answer.read_outcome, self._silence_seconds(body))
+        return self._run("/v1/execute", body, responses.read_outcome, self._silence_seconds(body))
 
     def stream(self, body: Body) -> Call[bytes]:
         """POST /v1/execute for a stream, whose reader is an EventReader."""
@@ -79,23 +79,23 @@ class Calls:
 
     def open_session(self, body: Body) -> Call[SessionState]:
         """POST /v1/sessions. Never sent twice by itself: a session whose answer was lost would stay, unknown."""
-        return self._run("/v1/sessions", body, answer.read_session, self.room_seconds)
+        return self._run("/v1/sessions", body, responses.read_session, self.room_seconds)
 
     def sessions(self) -> Call[list[SessionState]]:
         """GET /v1/sessions."""
-        return _ask("/v1/sessions", answer.read_sessions)
+        return _ask("/v1/sessions", responses.read_sessions)
 
     def languages(self) -> Call[list[Language]]:
         """GET /v1/languages."""
-        return _ask("/v1/languages", answer.read_languages)
+        return _ask("/v1/languages", responses.read_languages)
 
     def environments(self) -> Call[list[Environment]]:
         """GET /v1/environments."""
-        return _ask("/v1/environments", answer.read_environments)
+        return _ask("/v1/environments", responses.read_environments)
 
     def info(self) -> Call[Server]:
         """GET /v1/info."""
-        return _ask("/v1/info", answer.read_server)
+        return _ask("/v1/info", responses.read_server)
 
     def health(self) -> Call[Health]:
         """GET /health, once: who asks wants to know how it is now. There, 503 is an answer as good as any."""
@@ -103,7 +103,7 @@ class Calls:
             method="GET",
             path="/health",
             silence_seconds=QUESTION_SECONDS,
-            read=answer.read_health,
+            read=responses.read_health,
             is_asked_once=True,
             good_statuses=(503,),
         )

@@ -12,13 +12,13 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
 
-from belljar.client.answer import BatchReader, EventReader
-from belljar.client.asynchronous import AHEAD, NO_MORE, AsyncClient, check_width
-from belljar.client.calls import Call
+from belljar.client.async_client import AHEAD, NO_MORE, AsyncClient, check_width
 from belljar.client.progress import progress_of
 from belljar.client.request import Asked, Case, Compare, Program, build_batch, build_body, count_programs
+from belljar.client.responses import BatchReader, EventReader
 from belljar.client.results import Batch, Environment, Health, Language, Server
 from belljar.client.retries import Refused
+from belljar.client.routes import Call
 from belljar.client.session_request import SessionAsked, SessionCalls, build_session
 from belljar.client.sessions import Session
 from belljar.client.transport import Connected, attempting, load_httpx, request_of
