@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.frontends.api.keys import Key, KeyFile
+from belljar.frontends.access.keys import Key, KeyFile
 
 from .conftest import Server, Start, take_answer
 

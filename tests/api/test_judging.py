@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from belljar.frontends.api import judging
-from belljar.frontends.api.schemas import Comparison
+from belljar.frontends.api import verdicts
+from belljar.frontends.api.bodies import Comparison
 
 
 def _plainly(text: str, compare: Comparison) -> list[str]:
@@ -18,7 +18,7 @@ def _plainly(text: str, compare: Comparison) -> list[str]:
 def test_texts_are_alike_as_if_they_were_compared_in_one_piece(
     compare: Comparison, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(judging, "_SLICE", 5)
+    monkeypatch.setattr(verdicts, "_SLICE", 5)
     chance = random.Random(1)
     seen = {True: 0, False: 0}
     for _ in range(5000):
@@ -26,6 +26,6 @@ def test_texts_are_alike_as_if_they_were_compared_in_one_piece(
         at = chance.randrange(len(one) + 1)
         other = one[:at] + chance.choice(["", " ", "\n", "\t", "\r\n", "a"]) + one[at:]
         alike = _plainly(one, compare) == _plainly(other, compare)
-        assert (judging.reduce(one, compare) == judging.reduce(other, compare)) is alike, (one, other)
+        assert (verdicts.reduce(one, compare) == verdicts.reduce(other, compare)) is alike, (one, other)
         seen[alike] += 1
     assert min(seen.values()) > 500, seen

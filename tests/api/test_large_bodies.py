@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from belljar.frontends.api.bodies import BatchBody, read_batch
 from belljar.frontends.api.large_bodies import AT_ONCE_BYTES, decode
-from belljar.frontends.api.schemas import BatchBody, read_batch
 
 COUNT = 10_000
 

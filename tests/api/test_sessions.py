@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from belljar.frontends.api.keys import Key, KeyFile
+from belljar.frontends.access.keys import Key, KeyFile
 from belljar.settings import load
 
 from .conftest import JSON, Server, Start

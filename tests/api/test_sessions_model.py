@@ -41,7 +41,7 @@ from belljar.client import (
     TooManySessions,
 )
 from belljar.contract.sessions import SessionState
-from belljar.frontends.api.keys import Key, KeyFile
+from belljar.frontends.access.keys import Key, KeyFile
 
 from .conftest import Server, Start
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from server_process import Running, Serve
 
-from belljar.frontends.api.listening import begin, finish, prepare
+from belljar.frontends.api.server import begin, finish, prepare
 from belljar.settings import ServerSettings, Settings
 
 STOP_SECONDS = 30.0

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 from server_process import DEADLINE_SECONDS, Running, Serve
 
-from belljar.frontends.api.keys import KeyFile
+from belljar.frontends.access.keys import KeyFile
 
 _INSTALL_SECONDS = 600.0
 NPM_PACKAGES = ("@modelcontextprotocol/inspector@2.12.0", "@anthropic-ai/mcpb@2")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import jsonschema
 import pytest
 
-from belljar.frontends.api.keys import Key
+from belljar.frontends.access.keys import Key
 from belljar.frontends.mcp_server import tools
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from belljar.frontends.api.callers import Caller
-from belljar.frontends.api.keys import Key
+from belljar.frontends.access.callers import Caller
+from belljar.frontends.access.keys import Key
 from belljar.frontends.mcp_server.visit import HttpVisit, ShortIfAsked, wants_only_its_result
 from belljar.settings import Settings
 from tests.mcp.conftest import OlderClient

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from belljar.contract.execution import Compilation, Outcome, Status, Usage
-from belljar.frontends.api.dialects.multipl_e import EVALUATORS, evaluate, find_evaluator
+from belljar.frontends.api.dialects.code_exec.multipl_e import EVALUATORS, evaluate, find_evaluator
 
 ALL = [
     "clj",

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from belljar.frontends.api.keys import Key, KeyFile
+from belljar.frontends.access.keys import Key, KeyFile
 
 PREFIX = "/ai/sandbox/v1/api"
 PREFIXES = ["/api/v1", PREFIX]

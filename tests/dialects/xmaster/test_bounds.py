@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from server_process import Answer, Serve
 
-from belljar.frontends.api.keys import Key, KeyFile
+from belljar.frontends.access.keys import Key, KeyFile
 from tests.dialects.xmaster.conftest import XMaster
 
 if TYPE_CHECKING:

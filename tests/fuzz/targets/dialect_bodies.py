@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import msgspec
 
-from belljar.frontends.api.dialects import api_proxy, code_exec, fastapi, kernel_sessions, kernels, multipl_e, xmaster
-from belljar.frontends.api.dialects import xmaster_programs as programs
-from belljar.frontends.api.replies import Refusal
-from belljar.frontends.kernel_words import id_of, name_of
+from belljar.frontends.api.dialects import fastapi
+from belljar.frontends.api.dialects.api_proxy import routes
+from belljar.frontends.api.dialects.code_exec import multipl_e
+from belljar.frontends.api.dialects.code_exec import routes as code_exec
+from belljar.frontends.api.dialects.kernels import routes as kernels
+from belljar.frontends.api.dialects.kernels import sessions
+from belljar.frontends.api.dialects.kernels.names import id_of, name_of
+from belljar.frontends.api.dialects.xmaster import routes as xmaster
+from belljar.frontends.api.dialects.xmaster import wrapping as programs
+from belljar.frontends.api.responses import Refusal
 
 ALLOWED = ()
 TOKENS = (
@@ -20,7 +26,7 @@ TOKENS = (
     b"1e999",
 )
 _KINDS = (
-    *(api_proxy.SearchBody, api_proxy.UrlBody, kernel_sessions.UploadBody, kernel_sessions.SessionBody),
+    *(routes.SearchBody, routes.UrlBody, sessions.UploadBody, sessions.SessionBody),
     *(kernels.ExecuteBody, xmaster.ExecuteBody, xmaster.PutBody),
 )
 

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from belljar.contract.errors import CallerError
-from belljar.frontends.api import schemas, session_bodies
-from belljar.frontends.api.callers import Caller
-from belljar.frontends.api.keys import Key
-from belljar.frontends.api.replies import Refusal
+from belljar.frontends.access.callers import Caller
+from belljar.frontends.access.keys import Key
+from belljar.frontends.api import bodies, session_bodies
+from belljar.frontends.api.responses import Refusal
 from belljar.settings import Settings
 
 ALLOWED = ()
-_FIELDS = (*schemas.BatchBody.__struct_fields__, *session_bodies.SessionBody.__struct_fields__)
+_FIELDS = (*bodies.BatchBody.__struct_fields__, *session_bodies.SessionBody.__struct_fields__)
 TOKENS = (
     *(f'"{name}":'.encode() for name in sorted(set(_FIELDS))),
     *(b'{"code":"1"}', b'"\\ud800"', b"1e999", b" - at `$.files`", b"null", b"base64"),
 )
 _CALLER = Caller(Key(name="fuzz", network=True, tools=True), Settings())
 _READERS = (
-    (schemas.read_execute, lambda body: schemas.admit_body(_CALLER, body)),
-    (schemas.read_batch, lambda body: [schemas.admit_body(_CALLER, each) for each in body.executions or ()]),
+    (bodies.read_execute, lambda body: bodies.admit_body(_CALLER, body)),
+    (bodies.read_batch, lambda body: [bodies.admit_body(_CALLER, each) for each in body.executions or ()]),
     (session_bodies.read_session, lambda body: session_bodies.order_of(_CALLER, body)),
     (session_bodies.read_cell, lambda body: body),
     (session_bodies.read_branch, lambda body: body),

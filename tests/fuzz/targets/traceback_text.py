@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from belljar.engine.tracebacks import read_error
-from belljar.frontends.api.dialects.kernel_lines import _KeptBack
-from belljar.frontends.api.dialects.xmaster_programs import read_traceback
+from belljar.frontends.api.dialects.kernels.events import _KeptBack
+from belljar.frontends.api.dialects.xmaster.wrapping import read_traceback
 
 ALLOWED = ()
 TOKENS = (

@@ -13,11 +13,11 @@ from typing import Any
 
 from belljar.contract.errors import SandboxFault
 from belljar.frontends.api import batch, pages, sessions, v1
-from belljar.frontends.api.guard import check_repeated
-from belljar.frontends.api.replies import Message, Receive, Refusal, Send, encode_json, refusal_of, reply
+from belljar.frontends.api.context import Service
+from belljar.frontends.api.origins import check_repeated
 from belljar.frontends.api.request import CONNECTION, Request
+from belljar.frontends.api.responses import Message, Receive, Refusal, Send, encode_json, refusal_of, reply
 from belljar.frontends.api.routing import Answer, Dialect, Methods, RouteTable
-from belljar.frontends.api.service import Service
 
 _log = logging.getLogger("belljar.api")
 

@@ -20,14 +20,21 @@ from msgspec import UNSET
 from belljar.contract.errors import CallerError, Draining, Overloaded, SandboxFault, TooLarge
 from belljar.contract.execution import Execution, Outcome, Status, Usage
 from belljar.engine.engine import new_id
-from belljar.frontends.api.judging import PASSED, judge_case
+from belljar.frontends.api.bodies import (
+    BatchBody,
+    CaseBody,
+    Comparison,
+    ExecuteBody,
+    admit_body,
+    read_batch,
+)
+from belljar.frontends.api.context import Service
+from belljar.frontends.api.large_answers import LARGE, LATER, pieces_of
 from belljar.frontends.api.large_bodies import decode
-from belljar.frontends.api.pieces import LARGE, LATER, pieces_of
-from belljar.frontends.api.replies import JSON_TYPE, NO_SNIFFING, Refusal, encode_json, refusal_of
 from belljar.frontends.api.request import Request
-from belljar.frontends.api.schemas import BatchBody, CaseBody, Comparison, ExecuteBody, admit_body, read_batch
-from belljar.frontends.api.service import Service
+from belljar.frontends.api.responses import JSON_TYPE, NO_SNIFFING, Refusal, encode_json, refusal_of
 from belljar.frontends.api.streaming import Stream, wanted_stream
+from belljar.frontends.api.verdicts import PASSED, judge_case
 
 SKIPPED = "skipped"
 NOT_RUN, NOT_KEPT = "not_run", "not_kept"  # ours, never the program's: it could not be run, or its answer not be kept

@@ -21,8 +21,8 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from belljar.frontends.api.replies import Refusal, encode_json
 from belljar.frontends.api.request import CONNECTION
+from belljar.frontends.api.responses import Refusal, encode_json
 
 _HEAD_BYTES_MAX = 64 * 1024
 _JOINED_BYTES_MAX = 64 * 1024  # copying more costs more than a second write

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from belljar.assembly import probe_machine
-from belljar.frontends.api.callers import Caller
+from belljar.frontends.access.callers import Caller
 from belljar.settings import Settings
 
 _STATES = {"ok": "on"}

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from belljar.frontends.api.replies import Refusal
+from belljar.frontends.api.responses import Refusal
 
 AT_ONCE_BYTES = 1024 * 1024  # decoded in one go: 35 ms at worst
 VALUES_MAX = 250_000  # texts, lists and objects in a larger body

@@ -16,7 +16,7 @@ import msgspec
 from belljar import __version__
 from belljar.contract.execution import Status
 from belljar.frontends.api import openapi_parts as parts
-from belljar.frontends.api.schemas import BatchBody, ExecuteBody
+from belljar.frontends.api.bodies import BatchBody, ExecuteBody
 from belljar.frontends.api.session_openapi import SESSION_ANSWERS, SESSION_BODIES, SESSION_PATHS
 
 _ref, _object, _list, _or_null = parts.ref, parts.object_of, parts.list_of, parts.or_null

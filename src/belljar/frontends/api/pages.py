@@ -6,9 +6,9 @@ from pathlib import Path
 
 from belljar import __version__
 from belljar.frontends.api import openapi
-from belljar.frontends.api.replies import Headers, Refusal, encode_json, reply, retry_after
+from belljar.frontends.api.context import Service
 from belljar.frontends.api.request import Request
-from belljar.frontends.api.service import Service
+from belljar.frontends.api.responses import Headers, Refusal, encode_json, reply, retry_after
 from belljar.telemetry import METRICS_TYPE
 
 _HTML = (b"content-type", b"text/html; charset=utf-8")

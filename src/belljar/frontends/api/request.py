@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from belljar.frontends.api.callers import Caller
-from belljar.frontends.api.replies import JSON_TYPE, NO_SNIFFING, Headers, Receive, Refusal, Send
-from belljar.frontends.api.room import BodyRoom, Holder
+from belljar.frontends.access.callers import Caller
+from belljar.frontends.api.memory_budget import BodyRoom, Holder
+from belljar.frontends.api.responses import JSON_TYPE, NO_SNIFFING, Headers, Receive, Refusal, Send
 
 if TYPE_CHECKING:
     from belljar.frontends.api.routing import Dialect

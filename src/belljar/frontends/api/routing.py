@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from belljar.frontends.api.replies import Refusal
+from belljar.frontends.api.context import Service
 from belljar.frontends.api.request import Request
-from belljar.frontends.api.service import Service
+from belljar.frontends.api.responses import Refusal
 
 Route = Callable[[Service, Request], Awaitable[None]]
 Methods = Mapping[str, Route]

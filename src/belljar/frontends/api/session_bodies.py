@@ -15,9 +15,8 @@ from belljar.contract.execution import Execution
 from belljar.contract.files import check_relative_path
 from belljar.contract.sessions import SessionOrder, SessionState
 from belljar.engine.admission.request import admit_cell, admit_session
-from belljar.frontends.api.callers import Caller
-from belljar.frontends.api.request import Request
-from belljar.frontends.api.schemas import (
+from belljar.frontends.access.callers import Caller
+from belljar.frontends.api.bodies import (
     BodyReader,
     FileBody,
     LimitsBody,
@@ -27,6 +26,7 @@ from belljar.frontends.api.schemas import (
     check_network,
     wanted_tools,
 )
+from belljar.frontends.api.request import Request
 
 BRANCHES_MAX = 64  # of one request
 

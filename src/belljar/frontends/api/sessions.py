@@ -13,11 +13,11 @@ from typing import Any
 from belljar.contract.execution import Outcome
 from belljar.contract.sessions import SessionState, WorkFile, rfc3339
 from belljar.engine.engine import new_id
+from belljar.frontends.api.context import Service
+from belljar.frontends.api.large_answers import reply_outcome
 from belljar.frontends.api.large_bodies import decode
-from belljar.frontends.api.pieces import reply_outcome
-from belljar.frontends.api.replies import encode_json, reply, reply_nothing
 from belljar.frontends.api.request import Request
-from belljar.frontends.api.service import Service
+from belljar.frontends.api.responses import encode_json, reply, reply_nothing
 from belljar.frontends.api.session_bodies import (
     cell_of,
     order_of,

@@ -15,10 +15,10 @@ from typing import Any
 from belljar.contract.errors import CallerError
 from belljar.contract.execution import Display, Event, Execution, Finished, Outcome, describe
 from belljar.engine.engine import new_id
-from belljar.frontends.api.pieces import LARGE, LATER, pieces_of
-from belljar.frontends.api.replies import NO_SNIFFING, encode_json, refusal_of
+from belljar.frontends.api.context import Service
+from belljar.frontends.api.large_answers import LARGE, LATER, pieces_of
 from belljar.frontends.api.request import Request
-from belljar.frontends.api.service import Service
+from belljar.frontends.api.responses import NO_SNIFFING, encode_json, refusal_of
 
 _log = logging.getLogger("belljar.api")
 

@@ -8,13 +8,13 @@ from typing import Any
 from belljar import __version__
 from belljar.engine.engine import new_id
 from belljar.environments import Environments
+from belljar.frontends.api.bodies import admit_body, read_execute
+from belljar.frontends.api.context import Service
 from belljar.frontends.api.isolation import describe_network
+from belljar.frontends.api.large_answers import reply_outcome
 from belljar.frontends.api.large_bodies import decode
-from belljar.frontends.api.pieces import reply_outcome
-from belljar.frontends.api.replies import encode_json, reply
 from belljar.frontends.api.request import Request
-from belljar.frontends.api.schemas import admit_body, read_execute
-from belljar.frontends.api.service import Service
+from belljar.frontends.api.responses import encode_json, reply
 from belljar.frontends.api.streaming import stream_execution, wanted_stream
 from belljar.settings import Settings
 

@@ -7,7 +7,7 @@ import dataclasses
 import json
 
 from belljar.contract.errors import CallerError
-from belljar.frontends.api.keys import Key, KeyFile, keys_path
+from belljar.frontends.access.keys import Key, KeyFile, keys_path
 from belljar.frontends.cli import terminal
 from belljar.frontends.cli.options import define_json, load_settings
 

@@ -23,7 +23,7 @@ def execute(options: argparse.Namespace) -> int:
     if options.port is None:
         options.port = _PORT
     settings = serve_command.load_server_settings(options)
-    from belljar.frontends.api.proxy_server import serve_proxy
+    from belljar.frontends.api.dialects.api_proxy.server import serve_proxy
     from belljar.telemetry import Log, set_up_logging
 
     log = Log(log_format=settings.server.log_format)

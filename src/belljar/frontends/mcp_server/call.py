@@ -19,7 +19,7 @@ from belljar.contract.sessions import SessionOrder, SessionState
 from belljar.engine.engine import Engine
 from belljar.engine.sessions import Sessions
 from belljar.environments import Environments
-from belljar.frontends.api.callers import Caller
+from belljar.frontends.access.callers import Caller
 from belljar.frontends.mcp_server.offer import Offer
 from belljar.settings import Settings
 

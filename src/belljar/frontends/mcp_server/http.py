@@ -25,11 +25,11 @@ from belljar.contract.errors import BelljarError
 from belljar.contract.execution import Execution, Outcome
 from belljar.contract.sessions import SessionState
 from belljar.engine.engine import Engine
-from belljar.frontends.api.callers import Caller
+from belljar.frontends.access.callers import Caller
+from belljar.frontends.api.context import Service
 from belljar.frontends.api.large_bodies import check
-from belljar.frontends.api.replies import Receive, Refusal, Send
 from belljar.frontends.api.request import Request
-from belljar.frontends.api.service import Service
+from belljar.frontends.api.responses import Receive, Refusal, Send
 from belljar.frontends.mcp_server.offer import Offer
 from belljar.frontends.mcp_server.visit import HttpVisit, ShortIfAsked, wants_only_its_result
 

@@ -14,8 +14,8 @@ from mcp.server.lowlevel.server import Server
 from mcp.shared.exceptions import MCPError
 
 from belljar.contract.errors import BelljarError, CallerError, NotFound, Overloaded
-from belljar.frontends.api.callers import Caller
-from belljar.frontends.api.replies import Refusal
+from belljar.frontends.access.callers import Caller
+from belljar.frontends.api.responses import Refusal
 from belljar.frontends.mcp_server import prompts, resources, tools
 from belljar.frontends.mcp_server.answers import say
 from belljar.frontends.mcp_server.call import Call, Host

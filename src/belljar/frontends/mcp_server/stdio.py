@@ -18,8 +18,8 @@ from belljar.contract.execution import Execution, Outcome
 from belljar.contract.sessions import SessionState
 from belljar.engine.engine import Engine
 from belljar.environments import Environments
-from belljar.frontends.api.callers import Caller
-from belljar.frontends.api.keys import Key
+from belljar.frontends.access.callers import Caller
+from belljar.frontends.access.keys import Key
 from belljar.frontends.mcp_server.offer import Offer
 from belljar.frontends.mcp_server.wire import standard_streams
 from belljar.settings import Settings

@@ -17,8 +17,8 @@ from typing import Any
 
 import msgspec
 
-from belljar.frontends.api.callers import Caller
-from belljar.frontends.api.replies import Message, Receive, Send
+from belljar.frontends.access.callers import Caller
+from belljar.frontends.api.responses import Message, Receive, Send
 
 SILENT_SECONDS = 15.0  # before a proxy may take us for dead
 _IS_SHORT: ContextVar[bool] = ContextVar("belljar_mcp_is_short", default=False)

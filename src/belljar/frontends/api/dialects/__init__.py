@@ -7,10 +7,13 @@ to itself, where all its paths are as its clients know them.
 from __future__ import annotations
 
 from belljar.contract.errors import InvalidSettings
-from belljar.frontends.api.dialects import api_proxy, code_exec, kernels, xmaster
+from belljar.frontends.api.dialects.api_proxy import routes
+from belljar.frontends.api.dialects.code_exec import routes as code_exec
+from belljar.frontends.api.dialects.kernels import routes as kernels
+from belljar.frontends.api.dialects.xmaster import routes as xmaster
 from belljar.frontends.api.routing import Dialect
 
-ALL: tuple[Dialect, ...] = (code_exec.DIALECT, xmaster.DIALECT, api_proxy.DIALECT, kernels.DIALECT)
+ALL: tuple[Dialect, ...] = (code_exec.DIALECT, xmaster.DIALECT, routes.DIALECT, kernels.DIALECT)
 
 
 def find_listener(text: str) -> tuple[Dialect, int]:

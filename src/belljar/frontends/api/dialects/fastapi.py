@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from belljar.frontends.api.large_bodies import decode
-from belljar.frontends.api.replies import Refusal, encode_json
+from belljar.frontends.api.responses import Refusal, encode_json
 from belljar.frontends.api.routing import Answer
 
 _T = TypeVar("_T")

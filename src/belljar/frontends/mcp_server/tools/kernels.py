@@ -15,7 +15,7 @@ from belljar.contract.errors import NotFound
 from belljar.contract.execution import Execution, Outcome, cut_note
 from belljar.contract.sessions import SessionState
 from belljar.engine.admission.request import admit_cell, admit_session
-from belljar.frontends.kernel_words import error_of, id_of, name_of
+from belljar.frontends.api.dialects.kernels.names import error_of, id_of, name_of
 from belljar.frontends.mcp_server.answers import say, sort_displays
 from belljar.frontends.mcp_server.call import Call
 from belljar.frontends.mcp_server.registry import Tool

@@ -14,7 +14,7 @@ import ipaddress
 import socket
 from collections.abc import Mapping, Sequence
 
-from belljar.frontends.api.replies import Headers, Refusal
+from belljar.frontends.api.responses import Headers, Refusal
 from belljar.settings import ServerSettings
 
 _REMEMBERED_MAX = 1024

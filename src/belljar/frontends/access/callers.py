@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sized
 
 from belljar.contract.errors import QuotaExceeded, TooManySessions
 from belljar.contract.execution import MIB, Limits
-from belljar.frontends.api.keys import Key, KeyRing
-from belljar.frontends.api.replies import Refusal
-from belljar.frontends.api.room import Holder
+from belljar.frontends.access.keys import Key, KeyRing
+from belljar.frontends.api.memory_budget import Holder
+from belljar.frontends.api.responses import Refusal
 from belljar.settings import Settings
 
 _FACTORS = {"memory_mb": ("memory_bytes", MIB), "output_kb": ("output_bytes", 1024), "disk_mb": ("disk_bytes", MIB)}

@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 
 from belljar.contract.execution import Leaves, Outcome
-from belljar.frontends.api.replies import encode_json, reply
 from belljar.frontends.api.request import Request
+from belljar.frontends.api.responses import encode_json, reply
 
 LARGE = 64 * 1024  # answers from here on are sent in pieces
 _LONG = 4 * 1024  # bytes or characters of one leaf of such an answer, from which on it is encoded by itself

@@ -16,16 +16,18 @@ import uvicorn
 from belljar import __version__
 from belljar.assembly import build_engine, build_environments
 from belljar.engine.engine import Engine
+from belljar.frontends.access.callers import Callers
+from belljar.frontends.access.keys import KeyFile, KeyRing, keys_path
 from belljar.frontends.api import dialects
 from belljar.frontends.api.app import App
-from belljar.frontends.api.callers import Callers
+from belljar.frontends.api.context import Service
 from belljar.frontends.api.dialects import find_listener
-from belljar.frontends.api.dialects.api_proxy import Proxy
-from belljar.frontends.api.guard import Guard, is_loopback
+from belljar.frontends.api.dialects.api_proxy.routes import Proxy
 from belljar.frontends.api.health import Health
 from belljar.frontends.api.isolation import Isolation
-from belljar.frontends.api.keys import KeyFile, KeyRing, keys_path
-from belljar.frontends.api.listening import (
+from belljar.frontends.api.memory_budget import AnswerRoom, BodyRoom
+from belljar.frontends.api.origins import Guard, is_loopback
+from belljar.frontends.api.server import (
     FLUSH_SECONDS,
     begin,
     bind,
@@ -35,8 +37,6 @@ from belljar.frontends.api.listening import (
     stopping_at_signals,
     sweep,
 )
-from belljar.frontends.api.room import AnswerRoom, BodyRoom
-from belljar.frontends.api.service import Service
 from belljar.frontends.mcp_server import http as mcp
 from belljar.frontends.mcp_server.choices import offer_of
 from belljar.settings import Settings

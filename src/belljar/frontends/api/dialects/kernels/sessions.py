@@ -19,14 +19,14 @@ from belljar.contract.files import File
 from belljar.contract.sessions import SessionOrder, SessionState, WorkFile
 from belljar.engine.admission.request import admit_session
 from belljar.engine.sessions import Sessions
-from belljar.frontends.api.callers import Caller
+from belljar.frontends.access.callers import Caller
+from belljar.frontends.api.bodies import FileBody, as_file
+from belljar.frontends.api.context import Service
 from belljar.frontends.api.dialects.fastapi import read_body
+from belljar.frontends.api.dialects.kernels.names import id_of, name_of
 from belljar.frontends.api.large_bodies import decode
-from belljar.frontends.api.replies import encode_json, reply
 from belljar.frontends.api.request import Request
-from belljar.frontends.api.schemas import FileBody, as_file
-from belljar.frontends.api.service import Service
-from belljar.frontends.kernel_words import id_of, name_of
+from belljar.frontends.api.responses import encode_json, reply
 
 _WORK_DIR = "/work"  # as a program sees it
 _FILES_AT_ONCE = 1000  # more are described in a thread

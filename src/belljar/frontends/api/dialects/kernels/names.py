@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from belljar.contract.execution import MIB, Limits, Outcome, Status
-from belljar.frontends.api.replies import Refusal
+from belljar.frontends.api.responses import Refusal
 
 _PLAIN = re.compile(rb"[A-Za-z0-9._-]")
 _ODD_START = "0~~"  # before a name that does not start with a letter or digit; no escape looks like this

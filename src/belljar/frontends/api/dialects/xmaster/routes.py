@@ -22,11 +22,12 @@ from belljar.contract.execution import Event, Execution, Finished, Outcome, Stat
 from belljar.contract.sessions import SessionState
 from belljar.engine.admission.request import admit, admit_cell, admit_session
 from belljar.engine.engine import new_id
-from belljar.frontends.api.callers import Caller
+from belljar.frontends.access.callers import Caller
+from belljar.frontends.api.context import Service
 from belljar.frontends.api.dialects.fastapi import read_body, read_whole, refuse, unprocessable
-from belljar.frontends.api.dialects.xmaster_backlog import Backlog
-from belljar.frontends.api.dialects.xmaster_feeds import Feed, Feeds, make_line
-from belljar.frontends.api.dialects.xmaster_programs import (
+from belljar.frontends.api.dialects.xmaster.background_jobs import Backlog
+from belljar.frontends.api.dialects.xmaster.event_log import Feed, Feeds, make_line
+from belljar.frontends.api.dialects.xmaster.wrapping import (
     NOBODY,
     open_session,
     read_traceback,
@@ -34,10 +35,9 @@ from belljar.frontends.api.dialects.xmaster_programs import (
     wrap_program,
 )
 from belljar.frontends.api.large_bodies import check, decode
-from belljar.frontends.api.replies import NO_SNIFFING, Refusal, encode_json, reply
 from belljar.frontends.api.request import Request
+from belljar.frontends.api.responses import NO_SNIFFING, Refusal, encode_json, reply
 from belljar.frontends.api.routing import Dialect
-from belljar.frontends.api.service import Service
 
 _WAIT_SECONDS = 600.0  # for a run to read about
 _LINES_MAX = 10_000

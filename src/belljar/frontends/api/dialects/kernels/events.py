@@ -25,7 +25,7 @@ from belljar.contract.execution import (
     Output,
     cut_note,
 )
-from belljar.frontends.kernel_words import error_of
+from belljar.frontends.api.dialects.kernels.names import error_of
 
 Line = dict[str, Any]
 

@@ -12,12 +12,12 @@ from typing import Any
 from msgspec import Struct
 
 from belljar.contract.errors import NotAllowed, ToolFailed
-from belljar.frontends.api.callers import Caller
+from belljar.frontends.access.callers import Caller
+from belljar.frontends.api.context import Service
 from belljar.frontends.api.dialects.fastapi import read_whole, refuse
-from belljar.frontends.api.replies import Refusal, encode_json, reply, retry_after
 from belljar.frontends.api.request import Request
+from belljar.frontends.api.responses import Refusal, encode_json, reply, retry_after
 from belljar.frontends.api.routing import Dialect
-from belljar.frontends.api.service import Service
 from belljar.tools.web.access import Web
 
 _ADDRESSES_MAX = 10_000

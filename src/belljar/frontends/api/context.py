@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 from belljar.contract.execution import Execution, Outcome
 from belljar.engine.engine import Engine
 from belljar.environments import Environments
-from belljar.frontends.api.callers import Callers
-from belljar.frontends.api.guard import Guard
+from belljar.frontends.access.callers import Callers
 from belljar.frontends.api.health import Health
 from belljar.frontends.api.isolation import Isolation
-from belljar.frontends.api.room import BodyRoom
+from belljar.frontends.api.memory_budget import BodyRoom
+from belljar.frontends.api.origins import Guard
 from belljar.settings import Settings
 from belljar.telemetry import Telemetry
 
 if TYPE_CHECKING:
-    from belljar.frontends.api.dialects.api_proxy import Proxy
+    from belljar.frontends.api.dialects.api_proxy.routes import Proxy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

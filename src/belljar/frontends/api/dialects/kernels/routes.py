@@ -18,9 +18,11 @@ from belljar.contract.errors import CallerError
 from belljar.contract.execution import Event, Execution, Outcome
 from belljar.engine.admission.request import admit_cell
 from belljar.engine.engine import new_id
+from belljar.frontends.api.context import Service
 from belljar.frontends.api.dialects.fastapi import read_whole
-from belljar.frontends.api.dialects.kernel_lines import Line, lines_of
-from belljar.frontends.api.dialects.kernel_sessions import (
+from belljar.frontends.api.dialects.kernels.events import Line, lines_of
+from belljar.frontends.api.dialects.kernels.names import id_of, name_of
+from belljar.frontends.api.dialects.kernels.sessions import (
     create_session,
     find_or_open,
     interrupt_session,
@@ -29,11 +31,9 @@ from belljar.frontends.api.dialects.kernel_sessions import (
     terminate_session,
     wrap,
 )
-from belljar.frontends.api.replies import NO_SNIFFING, Headers, Refusal, encode_json, refusal_of, reply
 from belljar.frontends.api.request import Request
+from belljar.frontends.api.responses import NO_SNIFFING, Headers, Refusal, encode_json, refusal_of, reply
 from belljar.frontends.api.routing import Answer, Dialect, Methods
-from belljar.frontends.api.service import Service
-from belljar.frontends.kernel_words import id_of, name_of
 
 PREFIXES = ("/api/v1", "/ai/sandbox/v1/api")
 _NDJSON = b"application/x-ndjson; charset=utf-8"

@@ -20,14 +20,14 @@ from belljar.contract.errors import CallerError, Draining, Overloaded
 from belljar.contract.execution import Execution, Outcome, Status, cut_note
 from belljar.engine.admission.request import admit
 from belljar.engine.engine import new_id
-from belljar.frontends.api.callers import Caller
-from belljar.frontends.api.dialects.hashed_tests import HashedTests
-from belljar.frontends.api.dialects.multipl_e import evaluate, find_evaluator
+from belljar.frontends.access.callers import Caller
+from belljar.frontends.api.context import Service
+from belljar.frontends.api.dialects.code_exec.hashed_tests import HashedTests
+from belljar.frontends.api.dialects.code_exec.multipl_e import evaluate, find_evaluator
 from belljar.frontends.api.large_bodies import decode
-from belljar.frontends.api.replies import Refusal, encode_json, reply
 from belljar.frontends.api.request import Request
+from belljar.frontends.api.responses import Refusal, encode_json, reply
 from belljar.frontends.api.routing import Answer, Dialect
-from belljar.frontends.api.service import Service
 
 _TEXT = b"text/plain; charset=utf-8"
 _PATIENCE_SECONDS = 600.0  # of a request that finds the queue full

@@ -11,15 +11,15 @@ from typing import Any
 import uvicorn
 
 from belljar import __version__
-from belljar.frontends.api.callers import Callers
+from belljar.frontends.access.callers import Callers
+from belljar.frontends.access.keys import KeyFile, KeyRing, keys_path
 from belljar.frontends.api.dialects import fastapi
-from belljar.frontends.api.dialects.api_proxy import PATHS, Proxy, check_may_use
-from belljar.frontends.api.guard import Guard, check_repeated, is_loopback
-from belljar.frontends.api.keys import KeyFile, KeyRing, keys_path
-from belljar.frontends.api.listening import begin, bind, finish, listen, prepare, stopping_at_signals, sweep
-from belljar.frontends.api.replies import Receive, Refusal, Send, encode_json, refusal_of, reply
+from belljar.frontends.api.dialects.api_proxy.routes import PATHS, Proxy, check_may_use
+from belljar.frontends.api.memory_budget import BodyRoom
+from belljar.frontends.api.origins import Guard, check_repeated, is_loopback
 from belljar.frontends.api.request import Request
-from belljar.frontends.api.room import BodyRoom
+from belljar.frontends.api.responses import Receive, Refusal, Send, encode_json, refusal_of, reply
+from belljar.frontends.api.server import begin, bind, finish, listen, prepare, stopping_at_signals, sweep
 from belljar.settings import Settings
 from belljar.telemetry import Log
 from belljar.tools.web.access import Web

@@ -20,8 +20,8 @@ from belljar.contract.execution import Coverage, Execution
 from belljar.contract.files import File
 from belljar.contract.tools import ALL_TOOLS
 from belljar.engine.admission.request import admit
-from belljar.frontends.api.callers import Caller
-from belljar.frontends.api.replies import Refusal
+from belljar.frontends.access.callers import Caller
+from belljar.frontends.api.responses import Refusal
 
 _T = TypeVar("_T")
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 
 from belljar.contract.execution import Outcome, Status
-from belljar.frontends.api.schemas import CaseBody, Comparison
+from belljar.frontends.api.bodies import CaseBody, Comparison
 
 PASSED, WRONG_ANSWER = "passed", "wrong_answer"
 

@@ -13,9 +13,9 @@ from typing import Any
 import uvicorn
 
 from belljar.contract.errors import InvalidSettings
+from belljar.frontends.access.keys import KeyRing
 from belljar.frontends.api.connection import Bounds, bounded_connection, sweep_all
-from belljar.frontends.api.guard import is_loopback
-from belljar.frontends.api.keys import KeyRing
+from belljar.frontends.api.origins import is_loopback
 from belljar.settings import Settings
 
 FLUSH_SECONDS = 3.0  # after the grace, for answers on their way

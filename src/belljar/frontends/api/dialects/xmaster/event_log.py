@@ -8,7 +8,7 @@ from collections import OrderedDict, deque
 from collections.abc import Mapping
 from typing import Any
 
-from belljar.frontends.api.replies import encode_json
+from belljar.frontends.api.responses import encode_json
 
 _FEED_BYTES = 8 * 1024 * 1024  # unread, of one run; what comes between and does not fit is dropped
 _RUNS_MAX = 16  # unread, of one session; the oldest is dropped

@@ -1,0 +1,1 @@
+"""X-Master's API proxy."""

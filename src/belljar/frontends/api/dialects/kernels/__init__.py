@@ -1,0 +1,1 @@
+"""The API of the kernel server "Python Sandbox MCP Server"."""

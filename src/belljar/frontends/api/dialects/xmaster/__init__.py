@@ -1,0 +1,1 @@
+"""The API of X-Master's code server."""
