@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from belljar import __version__
-from belljar.frontends.mcp_server import prompts, tools
+from belljar.frontends.mcp import prompts, tools
 
 ROOT = Path(__file__).resolve().parents[2]
 DESCRIPTION = (

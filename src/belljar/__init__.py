@@ -7,10 +7,10 @@ asked for, and keeps to syntax that old guests understand.
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Sandbox": "belljar.frontends.embedded",
-    "AsyncSandbox": "belljar.frontends.embedded",
-    "Session": "belljar.frontends.embedded_sessions",
-    "AsyncSession": "belljar.frontends.embedded_sessions",
+    "Sandbox": "belljar.frontends.embedded.sandbox",
+    "AsyncSandbox": "belljar.frontends.embedded.sandbox",
+    "Session": "belljar.frontends.embedded.sessions",
+    "AsyncSession": "belljar.frontends.embedded.sessions",
     "Settings": "belljar.settings",
     "Outcome": "belljar.contract.execution",
     "Status": "belljar.contract.execution",
@@ -55,8 +55,8 @@ if TYPE_CHECKING:
     from belljar.contract.execution import Display, Finished, Limits, Outcome, Output, Started, Status
     from belljar.contract.files import File
     from belljar.contract.restriction import Restriction
-    from belljar.frontends.embedded import AsyncSandbox, Sandbox
-    from belljar.frontends.embedded_sessions import AsyncSession, Session
+    from belljar.frontends.embedded.sandbox import AsyncSandbox, Sandbox
+    from belljar.frontends.embedded.sessions import AsyncSession, Session
     from belljar.settings import Settings
 
 

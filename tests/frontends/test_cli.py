@@ -547,7 +547,7 @@ def test_a_run_loads_nothing_it_does_not_need(config: Path) -> None:
     loaded = set(done.stdout.decode().split())
     assert "belljar.frontends.cli.run" in loaded
     assert not {name for name in loaded if name.split(".")[0] == "rich"}
-    assert not loaded & {"belljar.jail.probe", "belljar.frontends.cli.doctor", "belljar.frontends.embedded"}
+    assert not loaded & {"belljar.jail.probe", "belljar.frontends.cli.doctor", "belljar.frontends.embedded.sandbox"}
 
 
 def test_config_show_tells_values_and_sources_and_can_be_read_back(

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from belljar import __version__
-from belljar.frontends.mcp_server import tools
+from belljar.frontends.mcp import tools
 
 pytestmark = pytest.mark.timeout(900)  # the first time, the tool that validates is fetched
 
@@ -43,7 +43,7 @@ def test_the_bundle_starts_the_wheel_that_is_in_it(bundle: zipfile.ZipFile) -> N
     compile(bundle.read(manifest["server"]["entry_point"]), "main.py", "exec")
     with bundle.open(wheel) as opened, zipfile.ZipFile(opened) as inner:
         names = inner.namelist()
-    assert "belljar/frontends/mcp_server/server.py" in names
+    assert "belljar/frontends/mcp/server.py" in names
     assert any(name.endswith("entry_points.txt") for name in names)
 
 
@@ -103,7 +103,7 @@ def test_the_options_in_the_docs_exist(repository: Path) -> None:
 def test_the_sdk_is_not_needed_for_anything_else() -> None:
     """What few use must not be imported by all."""
     code = (
-        "import sys, belljar.frontends.api.lifecycle, belljar.frontends.cli.mcp, belljar.frontends.mcp_server.stdio\n"
+        "import sys, belljar.frontends.api.lifecycle, belljar.frontends.cli.mcp, belljar.frontends.mcp.stdio\n"
         "print([name for name in sys.modules if name.partition('.')[0] in ('mcp', 'mcp_types', 'pydantic')])"
     )
     assert importlib.util.find_spec("mcp") is not None

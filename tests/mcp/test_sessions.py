@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 
 from belljar.frontends.access.keys import Key
-from belljar.frontends.mcp_server import tools
+from belljar.frontends.mcp import tools
 
 if TYPE_CHECKING:
     from server_process import Serve

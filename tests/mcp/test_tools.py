@@ -11,8 +11,8 @@ import jsonschema
 import pytest
 
 from belljar.contract.errors import InvalidSettings
-from belljar.frontends.mcp_server import tools
-from belljar.frontends.mcp_server.registry import select
+from belljar.frontends.mcp import tools
+from belljar.frontends.mcp.registry import select
 
 if TYPE_CHECKING:
     from tests.mcp.conftest import Plug, Wire

@@ -11,7 +11,7 @@ import pytest
 
 from belljar.frontends.access.callers import Caller
 from belljar.frontends.access.keys import Key
-from belljar.frontends.mcp_server.visit import HttpVisit, ShortIfAsked, wants_only_its_result
+from belljar.frontends.mcp.request import HttpVisit, ShortIfAsked, wants_only_its_result
 from belljar.settings import Settings
 from tests.mcp.conftest import OlderClient
 

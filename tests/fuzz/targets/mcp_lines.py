@@ -7,7 +7,7 @@ import json
 
 import harness
 
-from belljar.frontends.mcp_server.wire import Lines, Outlet
+from belljar.frontends.mcp.stdio_transport import Lines, Outlet
 
 ALLOWED = ()
 TOKENS = (b'{"jsonrpc":"2.0","id":1,"method":"ping"}', b'"\\ud800"', b"\xff", b"\n", b'"id":"a"')

@@ -37,8 +37,8 @@ from belljar.frontends.api.server import (
     stopping_at_signals,
     sweep,
 )
-from belljar.frontends.mcp_server import http as mcp
-from belljar.frontends.mcp_server.choices import offer_of
+from belljar.frontends.mcp import http as mcp
+from belljar.frontends.mcp.choices import offer_of
 from belljar.settings import Settings
 from belljar.telemetry import Log, Telemetry
 from belljar.tools.web.access import Web

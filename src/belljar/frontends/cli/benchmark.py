@@ -21,7 +21,7 @@ from belljar.assembly import prepare_environment
 from belljar.contract.errors import SandboxFault
 from belljar.frontends.cli import benchmark_http, terminal
 from belljar.frontends.cli.options import define_json, define_walls, load_settings
-from belljar.frontends.embedded import AsyncSandbox
+from belljar.frontends.embedded.sandbox import AsyncSandbox
 from belljar.settings import Settings
 
 _HELLO = "print('hello')"

@@ -24,7 +24,7 @@ from belljar.frontends.cli.doctor_host import host_rows
 from belljar.frontends.cli.doctor_rows import GIVEN_UP, MISSING, NOTE, OK, Row
 from belljar.frontends.cli.environments import describe_all
 from belljar.frontends.cli.options import define_json, define_walls, load_settings
-from belljar.frontends.embedded import Sandbox
+from belljar.frontends.embedded.sandbox import Sandbox
 from belljar.settings import EnvironmentSettings, Settings
 
 _HEAVY_SECONDS = 60.0

@@ -13,7 +13,7 @@ from typing import Any
 
 from belljar.contract.errors import InvalidSettings
 from belljar.frontends.cli.options import define_walls
-from belljar.frontends.mcp_server.choices import familiar_image, images_of
+from belljar.frontends.mcp.choices import familiar_image, images_of
 from belljar.settings import Settings, load
 
 
@@ -62,11 +62,11 @@ def define(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Serve until the client leaves."""
-    from belljar.frontends.mcp_server.choices import offer_of
-    from belljar.frontends.mcp_server.offer import CODE_SANDBOX
-    from belljar.frontends.mcp_server.registry import select
-    from belljar.frontends.mcp_server.stdio import serve
-    from belljar.frontends.mcp_server.tools import ALL
+    from belljar.frontends.mcp.choices import offer_of
+    from belljar.frontends.mcp.config import CODE_SANDBOX
+    from belljar.frontends.mcp.registry import select
+    from belljar.frontends.mcp.stdio import serve
+    from belljar.frontends.mcp.tools import ALL
 
     if importlib.util.find_spec("mcp") is None:
         raise InvalidSettings("the MCP SDK is not installed; add it with: pip install 'belljar[mcp]'")

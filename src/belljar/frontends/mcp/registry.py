@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from belljar.contract.errors import InvalidExecution, InvalidSettings
-from belljar.frontends.mcp_server.call import Call
+from belljar.frontends.mcp.tool_call import Call
 
 Json = dict[str, Any]
 

@@ -10,10 +10,10 @@ from msgspec import Meta
 from belljar.contract.files import File
 from belljar.contract.sessions import SessionState
 from belljar.engine.admission.request import admit_session
-from belljar.frontends.mcp_server.answers import say
-from belljar.frontends.mcp_server.call import Call
-from belljar.frontends.mcp_server.registry import Tool
-from belljar.frontends.mcp_server.tools.run import GROUP, GivenFile
+from belljar.frontends.mcp.registry import Tool
+from belljar.frontends.mcp.results import say
+from belljar.frontends.mcp.tool_call import Call
+from belljar.frontends.mcp.tools.run import GROUP, GivenFile
 
 Json = dict[str, Any]
 BRANCHES_MAX = 16

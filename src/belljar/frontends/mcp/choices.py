@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from belljar.contract.errors import InvalidSettings
-from belljar.frontends.mcp_server.offer import Offer
+from belljar.frontends.mcp.config import Offer
 from belljar.settings import Settings
 
 #: The languages that CONTAINER_LANGUAGE may name.

@@ -9,9 +9,9 @@ from msgspec import Meta
 
 from belljar.contract.errors import CallerError
 from belljar.contract.restriction import DEFAULT_IMPORTS
-from belljar.frontends.mcp_server.answers import say
-from belljar.frontends.mcp_server.call import Call
-from belljar.frontends.mcp_server.registry import Tool
+from belljar.frontends.mcp.registry import Tool
+from belljar.frontends.mcp.results import say
+from belljar.frontends.mcp.tool_call import Call
 from belljar.frontends.safe_execute import CPU_SECONDS, admit_restricted, answer, refuse
 
 Json = dict[str, Any]

@@ -20,8 +20,8 @@ from belljar.engine.engine import Engine
 from belljar.environments import Environments
 from belljar.frontends.access.callers import Caller
 from belljar.frontends.access.keys import Key
-from belljar.frontends.mcp_server.offer import Offer
-from belljar.frontends.mcp_server.wire import standard_streams
+from belljar.frontends.mcp.config import Offer
+from belljar.frontends.mcp.stdio_transport import standard_streams
 from belljar.settings import Settings
 
 _log = logging.getLogger("belljar.mcp")
@@ -51,7 +51,7 @@ async def _talk(settings: Settings, offer: Offer, host: OwnEngine) -> None:
         gc.disable()  # what an import makes stays; looking through it for garbage costs a sixth of the start
         from mcp.server.stdio import stdio_server
 
-        from belljar.frontends.mcp_server.server import build
+        from belljar.frontends.mcp.server import build
 
         visit = _OnlyVisit(Caller(Key(name=CALLER, network=True, tools=True), settings))
         server = build(host, offer, lambda context: visit)

@@ -16,11 +16,11 @@ from mcp.shared.exceptions import MCPError
 from belljar.contract.errors import BelljarError, CallerError, NotFound, Overloaded
 from belljar.frontends.access.callers import Caller
 from belljar.frontends.api.responses import Refusal
-from belljar.frontends.mcp_server import prompts, resources, tools
-from belljar.frontends.mcp_server.answers import say
-from belljar.frontends.mcp_server.call import Call, Host
-from belljar.frontends.mcp_server.offer import Offer
-from belljar.frontends.mcp_server.registry import Tool, select
+from belljar.frontends.mcp import prompts, resources, tools
+from belljar.frontends.mcp.config import Offer
+from belljar.frontends.mcp.registry import Tool, select
+from belljar.frontends.mcp.results import say
+from belljar.frontends.mcp.tool_call import Call, Host
 
 _log = logging.getLogger("belljar.mcp")
 _FRESH_MS = 3_600_000  # lists change only with the server

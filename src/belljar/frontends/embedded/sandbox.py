@@ -32,8 +32,8 @@ from belljar.contract.restriction import Restriction
 from belljar.contract.tools import ALL_TOOLS
 from belljar.engine.admission.request import admit
 from belljar.engine.engine import Engine
-from belljar.frontends.embedded_sessions import AsyncSession, Session, SessionAsked, refuse_unknown
-from belljar.frontends.embedded_thread import CLOSED, FORKED, Call, Life
+from belljar.frontends.embedded.portal import CLOSED, FORKED, Call, Life
+from belljar.frontends.embedded.sessions import AsyncSession, Session, SessionAsked, refuse_unknown
 from belljar.settings import Settings, load
 
 _AHEAD = 16  # `run_many` holds this many times `max_in_flight` answers, so that one slow program delays no others

@@ -14,10 +14,10 @@ from belljar.contract.errors import InvalidExecution
 from belljar.contract.execution import Execution
 from belljar.contract.files import File
 from belljar.engine.admission.request import admit, admit_cell
-from belljar.frontends.mcp_server.answers import OUTCOME_SCHEMA, say, show
-from belljar.frontends.mcp_server.call import Call
-from belljar.frontends.mcp_server.languages import describe_languages
-from belljar.frontends.mcp_server.registry import Tool
+from belljar.frontends.mcp.languages import describe_languages
+from belljar.frontends.mcp.registry import Tool
+from belljar.frontends.mcp.results import OUTCOME_SCHEMA, say, show
+from belljar.frontends.mcp.tool_call import Call
 
 Json = dict[str, Any]
 GROUP = "native"

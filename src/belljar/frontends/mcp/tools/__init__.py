@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from belljar.frontends.mcp_server.registry import Tool
-from belljar.frontends.mcp_server.tools import code_sandbox, files, kernels, run, safe_execute, sessions
+from belljar.frontends.mcp.registry import Tool
+from belljar.frontends.mcp.tools import code_sandbox, files, kernels, run, safe_execute, sessions
 
 ALL: tuple[Tool, ...] = (
     run.RUN_CODE,

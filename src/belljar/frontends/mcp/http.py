@@ -30,8 +30,8 @@ from belljar.frontends.api.context import Service
 from belljar.frontends.api.large_bodies import check
 from belljar.frontends.api.request import Request
 from belljar.frontends.api.responses import Receive, Refusal, Send
-from belljar.frontends.mcp_server.offer import Offer
-from belljar.frontends.mcp_server.visit import HttpVisit, ShortIfAsked, wants_only_its_result
+from belljar.frontends.mcp.config import Offer
+from belljar.frontends.mcp.request import HttpVisit, ShortIfAsked, wants_only_its_result
 
 _log = logging.getLogger("belljar.mcp")
 
@@ -150,7 +150,7 @@ class Endpoint:
         from mcp.server.auth.provider import AccessToken
         from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
-        from belljar.frontends.mcp_server.server import build
+        from belljar.frontends.mcp.server import build
 
         logging.getLogger("mcp").setLevel(logging.WARNING)  # it writes several lines for each request
         server = build(self, self._offer, _visit_of)

@@ -10,10 +10,10 @@ from msgspec import Meta
 
 from belljar.contract.errors import BelljarError, CallerError, Overloaded
 from belljar.contract.execution import Outcome, Status, cut_note
-from belljar.frontends.mcp_server.answers import explain, say
-from belljar.frontends.mcp_server.call import Call
-from belljar.frontends.mcp_server.registry import Tool
-from belljar.frontends.mcp_server.tools.run import prepare
+from belljar.frontends.mcp.registry import Tool
+from belljar.frontends.mcp.results import explain, say
+from belljar.frontends.mcp.tool_call import Call
+from belljar.frontends.mcp.tools.run import prepare
 
 Json = dict[str, Any]
 GROUP = "code-sandbox"

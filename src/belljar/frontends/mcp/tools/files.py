@@ -8,18 +8,11 @@ import msgspec
 from msgspec import Meta
 
 from belljar.contract.sessions import rfc3339
-from belljar.frontends.mcp_server.answers import (
-    EMBEDDED_BYTES,
-    mime_of,
-    resource_block,
-    say,
-    text_block,
-    uri_of,
-)
-from belljar.frontends.mcp_server.call import Call
-from belljar.frontends.mcp_server.registry import Tool
-from belljar.frontends.mcp_server.tools.run import GROUP, GivenFile
-from belljar.frontends.mcp_server.tools.sessions import SessionId
+from belljar.frontends.mcp.registry import Tool
+from belljar.frontends.mcp.results import EMBEDDED_BYTES, mime_of, resource_block, say, text_block, uri_of
+from belljar.frontends.mcp.tool_call import Call
+from belljar.frontends.mcp.tools.run import GROUP, GivenFile
+from belljar.frontends.mcp.tools.sessions import SessionId
 
 Json = dict[str, Any]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from belljar.contract.errors import CallerError, Draining
 
 if TYPE_CHECKING:
-    from belljar.frontends.embedded import AsyncSandbox
+    from belljar.frontends.embedded.sandbox import AsyncSandbox
 
 FORKED = "this sandbox belongs to the process that made it; make a new one after a fork"
 CLOSED = "this sandbox is closed; make a new one"

@@ -20,7 +20,7 @@ from belljar.engine.engine import Engine
 from belljar.engine.sessions import Sessions
 from belljar.environments import Environments
 from belljar.frontends.access.callers import Caller
-from belljar.frontends.mcp_server.offer import Offer
+from belljar.frontends.mcp.config import Offer
 from belljar.settings import Settings
 
 _PROGRESS_SECONDS = 1.0

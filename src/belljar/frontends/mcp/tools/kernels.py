@@ -16,10 +16,10 @@ from belljar.contract.execution import Execution, Outcome, cut_note
 from belljar.contract.sessions import SessionState
 from belljar.engine.admission.request import admit_cell, admit_session
 from belljar.frontends.api.dialects.kernels.names import error_of, id_of, name_of
-from belljar.frontends.mcp_server.answers import say, sort_displays
-from belljar.frontends.mcp_server.call import Call
-from belljar.frontends.mcp_server.registry import Tool
-from belljar.frontends.mcp_server.tools.run import Nothing
+from belljar.frontends.mcp.registry import Tool
+from belljar.frontends.mcp.results import say, sort_displays
+from belljar.frontends.mcp.tool_call import Call
+from belljar.frontends.mcp.tools.run import Nothing
 
 Json = dict[str, Any]
 GROUP = "kernels"

@@ -9,9 +9,9 @@ from typing import Any
 
 from belljar.contract.errors import NotFound
 from belljar.environments import Environments
-from belljar.frontends.mcp_server.answers import mime_of, resource_contents
-from belljar.frontends.mcp_server.call import Call
-from belljar.frontends.mcp_server.languages import describe_languages
+from belljar.frontends.mcp.languages import describe_languages
+from belljar.frontends.mcp.results import mime_of, resource_contents
+from belljar.frontends.mcp.tool_call import Call
 
 Json = dict[str, Any]
 
