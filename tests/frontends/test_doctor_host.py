@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from belljar.frontends.cli.doctor_host import host_rows
-from belljar.frontends.cli.doctor_rows import NOTE, OK, Row
+from belljar.frontends.cli.doctor.host import host_rows
+from belljar.frontends.cli.doctor.rows import NOTE, OK, Row
 
 SWAPS = "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n"
 WEAK = "sys/devices/system/cpu/vulnerabilities"

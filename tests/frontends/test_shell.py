@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from belljar.client import Client, Unreachable
-from belljar.frontends.cli.shell.reading import Cell
+from belljar.frontends.cli.shell.cell_reader import Cell
 from belljar.settings import Settings
 
 DEADLINE_SECONDS = 60.0

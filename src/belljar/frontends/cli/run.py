@@ -32,9 +32,9 @@ from belljar.contract.execution import (
 from belljar.contract.files import File
 from belljar.engine.admission.request import admit
 from belljar.engine.engine import Engine
-from belljar.frontends.cli import BROKEN_PIPE, saving, terminal
+from belljar.frontends.cli import BROKEN_PIPE, save_artifacts, terminal
 from belljar.frontends.cli.options import define_network, define_walls, load_settings
-from belljar.frontends.cli.outlet import STDERR, STDOUT, Outlet
+from belljar.frontends.cli.terminal_writer import STDERR, STDOUT, Outlet
 from belljar.settings import EnvironmentSettings, Settings
 
 TIMED_OUT = 124
@@ -123,7 +123,7 @@ def execute(options: argparse.Namespace) -> int:
     execution = _read_execution(settings, options)
     output_dir = Path(options.output_dir or ".")
     if not options.force and (options.output_dir or not options.json):
-        saving.refuse_existing(output_dir, execution.artifacts)
+        save_artifacts.refuse_existing(output_dir, execution.artifacts)
     # Here and not when the engine opens: a Ctrl-C must end a build that takes minutes.
     with terminal.progress() as tell:
         prepare_environment(settings, execution.environment, tell)
@@ -319,9 +319,9 @@ class _OneRun:
             if self._execution.coverage is not None:
                 _show_coverage(outcome.coverage)
         if artifacts and (options.output_dir is not None or not options.json):
-            saving.save(Path(options.output_dir or "."), artifacts, options.force)
+            save_artifacts.save(Path(options.output_dir or "."), artifacts, options.force)
         if outcome.displays and options.displays is not None:
-            saving.save(Path(options.displays), saving.as_files(outcome.displays), options.force)
+            save_artifacts.save(Path(options.displays), save_artifacts.as_files(outcome.displays), options.force)
         return exit_code(outcome)
 
 

@@ -13,9 +13,9 @@ from belljar.frontends.cli import terminal
 from belljar.frontends.cli.options import define_network, define_walls, load_settings
 from belljar.frontends.cli.run import for_one_environment, read_files, split_variable
 from belljar.frontends.cli.shell.keyboard import editing
-from belljar.frontends.cli.shell.places import Here, Loop, Place, There
 from belljar.frontends.cli.shell.prompt import HELP, Prompt
 from belljar.frontends.cli.shell.screen import Screen
+from belljar.frontends.cli.shell.session_hosts import Here, Loop, Place, There
 from belljar.settings import Settings
 
 _EPILOG = f"""\

@@ -13,11 +13,11 @@ from types import FrameType
 from belljar.contract.errors import BelljarError, CallerError, CannotBranch, NotFound, SessionEnded
 from belljar.contract.execution import MIB, Display, Event, Finished, Limits, Outcome, Output
 from belljar.contract.files import File
-from belljar.frontends.cli import saving, terminal
+from belljar.frontends.cli import save_artifacts, terminal
+from belljar.frontends.cli.shell.cell_reader import Cell
 from belljar.frontends.cli.shell.keyboard import Keyboard
-from belljar.frontends.cli.shell.places import Live, Loop, Place
-from belljar.frontends.cli.shell.reading import Cell
 from belljar.frontends.cli.shell.screen import Screen
+from belljar.frontends.cli.shell.session_hosts import Live, Loop, Place
 
 _LEAVING = {"exit", "quit", "exit()", "quit()", ".exit"}
 _PATIENCE = 3  # interrupts of one cell; the last one gives it up, whatever becomes of the session
@@ -332,7 +332,7 @@ class Prompt:
         path, local = _names(words, ":download PATH [FILE]")
         target = Path(local or Path(path).name).expanduser()
         content = self._loop.do(self._now.live.download(path))
-        saving.save(target.parent, [File(path=target.name, content=content)], replace=False)
+        save_artifacts.save(target.parent, [File(path=target.name, content=content)], replace=False)
         self._screen.say(f"{len(content):,} bytes are now in {target}")
 
     def _list_files(self, _words: list[str]) -> None:

@@ -12,7 +12,7 @@ from typing import TextIO
 
 from belljar.contract.execution import MIB, Display, Limits, Outcome, Output, Status
 from belljar.contract.files import File
-from belljar.frontends.cli import saving, terminal
+from belljar.frontends.cli import save_artifacts, terminal
 
 _ANSI = {"red": "\x1b[31m", "green": "\x1b[32m", "dim": "\x1b[2m", "bold": "\x1b[1m"}
 _OFF = "\x1b[0m"
@@ -101,14 +101,14 @@ class Screen:
         console.print(ReprHighlighter()(text), soft_wrap=True)
 
     def _save(self, display: Display) -> None:
-        (file,) = saving.as_files([display])
+        (file,) = save_artifacts.as_files([display])
         suffix = Path(file.path).suffix
         while True:
             self._saved += 1
             name = f"cell-{self._number}-{self._saved}{suffix}"
             if not os.path.lexists(self._pictures / name):
                 break
-        saving.save(self._pictures, [File(path=name, content=display.content)], replace=False)
+        save_artifacts.save(self._pictures, [File(path=name, content=display.content)], replace=False)
         self.say(f"picture saved as {self._pictures / name}")
 
     def _close_line(self) -> None:

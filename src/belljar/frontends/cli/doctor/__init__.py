@@ -20,8 +20,8 @@ from belljar.contract.errors import BelljarError, NotOffered
 from belljar.contract.execution import Outcome
 from belljar.environments import Environments
 from belljar.frontends.cli import terminal
-from belljar.frontends.cli.doctor_host import host_rows
-from belljar.frontends.cli.doctor_rows import GIVEN_UP, MISSING, NOTE, OK, Row
+from belljar.frontends.cli.doctor.host import host_rows
+from belljar.frontends.cli.doctor.rows import GIVEN_UP, MISSING, NOTE, OK, Row
 from belljar.frontends.cli.environments import describe_all
 from belljar.frontends.cli.options import define_json, define_walls, load_settings
 from belljar.frontends.embedded.sandbox import Sandbox

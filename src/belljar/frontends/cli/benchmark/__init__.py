@@ -19,7 +19,8 @@ from typing import Any
 
 from belljar.assembly import prepare_environment
 from belljar.contract.errors import SandboxFault
-from belljar.frontends.cli import benchmark_http, terminal
+from belljar.frontends.cli import terminal
+from belljar.frontends.cli.benchmark import http
 from belljar.frontends.cli.options import define_json, define_walls, load_settings
 from belljar.frontends.embedded.sandbox import AsyncSandbox
 from belljar.settings import Settings
@@ -66,7 +67,7 @@ class Line:
 def define(parser: argparse.ArgumentParser) -> None:
     """Options of `belljar bench`."""
     parser.add_argument("what", nargs="?", choices=("local", "http"), default="local", help="http: a server under load")
-    benchmark_http.define(parser)
+    http.define(parser)
     parser.add_argument("--quick", action="store_true", help="a tenth of the runs, for a first impression")
     parser.add_argument("--environment", metavar="NAME", default="default", help="guest environment to measure")
     define_json(parser)
@@ -76,7 +77,7 @@ def define(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     """Measure and print."""
     if options.what == "http":
-        return benchmark_http.execute(options)
+        return http.execute(options)
     settings = load_settings(options)
     with terminal.progress() as tell:
         prepare_environment(settings, options.environment, tell)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from belljar.frontends.cli.doctor_rows import NOTE, OK, Row
+from belljar.frontends.cli.doctor.rows import NOTE, OK, Row
 
 #: What Belljar gains from newer kernels. It works without each of these; the isolation layers are tried, not inferred.
 _SINCE: tuple[tuple[tuple[int, int], str], ...] = (
