@@ -25,16 +25,18 @@ from belljar.contract.errors import SandboxFault
 from belljar.inside.warden import host_python
 
 _PACKAGE = Path(__file__).resolve().parents[2]
-_LAYOUT = "1"  # of the directory; another one is made when this changes
+_LAYOUT = "2"  # of the directory; another one is made when this changes
 _SECONDS = 60.0
 _PT_INTERP = 3
-#: Whatever the warden, the steward and a zygote import, and what they import only when something goes wrong.
+#: Which modules everything in `inside` imports, and what it imports only when something goes wrong.
 _LOOK = """
-import json, sys
+import importlib, json, pkgutil, site, sys, traceback
 sys.dont_write_bytecode = True
 sys.path.insert(0, sys.argv[1])
-import belljar.inside.guest.session.other_languages, belljar.inside.guest.program, site, traceback
-import belljar.inside.warden.container_entry, belljar.inside.gvisor.zygote, belljar.inside.zygote.server, belljar.inside.gvisor.agent
+import belljar.inside
+for module in pkgutil.walk_packages(belljar.inside.__path__, "belljar.inside."):
+    if not module.name.endswith(".sitecustomize"):  # it is the start of a zygote, and does not return
+        importlib.import_module(module.name)
 print(json.dumps([module.__file__ for module in sys.modules.values() if getattr(module, "__file__", None)]))
 """
 

@@ -116,7 +116,7 @@ class RemoteWorld:
                 "do": "greet",
                 "python": contents.python,
                 "environ": contents.environ(),
-                "warming": WARMING,
+                "warming": {**WARMING, "BELLJAR_ZYGOTE": "belljar.inside.gvisor.zygote"},
                 "imports": warm,
                 "allowance": self._default_allowance,
             }

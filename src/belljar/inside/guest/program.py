@@ -172,12 +172,14 @@ def load(name: str) -> Any:
 
 def _keep_unloaded(compile_module: Callable[[bytes, str], bytes]) -> None:
     """Before the fork: every guest mounts its own /tmp over the place where our files are."""
-    folder = os.path.dirname(__file__)
-    for file_name in os.listdir(folder):
-        name, _, ending = file_name.rpartition(".")
-        if ending == "py" and name not in ("__init__", "script", "displays", "ending"):
-            with open(f"{folder}/{file_name}", "rb") as file:
-                _unloaded[name] = compile_module(file.read(), f"<belljar {name}>")
+    here = os.path.dirname(__file__)
+    for package in ("", "restricted."):
+        folder = f"{here}/{package[:-1]}"
+        for file_name in os.listdir(folder):
+            name, _, suffix = file_name.rpartition(".")
+            if suffix == "py" and name not in ("__init__", "program", "displays", "exit"):
+                with open(f"{folder}/{file_name}", "rb") as file:
+                    _unloaded[package + name] = compile_module(file.read(), f"<belljar {package}{name}>")
 
 
 def _forget_shadowed(files: list[tuple[str, int]]) -> None:

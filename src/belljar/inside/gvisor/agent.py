@@ -22,8 +22,6 @@ from belljar.inside.gvisor.runs import Run, Session, Tenant
 from belljar.inside.warden import container_entry, warden
 from belljar.jail import policy
 
-_SITE = "from belljar.inside.zygote.server import serve"
-
 _runs: dict[int, Tenant] = {}
 
 
@@ -48,15 +46,7 @@ def main() -> None:
 
 def _settle() -> None:
     """Our sources where a guest, whose root is its own, does not see them."""
-    code = warden.own_code()
-    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    with open(f"{package}/zygote/plain.py", "rb") as file:
-        code["belljar/inside/gvisor/zygote.py"] = file.read()
-    site = code["sitecustomize.py"].decode()
-    if _SITE not in site:
-        raise RuntimeError("sitecustomize has changed")
-    code["sitecustomize.py"] = site.replace(_SITE, _SITE.replace("server", "plain")).encode()
-    for name, content in code.items():
+    for name, content in warden.own_code().items():
         path = f"{policy.CODE_DIR}/{name}"
         os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
         with open(path, "wb") as file:

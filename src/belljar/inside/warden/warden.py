@@ -155,19 +155,17 @@ def _keep(pid: int, warden: socket.socket, orders: dict[str, Any]) -> None:
 
 
 def own_code() -> dict[str, bytes]:
-    """The sources a zygote needs, read before the host's files are out of reach."""
-    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    names = ["__init__.py", "channel.py"]
-    ours = ("__init__", "bytecode", "first_use", "heap", "pages", "protocol", "server", "touched")
-    names += [f"zygote/{name}.py" for name in ours]
-    for folder in ("jail", "guest"):
-        names += [f"{folder}/{name}" for name in sorted(os.listdir(f"{package}/{folder}")) if name.endswith(".py")]
+    """The sources that a zygote needs, read before the host's files are out of reach: `inside` and what it imports."""
+    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    paths = [f"{package}/__init__.py", f"{package}/channel.py"]
+    for part in ("inside", "jail"):
+        for folder, _, names in os.walk(f"{package}/{part}"):
+            paths += [f"{folder}/{name}" for name in names if name.endswith(".py")]
     code = {}
-    for name in names:
-        with open(f"{package}/{name}", "rb") as file:
-            code[f"belljar/{name}"] = file.read()
-    with open(f"{package}/zygote/sitecustomize.py", "rb") as file:
-        code["sitecustomize.py"] = file.read()
+    for path in paths:
+        with open(path, "rb") as file:
+            code[f"belljar{path[len(package):]}"] = file.read()
+    code["sitecustomize.py"] = code["belljar/inside/zygote/sitecustomize.py"]
     return code
 
 

@@ -324,9 +324,7 @@ def warm_up(imports: list[str], environ: dict[str, str], always_loaded: frozense
     for name in imports:
         importlib.import_module(name)
     if imports:
-        from belljar.inside.zygote.memory import (
-            first_use,  # not for those who import nothing: it needs modules of its own
-        )
+        from belljar.inside.zygote.memory import first_use  # only here: it needs modules of its own
 
         first_use.try_out(imports)
     if receive_program is not script.receive:

@@ -13,6 +13,8 @@ from typing import Any
 _always_loaded = frozenset(sys.modules)
 
 import marshal  # noqa: E402  (after the look at what was there without us, as all that follows)
+import os  # noqa: E402
+from importlib import import_module  # noqa: E402
 from importlib.machinery import SourceFileLoader  # noqa: E402
 
 from belljar.inside.zygote.memory.bytecode import compile_elsewhere  # noqa: E402
@@ -23,7 +25,7 @@ def _load_from_elsewhere(self: SourceFileLoader, source: Any, path: Any, **_: An
 
 
 SourceFileLoader.source_to_code = _load_from_elsewhere  # type: ignore[assignment, method-assign]
-from belljar.inside.zygote.server import serve  # noqa: E402
+serve = import_module(os.environ["BELLJAR_ZYGOTE"]).serve  # which warm process this is: `WARMING` of the host
 
 del SourceFileLoader.source_to_code  # a program finds the one that it inherits
 

@@ -46,7 +46,7 @@ class Measurement(Companion):
         os.ftruncate(self._file, self._bytes_max)
         fcntl.fcntl(self._file, fcntl.F_ADD_SEALS, _SEALS)
         argument = {"paths": list(self._line_counts), "branch": asked.branch, "place": _PLACE}
-        self.extra = Extra("measure", argument, (self._file,))
+        self.extra = Extra("coverage", argument, (self._file,))
 
     def complete(self, evidence: Evidence) -> Evidence:
         """The evidence with the report in it. Everyone in the jail is dead by now; who was killed has none."""

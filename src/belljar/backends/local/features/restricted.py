@@ -13,7 +13,7 @@ from belljar.backends.local.features.feature import Companion, Extra
 from belljar.contract.execution import Evidence, Execution
 from belljar.contract.restriction import Restriction
 
-_REFUSED, _CUT = b"R", b"C"  # see inside/guest/restricted/program.py
+_REFUSED, _CUT = b"R", b"C"  # see inside/guest/restricted/enforce.py
 _READ_BYTES = 4096
 
 
@@ -27,7 +27,7 @@ class PolicyReport(Companion):
             "print_characters": restriction.print_characters,
             "has_input": bool(execution.stdin),
         }
-        self.extra = Extra("restricted", argument, (self._theirs,))
+        self.extra = Extra("restricted.enforce", argument, (self._theirs,))
 
     def close(self) -> None:
         """Close both ends; the guest has, or had, a copy of its own."""

@@ -26,7 +26,7 @@ class ToolLine(Companion):
         self._bridge = Bridge(host, execution.tools, settings)
         self._bridge.begin(watcher)
         self._theirs = self._bridge.open()
-        self.extra = Extra("toolcalls", self._bridge.argument, (self._theirs,))
+        self.extra = Extra("tools", self._bridge.argument, (self._theirs,))
 
     def complete(self, evidence: Evidence) -> Evidence:
         """The evidence, with what was called."""
@@ -52,14 +52,14 @@ class SessionTools:
         self._host, self._keys, self._settings = host, keys, settings
         self._bridge = Bridge(host, keys, settings)
         self._theirs = self._bridge.open()
-        self.extra = Extra("toolcalls", self._bridge.argument, (self._theirs,))
+        self.extra = Extra("tools", self._bridge.argument, (self._theirs,))
 
     @property
     def unsent(self) -> Extra | None:
         """What the guest must still get: a branch gets it with its first cell. It has the functions already."""
         if self._theirs < 0:
             return None
-        return Extra("toolcalls", {"argument_bytes": self._settings.argument_bytes}, (self._theirs,))
+        return Extra("tools", {"argument_bytes": self._settings.argument_bytes}, (self._theirs,))
 
     def sent(self) -> None:
         """The guest has its end."""

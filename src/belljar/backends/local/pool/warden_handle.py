@@ -28,7 +28,7 @@ _log = logging.getLogger("belljar.zygote")
 _START = (
     "import sys; sys.path.insert(0, sys.argv[2]); from belljar.inside.warden.warden import main; main(int(sys.argv[1]))"
 )
-_SOURCES = str(Path(__file__).resolve().parents[2])
+_SOURCES = str(Path(__file__).resolve().parents[4])
 _LOG_BYTES_KEPT = 8192
 _NEWS_BYTES = 4096
 _BIRTHS_BYTES = 1 << 16  # more than there are cells
@@ -38,6 +38,7 @@ _EARLY_SECONDS = 2.0  # how far two sockets may disagree about the order of thin
 #: How a zygote is started. Its programs do not see these: it sets its environment anew when it is warm.
 WARMING = {
     "PYTHONPATH": policy.CODE_DIR,  # where it finds `sitecustomize`
+    "BELLJAR_ZYGOTE": "belljar.inside.zygote.server",  # the module that serves
     "LD_BIND_NOW": "1",  # symbols bound late are bound anew in every guest
     "OPENBLAS_NUM_THREADS": "1",  # a process with threads cannot be forked safely
     "OMP_NUM_THREADS": "1",

@@ -33,7 +33,7 @@ _MESSAGE_CHARACTERS, _TRACE_CHARACTERS = 2000, 7000  # in JSON each may take twe
 
 _FRAMES_SHOWN_FIRST, _FRAMES_SHOWN_LAST = 20, 30
 
-_OUR_CODE = os.path.dirname(os.path.dirname(__file__))
+_OUR_CODE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(__file__))))  # of the package
 
 _fflush = ctypes.CDLL(None).fflush
 

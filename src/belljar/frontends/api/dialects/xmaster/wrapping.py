@@ -57,7 +57,7 @@ class _Strip(ast.NodeTransformer):
 
 def _namespace_source() -> str:
     """What runs before a program, as short as it can be."""
-    tree = ast.parse(Path(__file__).with_name("xmaster_namespace.py").read_text("utf-8"))
+    tree = ast.parse(Path(__file__).with_name("guest_namespace.py").read_text("utf-8"))
     return ast.unparse(ast.fix_missing_locations(_Strip().visit(tree)))
 
 

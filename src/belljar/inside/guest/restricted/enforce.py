@@ -20,7 +20,7 @@ REFUSED, CUT = b"R", b"C"
 _PROBLEMS_MAX = 10
 _PROGRAM = "/work/main.py"
 _OUR_FILES = "<belljar "  # how the names of all our files begin, as the interpreter shows them
-_load: Callable[[str], Any] = globals().get("load", __import__)  # `script.load` puts it there
+_load: Callable[[str], Any] = globals().get("load", __import__)  # `program.load` puts it there
 _report = -1
 
 
@@ -38,7 +38,7 @@ def prepare(argument: dict[str, Any], descriptors: list[int]) -> None:
 
 def _prepare(argument: dict[str, Any]) -> None:
     rules_module, source_module, builtins_module = (
-        _load(f"restricted_{name}") for name in ("rules", "source", "builtins")
+        _load(f"restricted.{name}") for name in ("rules", "source", "builtins")
     )
     rules = rules_module.Rules(argument["imports"])
     missing = frozenset(rules_module.ADVICE_FOR_FUNCTIONS) - {"__import__"}
