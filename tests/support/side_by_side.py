@@ -24,15 +24,15 @@ ALONE = "alone"
 _CONTAINERS = "containers"
 _CLIENTS = "clients"  # are fetched into a place that all share
 GROUPS = {
-    "tests/api/test_budgets.py": ALONE,
-    "tests/api/test_never_deaf.py": ALONE,
-    "tests/jail/test_core_dumps.py": ALONE,
-    "tests/test_leftovers.py": ALONE,
-    "tests/backends/test_container.py": _CONTAINERS,
-    "tests/backends/test_gvisor.py": _CONTAINERS,
-    "tests/deploy/test_own_image.py": _CONTAINERS,
-    "tests/mcp/test_clients.py": _CLIENTS,
-    "tests/mcp/test_publishing.py": _CLIENTS,
+    "tests/unit/frontends/api/test_budgets.py": ALONE,
+    "tests/system/test_never_deaf.py": ALONE,
+    "tests/unit/jail/test_core_dumps.py": ALONE,
+    "tests/system/test_leftovers.py": ALONE,
+    "tests/unit/backends/container/test_container.py": _CONTAINERS,
+    "tests/unit/backends/gvisor/test_gvisor.py": _CONTAINERS,
+    "tests/system/deploy/test_own_image.py": _CONTAINERS,
+    "tests/unit/frontends/mcp/test_clients.py": _CLIENTS,
+    "tests/unit/frontends/mcp/test_publishing.py": _CLIENTS,
 }
 _ENDING_SECONDS = 120.0
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from belljar import channel
-from belljar.backends.local.pool.warden_handle import LogPipe, gone
+from belljar.aio import LogPipe, wait_until_gone
 
 _log = logging.getLogger("belljar.egress")
 _START = "import sys; sys.path.insert(0, sys.argv[2]); from belljar.egress.process import main; main(int(sys.argv[1]))"
@@ -234,6 +234,6 @@ class _Process:
     async def close(self) -> None:
         """End it and wait until it is gone."""
         self.lose()
-        await gone(self._process)
+        await wait_until_gone(self._process)
         self._process.wait()
         self._log.close()

@@ -21,6 +21,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequen
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+from belljar.aio import wait_until_done
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import (
     InvalidExecution,
@@ -455,9 +456,7 @@ async def _all_or_none(branching: Sequence[Coroutine[Any, Any, LiveSession]]) ->
         failed = next((each for each in made if isinstance(each, BaseException)), None)
     except asyncio.CancelledError as cancelled:
         failed = cancelled
-        while not working.done():
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait([working])
+        await wait_until_done(working)
     copies = [each for each in working.result() if not isinstance(each, BaseException)]
     if failed is not None:
         await asyncio.gather(*(each.close() for each in copies), return_exceptions=True)

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from server_process import Running, Serve
 
-from tests.tools.outside import Outside, outside_world
+from tests.unit.tools.outside import Outside, outside_world
 
-MCP_TOOLS = Path(__file__).parents[2] / "tools" / "mcp_tools.py"
+MCP_TOOLS = Path(__file__).parents[2] / "unit" / "tools" / "mcp_tools.py"
 
 
 class XMaster(Running):

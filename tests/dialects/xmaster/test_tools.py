@@ -14,7 +14,7 @@ import pytest
 from server_process import Serve
 
 from tests.dialects.xmaster.conftest import XMaster
-from tests.tools.outside import PAGE, Outside
+from tests.unit.tools.outside import PAGE, Outside
 
 BOTH = pytest.mark.parametrize("session", [{}, {"session_id": "tools"}], ids=["one_shot", "session"])
 

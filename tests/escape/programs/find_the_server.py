@@ -5,7 +5,7 @@ import importlib
 import os
 import sys
 
-for name in ("belljar", "belljar.jail", "belljar.zygote", "belljar.settings", "rich", "hypothesis", "pytest"):
+for name in ("belljar", "belljar.jail", "belljar.inside", "belljar.settings", "rich", "hypothesis", "pytest"):
     try:
         importlib.import_module(name)
     except ImportError:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from belljar import channel
+from belljar.aio import wait_until_readable
 from belljar.backends.container import launch_config
 from belljar.backends.container.engine_api import Daemon
 from belljar.backends.local.pool.view import guest_environ
@@ -156,18 +157,12 @@ class Vessel:
         """Return once its first process has gone, and with it all others; killed if it does not leave by itself."""
         if self._pidfd < 0:
             return
-        gone = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        loop.add_reader(self._pidfd, gone.set)
         try:
-            try:
-                async with asyncio.timeout(_LEAVE_SECONDS):
-                    await gone.wait()
-            except TimeoutError:
-                self.kill()
-                await gone.wait()
-        finally:
-            loop.remove_reader(self._pidfd)
+            async with asyncio.timeout(_LEAVE_SECONDS):
+                await wait_until_readable(self._pidfd)
+        except TimeoutError:
+            self.kill()
+            await wait_until_readable(self._pidfd)
 
     async def _said(self) -> str:
         try:
@@ -210,17 +205,12 @@ def _listening(directory: Path) -> Any:
 
 
 async def _receive(peer: socket.socket) -> Mapping[str, Any]:
-    loop = asyncio.get_running_loop()
-    readable = asyncio.Event()
     peer.setblocking(False)
-    loop.add_reader(peer, readable.set)
+    await wait_until_readable(peer)
     try:
-        await readable.wait()
         return channel.receive(peer)[0]
     except channel.ChannelClosed as error:
         raise EnvironmentBroken("the container left before it had said what it holds") from error
-    finally:
-        loop.remove_reader(peer)
 
 
 def checked(image: str, said: Mapping[str, Any]) -> Contents:

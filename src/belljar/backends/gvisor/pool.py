@@ -1,8 +1,8 @@
 """A world whose kernel is not ours: a container under gVisor, or anything else that shares no kernel with the host.
 
 No descriptor reaches into it, so everything travels as frames over the container's standard input and output, to the
-steward in there (`inside/gvisor/agent.py`). The host keeps a clock of its own over each run, and ends the whole container
-when the steward does not keep to it.
+steward in there (`inside/gvisor/agent.py`). The host keeps a clock of its own over each run, and ends the whole
+container when the steward does not keep to it.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import socket
@@ -12,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from belljar.backends.local.pool.warden_handle import gone
+from belljar.aio import wait_until_done, wait_until_gone
 from belljar.backends.runners.wire import (
     Line,
     Word,
@@ -149,9 +148,7 @@ class RunnerHandle:
         dead: asyncio.Future[Evidence | None] = self._loop.create_future()
         self._asked[number] = _Asked(dead, None)
         self._line.say(Word.CANCEL, number)
-        while not dead.done():
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait([dead])
+        await wait_until_done(dead)
 
     def _hear(self, word: int, number: int, body: bytes) -> None:
         self.missed = 0
@@ -237,8 +234,8 @@ class RunnerHandle:
         self._line.close()
         try:
             async with asyncio.timeout(_CLOSE_SECONDS):
-                await gone(self.process)
+                await wait_until_gone(self.process)
         except TimeoutError:
             self.kill()
-            await gone(self.process)
+            await wait_until_gone(self.process)
         self.process.wait()

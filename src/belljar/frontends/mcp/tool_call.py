@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Seque
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from belljar.aio import cancel_and_wait
 from belljar.contract.execution import Display, Execution, Outcome, ToolAnswered, ToolCalled
 from belljar.contract.sessions import SessionOrder, SessionState
 from belljar.engine.engine import Engine
@@ -163,7 +164,7 @@ class Call:
                 return await asyncio.shield(task)
         finally:
             if not task.done():
-                await _end(task)
+                await cancel_and_wait(task)
 
     @contextlib.asynccontextmanager
     async def _reporting(self, report: Report, most_seconds: float | None, tail: Tail | None) -> AsyncIterator[None]:
@@ -187,12 +188,3 @@ def _read(task: asyncio.Future[Any]) -> None:
     """Look at how it ended, or asyncio complains that nobody did."""
     if not task.cancelled():
         task.exception()
-
-
-async def _end(task: asyncio.Future[Any]) -> None:
-    """Interrupt `task` once and wait until it is over, however often we are interrupted meanwhile."""
-    task.cancel()
-    while not task.done():
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.wait([task])
-    _read(task)

@@ -1,10 +1,10 @@
 """A Python program, run as `python main.py` would.
 
-The warm process waits inside the interpreter's own start-up (`inside/zygote/sitecustomize.py`). A guest therefore only has
-to return from there: CPython itself then opens /work/main.py, parses it, runs it as a real `__main__` with no frame of
-ours above it, prints its traceback, waits for its threads and calls its exit functions. There is nothing to imitate
-but the last step: tearing the interpreter down object by object would cost more than the whole run, so `leave`
-does the part of it that a program can see and ends the process.
+The warm process waits inside the interpreter's own start-up (`inside/zygote/sitecustomize.py`). A guest therefore only
+has to return from there: CPython itself then opens /work/main.py, parses it, runs it as a real `__main__` with no frame
+of ours above it, prints its traceback, waits for its threads and calls its exit functions. There is nothing to imitate
+but the last step: tearing the interpreter down object by object would cost more than the whole run, so `leave` does the
+part of it that a program can see and ends the process.
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ def own_code() -> dict[str, bytes]:
     code = {}
     for path in paths:
         with open(path, "rb") as file:
-            code[f"belljar{path[len(package):]}"] = file.read()
+            code[f"belljar{path[len(package) :]}"] = file.read()
     code["sitecustomize.py"] = code["belljar/inside/zygote/sitecustomize.py"]
     return code
 

@@ -1,4 +1,4 @@
-for name in ("belljar", "belljar.guest", "belljar.channel", "sitecustomize", "rich"):
+for name in ("belljar", "belljar.inside", "belljar.channel", "sitecustomize", "rich"):
     try:
         __import__(name)
         print(name, "was imported")

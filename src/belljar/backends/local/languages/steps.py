@@ -7,13 +7,13 @@ step belongs to all who wait, so it ends early only when the last of them has go
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import time
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from belljar.aio import cancel_and_wait
 from belljar.backends.local.features.feature import Extra
 from belljar.backends.local.languages.compile_cache import CompileCache, Compiled, key_of
 from belljar.backends.local.languages.standby import PACKET_BYTES_MAX, Standby, build_packet
@@ -233,10 +233,7 @@ class Commands:
             flight.waiting -= 1
             if flight.waiting == 0 and not flight.task.done():
                 self._forget(key, flight)  # whoever comes now must not wait for what is being ended
-                flight.task.cancel()
-                while not flight.task.done():  # we are cancelled already; being cancelled again changes nothing
-                    with contextlib.suppress(asyncio.CancelledError):
-                        await asyncio.wait([flight.task])
+                await cancel_and_wait(flight.task)  # we are cancelled already; being cancelled again changes nothing
 
     def _forget(self, key: str, flight: _Flight) -> None:
         if self._flights.get(key) is flight:

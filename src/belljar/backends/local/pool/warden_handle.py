@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from belljar import channel
+from belljar.aio import LogPipe, wait_until_gone
 from belljar.backends.local.pool.setns_gate import Gate
 from belljar.inside.zygote import protocol
 from belljar.jail import mounts, policy
@@ -29,10 +30,8 @@ _START = (
     "import sys; sys.path.insert(0, sys.argv[2]); from belljar.inside.warden.warden import main; main(int(sys.argv[1]))"
 )
 _SOURCES = str(Path(__file__).resolve().parents[4])
-_LOG_BYTES_KEPT = 8192
 _NEWS_BYTES = 4096
 _BIRTHS_BYTES = 1 << 16  # more than there are cells
-_LOOK_AGAIN_SECONDS = 0.01
 _EARLY_SECONDS = 2.0  # how far two sockets may disagree about the order of things; pids come round much later
 
 #: How a zygote is started. Its programs do not see these: it sets its environment anew when it is warm.
@@ -58,35 +57,6 @@ class OutOfDescriptors(StartFailed):
 
 #: What the kernel says when a process has no descriptors left, the machine has none, or too many are being passed on.
 SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ETOOMANYREFS)
-
-
-class LogPipe:
-    """What a warden and its zygotes print: logged, and its tail kept for error messages."""
-
-    def __init__(self) -> None:
-        self.tail = b""
-        self._loop = asyncio.get_running_loop()
-        self._read, self.write = os.pipe2(os.O_CLOEXEC)
-        os.set_blocking(self._read, False)
-        self._loop.add_reader(self._read, self._on_readable)
-
-    def _on_readable(self) -> None:
-        try:
-            chunk = os.read(self._read, 65536)
-        except BlockingIOError:
-            return
-        if not chunk:
-            self._loop.remove_reader(self._read)
-            return
-        self.tail = (self.tail + chunk)[-_LOG_BYTES_KEPT:]
-        for line in chunk.decode("utf-8", "replace").splitlines():
-            _log.warning("%s", line)
-
-    def close(self) -> None:
-        """Stop listening."""
-        self._loop.remove_reader(self._read)
-        os.close(self._read)
-        os.close(self.write)
 
 
 class WardenHandle:
@@ -169,7 +139,7 @@ class WardenHandle:
         return port, listener
 
     async def graft(self, order: Mapping[str, Any], descriptors: Sequence[int]) -> tuple[int, int]:
-        """Have the namespaces of a branch made, as `inside/warden/branch_namespaces.py` says: pid and pidfd of who makes them."""
+        """Have the namespaces of a branch made (`inside/warden/branch_namespaces.py`): pid and pidfd of their maker."""
         pid, pidfd = await self._hear_of(self._ask({"graft": dict(order)}, descriptors))
         return pid, pidfd
 
@@ -298,10 +268,10 @@ class WardenHandle:
         self._socket.close()  # the warden leaves on its own: the keeper's exit then proves the world is gone
         try:
             async with asyncio.timeout(5.0):
-                await gone(self.process)
+                await wait_until_gone(self.process)
         except TimeoutError:
             self.kill()
-            await gone(self.process)
+            await wait_until_gone(self.process)
         self.process.wait()
         self.log.close()
         if not self._ready.done():
@@ -315,25 +285,6 @@ def throw_away(descriptors: Sequence[int], is_process: bool) -> None:
             signal.pidfd_send_signal(descriptors[0], signal.SIGKILL)
     for descriptor in descriptors:
         os.close(descriptor)
-
-
-async def gone(process: subprocess.Popen[bytes]) -> None:
-    """Wait for a child's end without a thread: closing must work while the interpreter exits, which starts none."""
-    if process.poll() is not None:
-        return
-    loop, ended = asyncio.get_running_loop(), asyncio.Event()
-    try:
-        pidfd = os.pidfd_open(process.pid)
-    except OSError:  # no descriptors left; closing must work all the same
-        while process.poll() is None:  # noqa: ASYNC110  (nothing else tells)
-            await asyncio.sleep(_LOOK_AGAIN_SECONDS)
-        return
-    loop.add_reader(pidfd, ended.set)
-    try:
-        await ended.wait()
-    finally:
-        loop.remove_reader(pidfd)
-        os.close(pidfd)
 
 
 class ZygoteHandle:

@@ -18,9 +18,10 @@ import signal
 import socket
 import struct
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from belljar import channel
+from belljar.aio import cancel_and_wait, wait_until_done, wait_until_readable
 from belljar.backends.local.pool import descriptors
 from belljar.backends.local.pool.jails import Berth
 from belljar.backends.local.pool.pool import INTERPRETER_BYTES
@@ -166,7 +167,7 @@ async def _have_made(parent: Body, berth: Berth, directories: list[int], limits:
             if above is not None:
                 os.close(above)
         try:
-            await _readable(ours)
+            await wait_until_readable(ours)
             message, _, made = channel.receive(ours, count)
         except channel.DescriptorsLost:
             raise
@@ -185,23 +186,11 @@ async def _have_made(parent: Body, berth: Berth, directories: list[int], limits:
     return made
 
 
-async def _readable(*files: socket.socket | int) -> None:
-    loop = asyncio.get_running_loop()
-    arrived = asyncio.Event()
-    for file in files:
-        loop.add_reader(file, arrived.set)
-    try:
-        await arrived.wait()
-    finally:
-        for file in files:
-            loop.remove_reader(file)
-
-
 async def _answered(what: str, *files: socket.socket | int) -> None:
     """Wait until a guest has said something over one of these, or has ended."""
     try:
         async with asyncio.timeout(_COPY_SECONDS):
-            await _readable(*files)
+            await wait_until_readable(*files)
     except TimeoutError as error:
         raise CannotBranch(f"{what} within {_COPY_SECONDS:.0f} s") from error
 
@@ -274,8 +263,8 @@ async def _have_forked(ordered: Awaitable[None], admitted: Awaitable[None]) -> N
         if not admitting.done() or not ordering.done():
             raise CannotBranch(_ODD)
     finally:
-        await _end(ordering)
-        await _end(admitting)
+        await cancel_and_wait(ordering)
+        await cancel_and_wait(admitting)
 
 
 async def _move_in(peer: socket.socket, copy: _Copy, berth: Berth, entry: Pass, place: list[int]) -> None:
@@ -342,30 +331,16 @@ def _holds_capabilities(pid: int) -> bool:
 
 async def _drop(making: asyncio.Task[_Place]) -> None:
     """Close our copies of what was made: a copy that uses it has its own."""
-    await _end(making)
+    await cancel_and_wait(making)
     if not making.cancelled() and making.exception() is None:
         for each in making.result():
             for descriptor in each:
                 os.close(descriptor)
 
 
-async def _end(task: asyncio.Future[Any]) -> None:
-    task.cancel()
-    while not task.done():
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.wait([task])
-    if not task.cancelled():
-        task.exception()  # whoever waited for it has heard of it
-
-
 async def _finish(task: asyncio.Task[None]) -> None:
     """Wait for the end of it even if cancelled."""
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError as error:
-            cancelled = error
+    cancelled = await wait_until_done(task)
     task.result()
     if cancelled is not None:
         raise cancelled
@@ -377,7 +352,7 @@ def _do_not_fit() -> CannotBranch:
 
 async def _admit_passer(peer: socket.socket, berth: Berth) -> None:
     """Put the process that forks the copy into the branch's cgroup, and let it go on. It ends when it has forked."""
-    await _readable(peer)  # as long as the session may take to answer
+    await wait_until_readable(peer)  # as long as the session may take to answer
     with _speaker(_hear(peer, b"passing")) as (pid, pidfd):
         assert berth.cgroup is not None
         admit(berth.cgroup, pid, pidfd)

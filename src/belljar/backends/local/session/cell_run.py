@@ -11,7 +11,6 @@ processor and death are judged from outside, as for any run.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import fcntl
 import os
 import struct
@@ -21,6 +20,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 from belljar import channel
+from belljar.aio import wait_until_done
 from belljar.backends.local.features.feature import Extra
 from belljar.backends.local.pool import descriptors as shortage
 from belljar.backends.local.run.artifacts import Collected
@@ -222,9 +222,7 @@ class Turn(Attended):
             return await asyncio.shield(self._answered)
         except asyncio.CancelledError:
             self.stop()
-            while not self._answered.done():
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.wait([self._answered])
+            await wait_until_done(self._answered)
             self._stop_attending()
             self._read_the_rest(everything=False)  # else it would be shown as written between cells
             raise

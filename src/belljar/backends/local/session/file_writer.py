@@ -12,8 +12,8 @@ import os
 import signal
 import socket
 
+from belljar.aio import wait_until_done, wait_until_readable
 from belljar.backends.local.pool import descriptors
-from belljar.backends.local.pool.setns_gate import has_ended
 from belljar.backends.local.pool.warden_handle import OutOfDescriptors, StartFailed
 from belljar.backends.local.session.process import Body
 from belljar.contract.errors import JailSetupFailed, SandboxFault
@@ -80,17 +80,9 @@ async def _have_written(body: Body, cgroup: CellCgroup, directory: int, path: st
 
 async def _end(writer: int) -> None:
     """Kill it if it is still there, and wait: it holds memory on the session's account. Closes the pidfd."""
-    loop, ended = asyncio.get_running_loop(), asyncio.Event()
-    cancelled = False
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(writer, signal.SIGKILL)
-    loop.add_reader(writer, ended.set)
-    while not has_ended(writer):
-        try:
-            await ended.wait()
-        except asyncio.CancelledError:
-            cancelled = True
-    loop.remove_reader(writer)
+    cancelled = await wait_until_done(asyncio.ensure_future(wait_until_readable(writer)))
     os.close(writer)
-    if cancelled:
-        raise asyncio.CancelledError
+    if cancelled is not None:
+        raise cancelled

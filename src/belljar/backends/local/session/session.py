@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from belljar import channel
+from belljar.aio import wait_until_done
 from belljar.backends.local.features.feature import Extra
 from belljar.backends.local.pool import descriptors as shortage
 from belljar.backends.local.pool.pool import INTERPRETER_BYTES
@@ -438,12 +439,7 @@ class LocalSession(SessionFiles):
     async def _wait_until_buried(self) -> None:
         """Who is cancelled meanwhile hears of it when it is done."""
         assert self._buried is not None
-        cancelled: asyncio.CancelledError | None = None
-        while not self._buried.done():
-            try:
-                await asyncio.wait([self._buried])
-            except asyncio.CancelledError as error:
-                cancelled = error
+        cancelled = await wait_until_done(self._buried)
         if cancelled is not None:
             raise cancelled
 

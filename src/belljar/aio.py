@@ -1,0 +1,95 @@
+"""Waiting on an event loop: for work that must end even if the caller is cancelled, for descriptors, for processes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import subprocess
+from typing import Any
+
+_POLL_SECONDS = 0.01
+_LOG_BYTES_KEPT = 8192
+
+_log = logging.getLogger("belljar.zygote")
+
+
+async def wait_until_done(task: asyncio.Future[Any]) -> asyncio.CancelledError | None:
+    """Wait for `task` however often the caller is cancelled; return the last cancellation, for the caller to raise.
+
+    Whether the task failed is not looked at.
+    """
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    return cancelled
+
+
+async def cancel_and_wait(task: asyncio.Future[Any]) -> None:
+    """Cancel `task` once and wait until it has ended, however often the caller is cancelled meanwhile."""
+    task.cancel()
+    await wait_until_done(task)
+    if not task.cancelled():
+        task.exception()  # else asyncio logs that it was never retrieved
+
+
+async def wait_until_readable(*files: socket.socket | int) -> None:
+    """Wait until one of these can be read, or a process has ended whose pidfd is among them."""
+    loop = asyncio.get_running_loop()
+    readable = asyncio.Event()
+    for file in files:
+        loop.add_reader(file, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        for file in files:
+            loop.remove_reader(file)
+
+
+async def wait_until_gone(process: subprocess.Popen[bytes]) -> None:
+    """Wait for a child's end without a thread: closing must work while the interpreter exits, which starts none."""
+    if process.poll() is not None:
+        return
+    try:
+        pidfd = os.pidfd_open(process.pid)
+    except OSError:  # no descriptors left; closing must work all the same
+        while process.poll() is None:  # noqa: ASYNC110  (there is no event to wait for)
+            await asyncio.sleep(_POLL_SECONDS)
+        return
+    try:
+        await wait_until_readable(pidfd)
+    finally:
+        os.close(pidfd)
+
+
+class LogPipe:
+    """What child processes print: logged line by line, and its tail kept for error messages."""
+
+    def __init__(self) -> None:
+        self.tail = b""
+        self._loop = asyncio.get_running_loop()
+        self._read, self.write = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._read, False)
+        self._loop.add_reader(self._read, self._on_readable)
+
+    def _on_readable(self) -> None:
+        try:
+            chunk = os.read(self._read, 65536)
+        except BlockingIOError:
+            return
+        if not chunk:
+            self._loop.remove_reader(self._read)
+            return
+        self.tail = (self.tail + chunk)[-_LOG_BYTES_KEPT:]
+        for line in chunk.decode("utf-8", "replace").splitlines():
+            _log.warning("%s", line)
+
+    def close(self) -> None:
+        """Stop reading."""
+        self._loop.remove_reader(self._read)
+        os.close(self._read)
+        os.close(self.write)

@@ -1,0 +1,148 @@
+"""In which form a call over HTTP is answered: one document, or a stream of events where there is more to tell."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from belljar.frontends.access.callers import Caller
+from belljar.frontends.access.keys import Key
+from belljar.frontends.mcp.request import HttpVisit, ShortIfAsked, wants_only_its_result
+from belljar.settings import Settings
+from tests.unit.frontends.mcp.conftest import OlderClient
+
+if TYPE_CHECKING:
+    from tests.unit.frontends.mcp.conftest import Site
+
+BOTH = {b"accept": b"application/json, text/event-stream"}
+SLOW = "import time\nprint('half', flush=True)\ntime.sleep(2.5)\nprint('done')"
+
+
+def body_of(**members: Any) -> bytes:
+    return json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {}, **members}).encode()
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "is_short"),
+    [
+        pytest.param(BOTH, body_of(params={"name": "run_code"}), True, id="call"),
+        pytest.param(BOTH, body_of(params={"_meta": {"other": 1}}), True, id="call_with_other_meta"),
+        pytest.param(BOTH, body_of(params={"_meta": {"progressToken": 0}}), False, id="call_with_progress"),
+        pytest.param(BOTH, body_of(params={"_meta": {"progressToken": "a"}}), False, id="call_with_named_progress"),
+        pytest.param(BOTH, body_of(method="initialize"), False, id="opens_a_session"),
+        pytest.param(BOTH, body_of(method="subscriptions/listen"), False, id="is_a_stream"),
+        pytest.param(BOTH, body_of(params=[]), False, id="params_are_no_object"),
+        pytest.param(BOTH, b"[]", False, id="batch"),
+        pytest.param(BOTH, b"{", False, id="no_json"),
+        pytest.param(BOTH, b"\xff", False, id="no_text"),
+        pytest.param(BOTH, b"[" * 200_000, False, id="nesting_bomb"),
+        pytest.param({b"accept": b"application/json"}, body_of(), False, id="takes_no_streams"),
+        pytest.param({}, body_of(), False, id="says_nothing"),
+    ],
+)
+def test_only_a_call_without_progress_is_short(headers: dict[bytes, bytes], body: bytes, is_short: bool) -> None:
+    assert wants_only_its_result(headers, body) is is_short
+
+
+@pytest.mark.parametrize("revision", ["2025-03-26", "2025-11-25", "2026-07-28"])
+def test_a_call_is_answered_with_one_document_and_one_with_progress_is_told_it(site: Site, revision: str) -> None:
+    session = None if revision == "2026-07-28" else OlderClient(site, revision)
+    for meta, kind in (({}, "application/json"), ({"progressToken": 5}, "text/event-stream"), ({}, "application/json")):
+        params = {"name": "run_code", "arguments": {"code": SLOW if meta else "print('done')"}, "_meta": meta}
+        connection = session.open("tools/call", params) if session else site.send("tools/call", params)
+        with contextlib.closing(connection):
+            response = connection.getresponse()
+            content = response.read()
+        assert response.headers["content-type"].partition(";")[0] == kind
+        data = content.rpartition(b"data: ")[2] if meta else content
+        assert json.loads(data)["result"]["content"][0]["text"].endswith("done")
+        assert (b'"notifications/progress"' in content and b'"half"' in content) is bool(meta)
+
+
+class Client:
+    """What a web server passes on to a client, and when."""
+
+    def __init__(self) -> None:
+        self.got: list[Any] = []
+        self.came = asyncio.Event()
+
+    async def send(self, message: Any) -> None:
+        self.got.append(message)
+        self.came.set()
+
+    async def receive(self) -> Any:
+        await asyncio.Event().wait()
+
+    async def has(self, count: int) -> None:
+        async with asyncio.timeout(60):
+            while len(self.got) < count:
+                self.came.clear()
+                await self.came.wait()
+
+    def visit(self) -> HttpVisit:
+        visit = HttpVisit(Caller(Key(name="test"), Settings()), self.receive, self.send)
+        visit.shorten(silent_seconds=0.01)
+        return visit
+
+
+async def answer(visit: HttpVisit, document: bytes, status: int = 200) -> None:
+    await visit.send({"type": "http.response.start", "status": status, "headers": []})
+    await visit.send({"type": "http.response.body", "body": document})
+
+
+def test_who_waits_long_is_told_that_we_are_still_there() -> None:
+    async def scene() -> None:
+        client = Client()
+        visit = client.visit()
+        await client.has(4)
+        await answer(visit, b'{"id":1}', 404)
+        visit.close()
+        start, *pings, last = client.got
+        assert start["status"] == 200
+        assert (b"content-type", b"text/event-stream") in start["headers"]
+        assert {each["body"] for each in pings} == {b": ping\r\n\r\n"}
+        assert all(each["more_body"] for each in pings)
+        assert last["body"] == b'event: message\r\ndata: {"id":1}\r\n\r\n'
+        assert not last.get("more_body")
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("is_answered", [True, False], ids=["answered", "given_up"])
+def test_nothing_is_left_of_a_visit_that_is_over(is_answered: bool) -> None:
+    async def scene() -> None:
+        client = Client()
+        visit = client.visit()
+        if is_answered:
+            await answer(visit, b"{}")
+        else:
+            await client.has(2)  # it streams by now
+        visit.close()
+        await asyncio.sleep(0)  # a task that was told to end needs a turn
+        await asyncio.sleep(0)
+        told = len(client.got)
+        assert len(asyncio.all_tasks()) == 1
+        later = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_later(0.05, later.set_result, None)  # armed after, so it fires after
+        await later
+        assert len(client.got) == told
+
+    asyncio.run(scene())
+
+
+def test_the_switch_stands_for_the_request_at_hand() -> None:
+    async def one(is_short: bool) -> bool:
+        if is_short:
+            Client().visit().close()
+        await asyncio.sleep(0)
+        return bool(ShortIfAsked())
+
+    async def scene() -> list[bool]:
+        return await asyncio.gather(one(True), one(False), one(True), one(False))
+
+    assert asyncio.run(scene()) == [True, False, True, False]
