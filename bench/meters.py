@@ -165,9 +165,9 @@ def members(host: int) -> list[Member]:
                 if _name(child) == "sleep":
                     found.append(Member(child, "sleeper"))
                     continue
-                weight = "heavy" if _has_numpy(child) else "bare"
-                found.append(Member(child, f"zygote {weight}"))
-                found += [Member(guest, f"ready guest {weight}") for guest in _children(child)]
+                kind = "heavy" if _has_numpy(child) else "bare"
+                found.append(Member(child, f"zygote {kind}"))
+                found += [Member(guest, f"ready guest {kind}") for guest in _children(child)]
     return found
 
 

@@ -92,7 +92,7 @@ class _Soak:
     def __init__(self, options: argparse.Namespace, directory: Path, meter: CpuMeter, console: Console) -> None:
         settings = load()
         jail = dataclasses.replace(settings.jail, cgroup_parent=f"belljar-soak-{os.getpid()}")  # nobody else's
-        pool = dataclasses.replace(settings.pool, cell_seconds=_CELL_SECONDS)
+        pool = dataclasses.replace(settings.pool, jail_seconds=_CELL_SECONDS)
         self.settings = dataclasses.replace(settings, jail=jail, pool=pool, runtime_dir=directory / "run")
         self.options = options
         self.directory = directory
@@ -430,7 +430,7 @@ def _draw(report: dict[str, Any], path: Path) -> None:
             axes.legend(frameon=False, fontsize=8, ncols=2, loc="upper right")
     for axes in grid[1]:
         axes.set_xlabel("runs")
-    figure.suptitle(f"Soak: {report['runs']:,} mixed runs, {report['when']}", x=0.01, ha="left", weight="bold")
+    figure.suptitle(f"Soak: {report['runs']:,} mixed runs, {report['when']}", x=0.01, ha="left", kind="bold")
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
 

@@ -93,7 +93,7 @@ _OWN_EXIT = 70  # of the guest's own code, once it cannot answer
 
 @pytest.fixture(scope="module")
 def box(settings: Settings) -> Iterator[belljar.Sandbox]:
-    pool = dataclasses.replace(settings.pool, cell_seconds=0.2, ready_guests=1)
+    pool = dataclasses.replace(settings.pool, jail_seconds=0.2, ready_guests=1)
     with belljar.Sandbox(settings=dataclasses.replace(settings, pool=pool)) as opened:
         yield opened
 

@@ -62,7 +62,7 @@ def test_processor_time_is_shared_between_cells_and_not_between_processes(box: b
 
 
 def test_a_session_does_not_change_the_weight_of_others(box: belljar.Sandbox) -> None:
-    weight = "print(open('/proc/self/autogroup').read().split()[-1])"
+    kind = "print(open('/proc/self/autogroup').read().split()[-1])"
     attack = """
 import os
 for pid in [pid for pid in os.listdir("/proc") if pid.isdigit()]:
@@ -72,12 +72,12 @@ for pid in [pid for pid in os.listdir("/proc") if pid.isdigit()]:
         pass
 """
     with box.session() as victim, box.session() as attacker:
-        before = victim.run(weight).stdout
+        before = victim.run(kind).stdout
         attacker.run(attack)
-        assert (attacker.run(weight).stdout, victim.run(weight).stdout) == (before, before)
+        assert (attacker.run(kind).stdout, victim.run(kind).stdout) == (before, before)
     with box.session() as later:
-        assert later.run(weight).stdout == before
-    assert box.run(weight).stdout == before
+        assert later.run(kind).stdout == before
+    assert box.run(kind).stdout == before
 
 
 HONEST = """

@@ -1,4 +1,4 @@
-"""A back end without an engine before it, for tests that look at its cells and guests from inside."""
+"""A back end without an engine before it, for tests that look at its jails and guests from inside."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from belljar.backends.local import LocalSandbox
-from belljar.backends.local.pool.pool import World
+from belljar.backends.local.pool.pool import LocalPool
 from belljar.environments import Environments
 from belljar.settings import Settings
 
@@ -42,7 +42,7 @@ def arguments(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/cmdline").read_text()
     except OSError:
-        return ""  # such as the one that makes a cell
+        return ""  # such as the one that makes a jail
 
 
 def youngest_warden() -> int:
@@ -53,12 +53,12 @@ def youngest_warden() -> int:
 
 
 def zygotes(warden: int) -> list[int]:
-    """The warm processes of a world."""
+    """The warm processes of a pool."""
     return [pid for pid in children(warden) if "main.py" in arguments(pid)]
 
 
 def sleepers(warden: int) -> list[int]:
-    """Those that hold the cells of a world."""
+    """Those that hold the jails of a pool."""
     return [pid for pid in children(warden) if "infinity" in arguments(pid)]
 
 
@@ -93,13 +93,15 @@ async def settled_descriptors() -> set[tuple[str, str]]:
 
 
 @contextlib.asynccontextmanager
-async def opened(settings: Settings, trouble: list[object] | None = None) -> AsyncIterator[tuple[LocalSandbox, World]]:
-    """It and the world of its default environment; exceptions that nobody waits for are added to `trouble`."""
+async def opened(
+    settings: Settings, trouble: list[object] | None = None
+) -> AsyncIterator[tuple[LocalSandbox, LocalPool]]:
+    """It and the pool of its default environment; exceptions that nobody waits for are added to `trouble`."""
     if trouble is not None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: trouble.append(context))
     sandbox = LocalSandbox(settings, Environments(settings.state_dir, settings.environments), print)
     await sandbox.open()
     try:
-        yield sandbox, await sandbox._worlds.enter("default")
+        yield sandbox, await sandbox._pools.enter("default")
     finally:
         await sandbox.close()

@@ -118,7 +118,7 @@ def own(settings: Settings, tmp_path: Path) -> Settings:
         settings,
         runtime_dir=tmp_path / "run",
         jail=jail,
-        pool=dataclasses.replace(settings.pool, max_running=AT_ONCE, cell_seconds=0.2),
+        pool=dataclasses.replace(settings.pool, max_running=AT_ONCE, jail_seconds=0.2),
         request=dataclasses.replace(settings.request, flood_bytes=2 << 20),
     )
 
@@ -369,8 +369,8 @@ def test_sleepers_that_are_killed_cost_at_most_the_runs_in_their_cells(own: Sett
     async def main() -> None:
         async with opened(own) as (box, keepers):
             for _ in range(5):
-                for sleeper in find_own(outside, keepers, "sleeper"):
-                    os.kill(sleeper.pid, signal.SIGKILL)
+                for jail_init in find_own(outside, keepers, "sleeper"):
+                    os.kill(jail_init.pid, signal.SIGKILL)
                 async with asyncio.timeout(30):
                     while not await says_hello(box):  # until we have heard of all the deaths
                         pass

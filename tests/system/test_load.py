@@ -17,7 +17,7 @@ _DEADLINE_SECONDS = 60.0
 
 
 def test_nothing_grows_and_every_answer_is_right(start: Start) -> None:
-    with start(pool__cell_seconds=0.2) as server:  # else cells that the load needed are kept, and hold descriptors
+    with start(pool__jail_seconds=0.2) as server:  # else cells that the load needed are kept, and hold descriptors
         server.ask("POST", "/mcp", {})  # else the server loads the MCP SDK in the background, 20 MB, while we count
         for _ in range(2):  # whatever grows once, with the first load, is warm now
             _load(server)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from belljar.contract.fast_init import quickly_made
+from belljar.contract.fast_init import fast_frozen
 from belljar.contract.files import File
 from belljar.contract.restriction import Restriction
 
@@ -65,7 +65,7 @@ class Coverage:
     branch: bool = False
 
 
-@quickly_made
+@fast_frozen
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
     """A program and what it is given. Validated by whoever builds it: see `engine/admission/request.py`."""
@@ -220,7 +220,7 @@ class ProgramError:
     traceback: tuple[str, ...]
 
 
-@quickly_made
+@fast_frozen
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """Facts a back end observed from outside. Back ends report facts; they never judge."""
@@ -257,7 +257,7 @@ def cut_note(limits: Limits) -> str:
 
 
 def classify(seen: Evidence) -> Status:
-    """Turn observed facts into the one word the caller reads.
+    """CellRun observed facts into the one word the caller reads.
 
     Order matters: a program killed for memory or time also shows SIGKILL, so causes are asked about before
     symptoms; and a caller who gave up must not read a cause that only his giving up produced.
@@ -279,7 +279,7 @@ def classify(seen: Evidence) -> Status:
     return Status.OK if seen.exit_code == 0 and seen.error is None else Status.FAILED
 
 
-@quickly_made
+@fast_frozen
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
     """What an execution took; seconds are whole microseconds."""
@@ -291,7 +291,7 @@ class Usage:
     network: NetworkUse | None = None  # None: it had none
 
 
-@quickly_made
+@fast_frozen
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """The answer to one execution."""

@@ -4,7 +4,7 @@ The three controllers may live in version 1 hierarchies, in the unified version 
 each is looked up where it is. Directories are made below our own cgroup, so limits set on the server still hold for
 its guests.
 
-A cell keeps its directories for life and is used again only when nothing is left in it. Files are opened once and
+A jail keeps its directories for life and is used again only when nothing is left in it. Files are opened once and
 read with pread: a run costs no path lookup.
 """
 
@@ -21,7 +21,7 @@ RESIDUE_BYTES_MAX = 4 << 20  # slabs and page tables of past guests, which the k
 _OLD_PEAK_BYTES_MAX = 16 << 20  # of an earlier guest: the next may be told that, where the peak cannot begin anew
 _HOST_LEAF = "belljar-host"
 CONTROLLERS = ("memory", "pids", "cpuacct")  # version 2 calls the last one cpu
-#: Gives each cell a share of the processor of its own. It comes with version 2, and with cpuacct where version 1 mounts
+#: Gives each jail a share of the processor of its own. It comes with version 2, and with cpuacct where version 1 mounts
 #: both together. Where it is a hierarchy of its own, sessions join that, too. To join it would cost a small program 4 %
 #: of its run (bench/compare.py), so one-shot programs do not; without it they get time by processes.
 _SHARES = "cpu"
@@ -104,7 +104,7 @@ def _unified_controllers(path: str, wanted: set[str]) -> tuple[str, ...]:
 
 
 class Cgroups:
-    """Our directory in each hierarchy, and the cells in it."""
+    """Our directory in each hierarchy, and the jails in it."""
 
     def __init__(self, hierarchies: list[Hierarchy], name: str) -> None:
         self.hierarchies = hierarchies
@@ -133,9 +133,9 @@ class Cgroups:
                     "cgroup (systemd: Delegate=yes), or give up wall 'cgroup'"
                 ) from error
 
-    def cell(self, number: int) -> CellCgroup:
-        """The cgroup of one cell, made now."""
-        return CellCgroup([(each, f"{directory}/cell-{number}") for each, directory in self.directories])
+    def jail(self, number: int) -> JailCgroup:
+        """The cgroup of one jail, made now."""
+        return JailCgroup([(each, f"{directory}/jail-{number}") for each, directory in self.directories])
 
     def close(self, deadline_seconds: float = 5.0) -> None:
         """Remove our directories; what was in them is dead."""
@@ -205,8 +205,8 @@ def _hand_down(hierarchy: Hierarchy) -> None:
         _write(f"{hierarchy.path}/cgroup.subtree_control", _enable(hierarchy))
 
 
-class CellCgroup:
-    """The cgroup of one cell: joined by a guest, watched and limited by the host."""
+class JailCgroup:
+    """The cgroup of one jail: joined by a guest, watched and limited by the host."""
 
     def __init__(self, directories: list[tuple[Hierarchy, str]]) -> None:
         self._paths = [path for _, path in directories]
@@ -382,7 +382,7 @@ class CellCgroup:
             return
         _kill_processes(self._paths[0])
 
-    def is_as_new(self, is_known_empty: bool = False) -> bool:
+    def is_pristine(self, is_known_empty: bool = False) -> bool:
         """Whether nobody is in it and an earlier guest's memory has been freed, for which the kernel takes its time.
 
         Nor is it as new if the next guest would be told that it has used what an earlier one has.

@@ -1,6 +1,6 @@
 """The order in which the walls go up. It must stay in one place, and in this order.
 
-Each step needs a right that a later step gives away: cgroups and landlock's rules about a cell are joined while their
+Each step needs a right that a later step gives away: cgroups and landlock's rules about a jail are joined while their
 files are still open, mounts need the capabilities that the uid change drops, landlock's rules about a guest's own
 directories are made before seccomp forbids the calls for it.
 Nothing of the program, not one byte, has been read when this returns.
@@ -104,24 +104,24 @@ def expect_touched(ranges: bytes) -> bool:
     return True
 
 
-def choose_pid_namespace(sleeper: int) -> None:
-    """The next fork of this process is born in the cell's pid namespace."""
-    if call(_SETNS, sleeper, _NEW_PID):
+def choose_pid_namespace(jail_init: int) -> None:
+    """The next fork of this process is born in the jail's pid namespace."""
+    if call(_SETNS, jail_init, _NEW_PID):
         raise syscalls.failure()
 
 
 def enter(
-    sleeper: int,  # pidfd of the process that holds the cell's namespaces
-    ruleset: int,  # landlock's, about the cell's own directories; below 0: it is made here
+    jail_init: int,  # pidfd of the process that holds the jail's namespaces
+    ruleset: int,  # landlock's, about the jail's own directories; below 0: it is made here
     cgroups: Sequence[int],  # where a process joins them, opened by the host
     uid: int,
-    dir_options: bytes,  # limits of each writable directory, from mounts.fresh_dir_options; none: the cell's own ones
+    dir_options: bytes,  # limits of each writable directory, from mounts.fresh_dir_options; none: the jail's own ones
     substitutes: Sequence[int],  # CPU seconds, processes, address space bytes where no cgroup counts them
     channel: int,
     stdout: int,
     stderr: int,
 ) -> None:
-    """Put this process, just forked into the cell's pid namespace, behind every wall.
+    """Put this process, just forked into the jail's pid namespace, behind every wall.
 
     Afterwards descriptors 0, 1 and 2 are /dev/null and the two pipes, CHANNEL is the socket, and nothing else is open.
 
@@ -132,9 +132,9 @@ def enter(
     try:
         for procs in cgroups:
             write(procs, b"0")
-        if _touched_count:  # now, so that the copies are the cell's
+        if _touched_count:  # now, so that the copies are the jail's
             call(_MADVISE, _PIDFD_SELF, _touched, _touched_count, _MADV_POPULATE_WRITE, 0)
-        if call(_PRLIMIT, 0, _OPEN_FILES, _OPEN_FILES_LIMIT, 0):  # not the zygote's: it holds those of every cell
+        if call(_PRLIMIT, 0, _OPEN_FILES, _OPEN_FILES_LIMIT, 0):  # not the zygote's: it holds those of every jail
             raise _refused("rlimits")
         own = -1
         if not cgroups:
@@ -142,12 +142,12 @@ def enter(
             cpu_seconds, processes, address_bytes = substitutes
             rlimits.set_for_guest(cpu_seconds, address_bytes)
             if _is_counted_apart:
-                own = open_path("/proc/self/", PATH_ONLY)  # the cell's /proc may be read-only
+                own = open_path("/proc/self/", PATH_ONLY)  # the jail's /proc may be read-only
         if not dir_options:
-            if call(_SETNS, sleeper, _WHOLE_CELL):
+            if call(_SETNS, jail_init, _WHOLE_CELL):
                 raise _refused("namespaces")
         else:
-            if call(_SETNS, sleeper, _CELL) or call(_UNSHARE, _FRESH):
+            if call(_SETNS, jail_init, _CELL) or call(_UNSHARE, _FRESH):
                 raise _refused("namespaces")
             for path in _FRESH_DIRS:
                 if call(_MOUNT, b"tmpfs", path, b"tmpfs", _DIR_FLAGS, dir_options):
@@ -180,7 +180,7 @@ def enter(
         if _changes_uid:  # which drops every capability
             setresgid(uid, uid, uid)
             setresuid(uid, uid, uid)
-            # The change has made this process invisible to itself under /proc; its cell holds nobody else.
+            # The change has made this process invisible to itself under /proc; its jail holds nobody else.
             if call(_PRCTL, _SET_DUMPABLE, 1, 0, 0, 0):
                 raise _refused("dumpable")
         else:

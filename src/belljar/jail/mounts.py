@@ -1,7 +1,7 @@
 """The minimal read-only root that guests live in, and the directories that they may write to.
 
 The root is built once per environment, from an allow-list, and pivoted into before any warm process starts: the
-warm process itself never sees the host's files. A cell has a copy of the mount table in which /proc and three places
+warm process itself never sees the host's files. A jail has a copy of the mount table in which /proc and three places
 are covered with file systems of its own. A guest joins that, or covers the three places once more, for itself alone.
 
 Everything bound is cloned as a detached tree first and made read-only there, so there is no moment in which a
@@ -121,7 +121,7 @@ def can_make_devices() -> bool:
 
 
 def cover_devices(tree: int) -> None:
-    """In the mount namespace of a cell: cover the world's /dev with what `make_devices` has made."""
+    """In the mount namespace of a jail: cover the world's /dev with what `make_devices` has made."""
     syscalls.attach_tree(tree, policy.DEVICES_DIR)
 
 
@@ -211,7 +211,7 @@ def open_ipc_records() -> list[int]:
     """What tells whether the caller's ipc namespace is empty; the caller owns the descriptors.
 
     The kernel's tables of System V memory, semaphores and queues, and the directory of POSIX queues. All of them show
-    this namespace to whoever reads them. Call it before /proc is covered: a cell's own has no such tables.
+    this namespace to whoever reads them. Call it before /proc is covered: a jail's own has no such tables.
     """
     opened = [os.open(f"/proc/sysvipc/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in ("shm", "sem", "msg")]
     place = policy.WORK_DIR

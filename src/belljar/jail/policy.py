@@ -14,7 +14,7 @@ HOSTNAME = "belljar"
 DEVICES_DIR = "/dev"
 CODE_DIR = "/tmp/.belljar"
 
-#: As root, guest uids are this plus the number of the cell; 65,536 host uids are set aside for one instance.
+#: As root, guest uids are this plus the number of the jail; 65,536 host uids are set aside for one instance.
 GUEST_UID_FIRST = 1000
 UIDS_PER_INSTANCE = 65536
 EGRESS_UID = UIDS_PER_INSTANCE - 1  # of the process that goes out for guests; none of them has it

@@ -268,7 +268,7 @@ ARCH_PRCTLS = {
 # For setsockopt and getsockopt alike. Left out on purpose, whatever the level:
 #   netfilter (IP and IPv6 from 64 on, but for 66 and 67), IPsec policies, TCP_REPAIR, SO_MARK, IP_TRANSPARENT: need
 #       capabilities, which a session has in its branches' user namespace
-#   multicast membership, flow labels, TCP_LINGER2: their records and timers outlive the program in a reused cell
+#   multicast membership, flow labels, TCP_LINGER2: their records and timers outlive the program in a reused jail
 #   IP_OPTIONS, IPV6_RTHDR and kin: source routes; IPV6_ADDRFORM turns a socket into another kind
 #   socket filters: a compiler. TCP_ULP, TCP_CONGESTION, TCP_MD5SIG, TCP_AO, TCP_FASTOPEN, zero copy, GSO, UDP_ENCAP:
 #       large code for speed on a network that is not there; callers try and go on

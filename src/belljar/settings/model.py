@@ -59,7 +59,7 @@ class PoolSettings:
     zygote_forks: int = 20_000  # a zygote is replaced after this many forks
     zygote_seconds: float = 3600.0  # … or after this long
     idle_seconds: float = 600.0  # a heavy zygote unused for this long is let go
-    cell_seconds: float = 300.0  # empty cells that a burst has left are given up this long after it, when nothing runs
+    jail_seconds: float = 300.0  # empty cells that a burst has left are given up this long after it, when nothing runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,9 @@ from typing import Any
 
 import harness
 
-from belljar.backends.gvisor.pool import NONSENSE, RemoteWorld, _Asked
+from belljar.backends.gvisor.pool import NONSENSE, GvisorPool, _Asked
 from belljar.backends.gvisor.relay import Lines
-from belljar.backends.gvisor.session import RemoteBody
+from belljar.backends.gvisor.session import RelayedProcess
 from belljar.contract.execution import Execution, Limits
 from belljar.settings import RequestSettings
 
@@ -24,23 +24,23 @@ _BOUNDS = RequestSettings()
 
 
 async def _talk(data: bytes) -> None:
-    world = RemoteWorld(None, "image", "name", _BOUNDS, Limits())  # type: ignore[arg-type]
+    pool = GvisorPool(None, "image", "name", _BOUNDS, Limits())  # type: ignore[arg-type]
     sent: list[dict[str, Any]] = []
-    world._send = lambda message, blob=b"": sent.append(message)  # type: ignore[method-assign]
+    pool._send = lambda message, blob=b"": sent.append(message)  # type: ignore[method-assign]
     execution = Execution(code="", limits=Limits())
     read, write = os.pipe()
     os.set_blocking(read, False)
-    asked = _Asked(1, execution, _BOUNDS, None, Lines(1, world._send))
+    asked = _Asked(1, execution, _BOUNDS, None, Lines(1, pool._send))
     asked.lines.lend([write])
     os.close(write)
-    world._enrol(lambda message, blob: asked.hear(message, blob))
-    body = RemoteBody(2, world._send, world, lambda: None)
-    world._enrol(body.hear)
+    pool._enrol(lambda message, blob: asked.hear(message, blob))
+    body = RelayedProcess(2, pool._send, pool, lambda: None)
+    pool._enrol(body.hear)
     inbox = bytearray()
     try:
         for chunk in harness.pieces(data):
             inbox += chunk
-            world._take_frames(inbox)
+            pool._take_frames(inbox)
             await harness.turns(1)
     except NONSENSE:  # as it says that reads them: the container is then lost
         pass
@@ -48,7 +48,7 @@ async def _talk(data: bytes) -> None:
         asked.lines.close()
         await body.release()
         os.close(read)
-        world._greeted.cancel()
+        pool._greeted.cancel()
         await asyncio.sleep(0)
 
 

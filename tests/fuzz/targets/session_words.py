@@ -14,7 +14,7 @@ import harness
 
 from belljar import channel
 from belljar.backends.gvisor.pool import NONSENSE
-from belljar.backends.gvisor.session import RemoteBody, RemoteSession
+from belljar.backends.gvisor.session import GvisorSession, RelayedProcess
 from belljar.contract.errors import BelljarError
 from belljar.contract.execution import Execution, Limits
 from belljar.contract.sessions import SessionOrder
@@ -53,9 +53,9 @@ class _Steward:
 
 async def _talk(data: bytes) -> None:
     steward = _Steward()
-    world = SimpleNamespace(unstick=lambda: None, is_lost=False)
-    body = steward.body = RemoteBody(1, steward.send, world, lambda: None)
-    session = RemoteSession(body, Limits(), RequestSettings(), None)
+    pool = SimpleNamespace(unstick=lambda: None, is_lost=False)
+    body = steward.body = RelayedProcess(1, steward.send, pool, lambda: None)
+    session = GvisorSession(body, Limits(), RequestSettings(), None)
     tasks = [asyncio.create_task(session.start(SessionOrder()))]
     await harness.turns(2)
     is_wrong, data = (data[0] & 1, data[1:]) if data else (0, data)
@@ -80,7 +80,7 @@ async def _talk(data: bytes) -> None:
             raise error
 
 
-def _do(session: RemoteSession, steward: _Steward, what: int, content: bytes) -> list[asyncio.Task[Any]]:
+def _do(session: GvisorSession, steward: _Steward, what: int, content: bytes) -> list[asyncio.Task[Any]]:
     body = steward.body
     if what == _CELL and session._turn is None and session._opening.ready.done():
         return [asyncio.create_task(session.run(_CELL_ASKED))]

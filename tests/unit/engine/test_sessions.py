@@ -43,7 +43,7 @@ def full_settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
         uid_base=3_100_000_000 + os.getpid() % 64 * 8 * 65536,
         cgroup_parent=f"belljar-test-sessions-{os.getpid()}",
     )
-    pool = dataclasses.replace(given.pool, ready_guests=1, cell_seconds=0.2)  # what is not used does not stay long
+    pool = dataclasses.replace(given.pool, ready_guests=1, jail_seconds=0.2)  # what is not used does not stay long
     return dataclasses.replace(given, jail=jail, pool=pool, runtime_dir=tmp_path_factory.mktemp("run"))
 
 

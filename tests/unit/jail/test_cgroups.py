@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from belljar.jail import cgroups, instance
-from belljar.jail.cgroups import CellCgroup, Cgroups, CgroupsUnavailable, Hierarchy, find_hierarchies, remove_trees
+from belljar.jail.cgroups import Cgroups, CgroupsUnavailable, Hierarchy, JailCgroup, find_hierarchies, remove_trees
 
 MIB = 1024 * 1024
 CONTROLLERS = {"memory", "pids", "cpuacct"}
@@ -40,8 +40,8 @@ def ours() -> Iterator[Cgroups]:
 
 
 @pytest.fixture
-def cell(ours: Cgroups) -> Iterator[CellCgroup]:
-    made = ours.cell(0)
+def jail(ours: Cgroups) -> Iterator[JailCgroup]:
+    made = ours.jail(0)
     yield made
     made.close()
 
@@ -50,10 +50,10 @@ def unique_name() -> str:
     return f"belljar-test-{secrets.token_hex(4)}/instance"
 
 
-def join(cell: CellCgroup, code: str) -> subprocess.Popen[bytes]:
-    """A process that puts itself into the cell's cgroups, as a guest does, and then runs `code`."""
-    enter = f"import os\nfor file in {cell.join_files}: os.write(file, b'0')\n"
-    return subprocess.Popen([sys.executable, "-c", enter + code], pass_fds=cell.join_files, stderr=subprocess.DEVNULL)
+def join(jail: JailCgroup, code: str) -> subprocess.Popen[bytes]:
+    """A process that puts itself into the jail's cgroups, as a guest does, and then runs `code`."""
+    enter = f"import os\nfor file in {jail.join_files}: os.write(file, b'0')\n"
+    return subprocess.Popen([sys.executable, "-c", enter + code], pass_fds=jail.join_files, stderr=subprocess.DEVNULL)
 
 
 def wait_until(condition: Callable[[], object], seconds: float = 20.0) -> None:
@@ -68,71 +68,71 @@ def test_every_controller_is_found_once() -> None:
     assert sorted(name for name in held if name != "cpu") == sorted(CONTROLLERS)
 
 
-def test_a_cell_is_empty_before_and_after_whoever_joins(cell: CellCgroup) -> None:
-    cell.limit(64 * MIB, 8)
-    assert cell.is_empty()
-    with join(cell, "import signal; signal.pause()") as process:
-        wait_until(lambda: not cell.is_empty())
+def test_a_cell_is_empty_before_and_after_whoever_joins(jail: JailCgroup) -> None:
+    jail.limit(64 * MIB, 8)
+    assert jail.is_empty()
+    with join(jail, "import signal; signal.pause()") as process:
+        wait_until(lambda: not jail.is_empty())
         process.kill()
-    wait_until(cell.is_empty)
+    wait_until(jail.is_empty)
 
 
-def test_a_zombie_is_not_nobody(cell: CellCgroup) -> None:
-    process = join(cell, "pass")
+def test_a_zombie_is_not_nobody(jail: JailCgroup) -> None:
+    process = join(jail, "pass")
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    assert not cell.is_empty()
+    assert not jail.is_empty()
     process.wait()
-    wait_until(cell.is_empty)
+    wait_until(jail.is_empty)
 
 
-def test_memory_over_the_limit_is_counted_as_a_kill_and_told(cell: CellCgroup) -> None:
-    cell.limit(48 * MIB, 8)
-    cell.begin()
-    with join(cell, "kept = bytearray(b'x') * (200 << 20)") as process:
+def test_memory_over_the_limit_is_counted_as_a_kill_and_told(jail: JailCgroup) -> None:
+    jail.limit(48 * MIB, 8)
+    jail.begin()
+    with join(jail, "kept = bytearray(b'x') * (200 << 20)") as process:
         assert process.wait(60) == -signal.SIGKILL
-    assert cell.oom_kills() == 1 or (cell.oom_event is None and cell.oom_kills() == 2)  # version 2: who is first, twice
-    assert 40 * MIB <= cell.memory_peak_bytes() <= 48 * MIB
-    if cell.oom_event is not None:  # version 1 tells, since it ends one process of several only
-        assert select.select([cell.oom_event], [], [], 20)[0]
+    assert jail.oom_kills() == 1 or (jail.oom_event is None and jail.oom_kills() == 2)  # version 2: who is first, twice
+    assert 40 * MIB <= jail.memory_peak_bytes() <= 48 * MIB
+    if jail.oom_event is not None:  # version 1 tells, since it ends one process of several only
+        assert select.select([jail.oom_event], [], [], 20)[0]
 
 
-def test_a_child_ended_for_memory_is_counted_while_its_parent_lives(cell: CellCgroup) -> None:
-    cell.limit(48 * MIB, 8)
-    cell.begin()
+def test_a_child_ended_for_memory_is_counted_while_its_parent_lives(jail: JailCgroup) -> None:
+    jail.limit(48 * MIB, 8)
+    jail.begin()
     code = "if os.fork() == 0: kept = bytearray(b'x') * (200 << 20)\nos.wait()\nimport signal; signal.pause()"
-    with join(cell, code) as process:
-        wait_until(lambda: cell.oom_kills() > 0)
-        assert cell.oom_kills() == 1 or cell.oom_event is None  # version 2 ends everybody in it
-        if cell.oom_event is not None:
+    with join(jail, code) as process:
+        wait_until(lambda: jail.oom_kills() > 0)
+        assert jail.oom_kills() == 1 or jail.oom_event is None  # version 2 ends everybody in it
+        if jail.oom_event is not None:
             assert process.poll() is None
         process.kill()
 
 
-def test_counting_starts_anew(cell: CellCgroup) -> None:
-    cell.limit(48 * MIB, 8)
-    cell.begin()
-    with join(cell, "kept = bytearray(b'x') * (200 << 20)"):
+def test_counting_starts_anew(jail: JailCgroup) -> None:
+    jail.limit(48 * MIB, 8)
+    jail.begin()
+    with join(jail, "kept = bytearray(b'x') * (200 << 20)"):
         pass
-    wait_until(cell.is_empty)
-    cell.begin()
-    assert cell.oom_kills() == 0
-    assert cell.cpu_seconds() < 0.01
-    assert cell.memory_peak_bytes() < 40 * MIB or not cell.is_as_new()  # where it cannot, the cgroup is given up
+    wait_until(jail.is_empty)
+    jail.begin()
+    assert jail.oom_kills() == 0
+    assert jail.cpu_seconds() < 0.01
+    assert jail.memory_peak_bytes() < 40 * MIB or not jail.is_pristine()  # where it cannot, the cgroup is given up
 
 
 @pytest.mark.parametrize("first", [32, 256], ids=["raised", "lowered"])
-def test_limits_can_be_changed_in_both_directions(cell: CellCgroup, first: int) -> None:
+def test_limits_can_be_changed_in_both_directions(jail: JailCgroup, first: int) -> None:
     for memory_mib in (first, 96, first, 48):
-        cell.limit(memory_mib * MIB, 8)
-        cell.begin()
-        with join(cell, f"kept = bytearray(b'x') * {(memory_mib + 32) * MIB}") as process:
+        jail.limit(memory_mib * MIB, 8)
+        jail.begin()
+        with join(jail, f"kept = bytearray(b'x') * {(memory_mib + 32) * MIB}") as process:
             assert process.wait(60) == -signal.SIGKILL
-        with join(cell, "kept = bytearray(b'x') * (8 << 20)") as process:
+        with join(jail, "kept = bytearray(b'x') * (8 << 20)") as process:
             assert process.wait(60) == 0
 
 
-def test_processes_and_threads_are_limited_together(cell: CellCgroup) -> None:
-    cell.limit(256 * MIB, 10)
+def test_processes_and_threads_are_limited_together(jail: JailCgroup) -> None:
+    jail.limit(256 * MIB, 10)
     code = """
 import threading
 made = 0
@@ -146,34 +146,34 @@ try:
 except (OSError, RuntimeError):
     os._exit(made)
 """
-    with join(cell, code) as process:
+    with join(jail, code) as process:
         assert process.wait(60) == 9
-        kill_all(cell)
+        kill_all(jail)
 
 
-def test_cpu_of_all_processes_is_counted(cell: CellCgroup) -> None:
-    cell.limit(256 * MIB, 10)
-    cell.begin()
+def test_cpu_of_all_processes_is_counted(jail: JailCgroup) -> None:
+    jail.limit(256 * MIB, 10)
+    jail.begin()
     code = "os.fork(); import time; end = time.process_time() + 0.3\nwhile time.process_time() < end: pass"
-    with join(cell, code) as process:
+    with join(jail, code) as process:
         assert process.wait(60) == 0
-    wait_until(lambda: cell.cpu_seconds() >= 0.6)
+    wait_until(lambda: jail.cpu_seconds() >= 0.6)
 
 
 def test_a_closed_cell_leaves_no_descriptor(ours: Cgroups) -> None:
-    cell = ours.cell(1)
-    cell.limit(64 * MIB, 4)
-    cell.begin()
+    jail = ours.jail(1)
+    jail.limit(64 * MIB, 4)
+    jail.begin()
     assert open_below(ours)
-    cell.close()
+    jail.close()
     assert open_below(ours) == []
 
 
 def test_closing_ends_whoever_is_left_and_removes_everything(ours: Cgroups) -> None:
-    cell = ours.cell(2)
-    process = join(cell, "os.fork(); import signal; signal.pause()")
-    wait_until(lambda: not cell.is_empty())
-    cell.close()
+    jail = ours.jail(2)
+    process = join(jail, "os.fork(); import signal; signal.pause()")
+    wait_until(lambda: not jail.is_empty())
+    jail.close()
     ours.close()
     assert process.wait(20) == -signal.SIGKILL
     assert not any(Path(directory).exists() for _, directory in ours.directories)
@@ -189,10 +189,10 @@ claimed = instance.claim(Path(sys.argv[1]), 3_000_000_000)
 groups = Cgroups(find_hierarchies(), sys.argv[2])
 claimed.note([directory for _, directory in groups.directories])
 groups.open()
-cell = groups.cell(0)
-orphan = f"import os, signal\\nfor file in {cell.join_files}: os.write(file, b'0')\\nsignal.pause()"
-subprocess.Popen([sys.executable, "-c", orphan], pass_fds=cell.join_files)
-while cell.is_empty(): pass
+jail = groups.jail(0)
+orphan = f"import os, signal\\nfor file in {jail.join_files}: os.write(file, b'0')\\nsignal.pause()"
+subprocess.Popen([sys.executable, "-c", orphan], pass_fds=jail.join_files)
+while jail.is_empty(): pass
 os.kill(os.getpid(), 9)
 """
     name = unique_name()
@@ -244,10 +244,10 @@ def open_below(ours: Cgroups) -> list[str]:
     return [path for path in found for _, directory in ours.directories if path.startswith(f"{directory}/")]
 
 
-def kill_all(cell: CellCgroup) -> None:
-    """End everyone in the cell; as its file names are ours to read only, by way of its first join file."""
-    procs = Path(os.readlink(f"/proc/self/fd/{cell.join_files[0]}"))
-    while not cell.is_empty():
+def kill_all(jail: JailCgroup) -> None:
+    """End everyone in the jail; as its file names are ours to read only, by way of its first join file."""
+    procs = Path(os.readlink(f"/proc/self/fd/{jail.join_files[0]}"))
+    while not jail.is_empty():
         for pid in procs.read_text().split():
             try:
                 os.kill(int(pid), signal.SIGKILL)
@@ -411,11 +411,11 @@ FILES_OF_VERSION_2 = {
 
 @pytest.fixture
 def unified(kernel: Kernel) -> tuple[Cgroups, Path]:
-    """Our directories in a version 2 hierarchy, with the files the kernel would put into a cell."""
+    """Our directories in a version 2 hierarchy, with the files the kernel would put into a jail."""
     own = kernel.mount_version_2("cpu memory pids", inner="/system.slice/belljar.service")
     groups = Cgroups(find_hierarchies(), "belljar/instance-1")
     groups.open()
-    directory = own / "belljar" / "instance-1" / "cell-0"
+    directory = own / "belljar" / "instance-1" / "jail-0"
     directory.mkdir()
     for name, text in FILES_OF_VERSION_2.items():
         (directory / name).write_text(text)
@@ -430,47 +430,47 @@ def test_version_2_hands_its_controllers_down(unified: tuple[Cgroups, Path]) -> 
 
 def test_version_2_limits_memory_without_swap_and_ends_all_at_once(unified: tuple[Cgroups, Path]) -> None:
     groups, directory = unified
-    cell = groups.cell(0)
-    cell.limit(64 * MIB, 12)
+    jail = groups.jail(0)
+    jail.limit(64 * MIB, 12)
     assert (directory / "memory.max").read_text().startswith(str(64 * MIB))
     assert (directory / "memory.swap.max").read_text() == "0"
     assert (directory / "memory.oom.group").read_text() == "1"
     assert (directory / "pids.max").read_text().startswith("12")
-    assert cell.kill_file is not None
-    assert cell.oom_event is None
-    cell.close()
+    assert jail.kill_file is not None
+    assert jail.oom_event is None
+    jail.close()
 
 
 def test_version_2_counts_from_the_beginning_of_a_run(unified: tuple[Cgroups, Path]) -> None:
     groups, directory = unified
-    cell = groups.cell(0)
-    cell.begin()
-    assert (cell.oom_kills(), cell.cpu_seconds()) == (0, 0.0)
+    jail = groups.jail(0)
+    jail.begin()
+    assert (jail.oom_kills(), jail.cpu_seconds()) == (0, 0.0)
     (directory / "memory.events").write_text(FILES_OF_VERSION_2["memory.events"].replace("oom_kill 2", "oom_kill 5"))
     (directory / "cpu.stat").write_text("usage_usec 1750000\n")
     (directory / "memory.peak").write_text("8192\n")
     (directory / "pids.current").write_text("3\n")
-    assert (cell.oom_kills(), cell.cpu_seconds(), cell.memory_peak_bytes()) == (3, 0.25, 8192)
-    assert not cell.is_empty()
-    cell.close()
+    assert (jail.oom_kills(), jail.cpu_seconds(), jail.memory_peak_bytes()) == (3, 0.25, 8192)
+    assert not jail.is_empty()
+    jail.close()
 
 
 def test_version_2_before_cgroup_kill_goes_by_the_pid_namespace(unified: tuple[Cgroups, Path]) -> None:
     groups, directory = unified
     (directory / "cgroup.kill").unlink()
-    cell = groups.cell(0)
-    assert cell.kill_file is None
-    cell.close()
+    jail = groups.jail(0)
+    assert jail.kill_file is None
+    jail.close()
 
 
 def test_version_2_before_memory_peak_still_works(unified: tuple[Cgroups, Path]) -> None:
     """Linux before 5.19 does not count it."""
     groups, directory = unified
     (directory / "memory.peak").unlink()
-    cell = groups.cell(0)
-    cell.begin()
-    assert cell.memory_peak_bytes() >= 0
-    cell.close()
+    jail = groups.jail(0)
+    jail.begin()
+    assert jail.memory_peak_bytes() >= 0
+    jail.close()
 
 
 def test_version_2_steps_aside_for_its_own_children(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,7 +135,7 @@ def test_guests_see_nothing_of_the_hosts_mounts(box: belljar.Sandbox, host: Host
         place, options, kind = fields[4], fields[5].split(","), fields[fields.index("-") + 1]
         writable = place in ("/work", "/tmp", "/dev/shm")
         assert "nosuid" in options, line
-        is_covered = kind == "proc" and "subset=pid" not in line  # the world's, below the cell's own
+        is_covered = kind == "proc" and "subset=pid" not in line  # the world's, below the jail's own
         if not is_covered and not writable:
             assert "ro" in options, line
         if kind not in ("devtmpfs",) and place != "/dev" and not place.startswith("/dev/"):

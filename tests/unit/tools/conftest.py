@@ -19,7 +19,7 @@ BOUNDS = ToolSettings(
 @pytest.fixture(scope="session")
 def tool_box(settings: Settings) -> Iterator[belljar.Sandbox]:
     """An open sandbox with the bounds above."""
-    pool = dataclasses.replace(settings.pool, cell_seconds=0.2)  # else cells that were needed once are kept for a while
+    pool = dataclasses.replace(settings.pool, jail_seconds=0.2)  # else cells that were needed once are kept for a while
     with belljar.Sandbox(settings=dataclasses.replace(settings, tools=BOUNDS, pool=pool)) as opened:
         yield opened
 

@@ -24,7 +24,7 @@ from typing import Any
 from belljar import channel
 from belljar.aio import wait_until_readable
 from belljar.backends.container import launch_config
-from belljar.backends.container.engine_api import Daemon
+from belljar.backends.container.engine_api import EngineApi
 from belljar.backends.local.pool.view import guest_environ
 from belljar.contract.errors import EnvironmentBroken, SandboxFault
 from belljar.jail import policy
@@ -61,10 +61,10 @@ class Contents:
         return {**usual, "PATH": self.path or "/usr/local/bin:/usr/bin:/bin"}
 
 
-class Vessel:
+class Container:
     """A container whose first process has called in. `close` ends and removes it."""
 
-    def __init__(self, daemon: Daemon, image: str, directory: Path) -> None:
+    def __init__(self, daemon: EngineApi, image: str, directory: Path) -> None:
         self.image = image
         self.contents: Contents
         self.pid = -1

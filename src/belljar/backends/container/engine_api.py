@@ -32,7 +32,7 @@ _SOCKETS = {
 }
 
 
-class Daemon:
+class EngineApi:
     """One container engine. All methods but `close` may be called from the event loop only."""
 
     def __init__(self, settings: ContainerSettings) -> None:

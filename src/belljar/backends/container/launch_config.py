@@ -1,9 +1,9 @@
-"""How a container is started: everything shut, but for what the warden needs until its world stands.
+"""How a container is started: everything shut, but for what the warden needs until its pool stands.
 
 The warden starts as the container's root with a few capabilities, and from our own files: nothing of the image runs
 with them. Once it has built the guests' root and owns a user namespace whose ids are nobody's, no process in the
 container holds any capability outside that namespace: the keeper has become nobody, the warden is root of nothing but
-its own world. `docs/containers.md` lists what each is for.
+its own pool. `docs/containers.md` lists what each is for.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The world of one image: like any world, but its warden is the first process of a container."""
+"""The pool of one image: like any pool, but its warden is the first process of a container."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from belljar import channel
-from belljar.backends.container.container import Contents, Vessel
-from belljar.backends.local.pool.jails import CELLS_MAX, Berths
-from belljar.backends.local.pool.pool import World
+from belljar.backends.container.container import Container, Contents
+from belljar.backends.local.pool.jails import JAILS_MAX, JailSlots
+from belljar.backends.local.pool.pool import LocalPool
 from belljar.backends.local.pool.warden_handle import StartFailed, WardenHandle
 from belljar.contract.execution import Limits
 from belljar.environments import Environment
@@ -20,15 +20,15 @@ from belljar.jail.cgroups import Cgroups
 from belljar.settings import PoolSettings
 
 
-class VesselWarden(WardenHandle):
+class ContainerWarden(WardenHandle):
     """The host's end of the socket to a warden that a container engine has started."""
 
-    def __init__(self, vessel: Vessel, on_lost: Callable[[], None]) -> None:
+    def __init__(self, vessel: Container, on_lost: Callable[[], None]) -> None:
         super().__init__(on_lost)
         self._vessel = vessel
 
     async def start(self, orders: Mapping[str, Any]) -> None:
-        """Tell it what to build, and wait until its world is there."""
+        """Tell it what to build, and wait until its pool is there."""
         self._socket = self._vessel.take_socket()
         try:
             channel.send(self._socket, {"log": True}, descriptors=[self.log.write])
@@ -51,12 +51,12 @@ class VesselWarden(WardenHandle):
             self._ready.cancel()
 
 
-class VesselWorld(World):
-    """An image, warm. Its cells' cgroups lie below the container's own, so that its limits hold for all of them."""
+class ContainerPool(LocalPool):
+    """An image, warm. Its jails' cgroups lie below the container's own, so that its limits hold for all of them."""
 
     def __init__(
         self,
-        vessel: Vessel,
+        vessel: Container,
         environment: Environment,
         pool: PoolSettings,
         default_limits: Limits,
@@ -69,16 +69,16 @@ class VesselWorld(World):
         self.block = block
         self.is_closed = False
         self._own_cgroups = cgroups
-        first_uid = policy.GUEST_UID_FIRST + block * CELLS_MAX
+        first_uid = policy.GUEST_UID_FIRST + block * JAILS_MAX
         kept = max(1, pool.ready_guests)
-        self._own_berths = Berths(cgroups, changes_uid=walls["changes_uid"], kept=kept, first_uid=first_uid)
+        self._own_jail_slots = JailSlots(cgroups, changes_uid=walls["changes_uid"], kept=kept, first_uid=first_uid)
         super().__init__(
             environment,
-            self._own_berths,
+            self._own_jail_slots,
             pool,
             default_limits,
             walls,
-            make_warden=lambda lost: VesselWarden(vessel, lost),
+            make_warden=lambda lost: ContainerWarden(vessel, lost),
         )
 
     def _places(self) -> tuple[dict[str, str], list[str]]:
@@ -95,8 +95,8 @@ class VesselWorld(World):
     def _python(self) -> str:
         return self.vessel.contents.python or f"{host_python.IN_ROOT}/{host_python.PYTHON}"
 
-    def _imports(self, weight: str) -> list[str]:
-        return super()._imports(weight) if self.vessel.contents.python else list(host_python.IMPORTS)
+    def _imports(self, kind: str) -> list[str]:
+        return super()._imports(kind) if self.vessel.contents.python else list(host_python.IMPORTS)
 
     @property
     def certificates(self) -> str:
@@ -110,7 +110,7 @@ class VesselWorld(World):
         """End every process, remove every cgroup, then the container."""
         try:
             await super().close()
-            self._own_berths.close()
+            self._own_jail_slots.close()
             if self._own_cgroups is not None:
                 self._own_cgroups.close()
         finally:

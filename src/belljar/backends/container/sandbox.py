@@ -1,4 +1,4 @@
-"""The container back end: the local one, with every world inside a container of its own.
+"""The container back end: the local one, with every pool inside a container of its own.
 
 Everything about runs, limits and evidence is the local back end's. Host and container share a kernel, so descriptors,
 pidfds and cgroups reach through the container's walls, and a run in a warm container takes the path of any other run.
@@ -16,13 +16,13 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from belljar.backends.container import host_python, launch_config, ownership
-from belljar.backends.container.container import Vessel
-from belljar.backends.container.engine_api import Daemon
-from belljar.backends.container.pool import VesselWorld, describe
-from belljar.backends.gvisor.pool import RemoteWorld
+from belljar.backends.container.container import Container
+from belljar.backends.container.engine_api import EngineApi
+from belljar.backends.container.pool import ContainerPool, describe
+from belljar.backends.gvisor.pool import GvisorPool
 from belljar.backends.local import LocalSandbox
-from belljar.backends.local.features.feature import Companions
-from belljar.backends.local.pool.pool import World
+from belljar.backends.local.features.feature import HostFeatures
+from belljar.backends.local.pool.pool import LocalPool
 from belljar.backends.local.session.session import LocalSession
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import (
@@ -65,11 +65,11 @@ class ContainerSandbox(LocalSandbox):
         self._container = settings.container
         self._images = dict(each.split("=", 1) for each in settings.container.images)
         self._images.setdefault("default", settings.container.image)
-        self._daemon = Daemon(settings.container)
+        self._daemon = EngineApi(settings.container)
         self._doors = settings.runtime_dir / "containers"
         self._started = 0
         self._image_ids: dict[str, str] = {}
-        self._all: list[VesselWorld] = []
+        self._all: list[ContainerPool] = []
         self._used_at: dict[str, float] = {}
 
     async def open(self) -> None:
@@ -88,7 +88,7 @@ class ContainerSandbox(LocalSandbox):
             raise
         await super().open()
 
-    def _first_world(self) -> str:
+    def _first_pool(self) -> str:
         return "default"
 
     def _open_cgroups(self) -> None:
@@ -107,9 +107,9 @@ class ContainerSandbox(LocalSandbox):
         return Commands(self._settings, self._run_patiently, self._machine())
 
     def _machine(self) -> Machine:
-        from belljar.backends.container.toolchains import ImageMachine
+        from belljar.backends.container.toolchains import ImageToolchains
 
-        return ImageMachine(self._settings, self._image_ids)
+        return ImageToolchains(self._settings, self._image_ids)
 
     async def run(self, execution: Execution, watcher: Watcher | None = None) -> Evidence:
         """Run one program, in the image for its language where the operator has named one."""
@@ -119,48 +119,48 @@ class ContainerSandbox(LocalSandbox):
 
     async def _run(self, execution: Execution, watcher: Watcher | None, command: Command | None) -> Evidence:
         if self._container.fresh == "run":
-            world = await self._launch(execution.environment, fresh=True)
+            pool = await self._launch(execution.environment, fresh=True)
             try:
-                return await self._run_in(world, execution, watcher, command)
+                return await self._run_in(pool, execution, watcher, command)
             finally:
-                await asyncio.shield(world.close())
-        world = await self._worlds.enter(execution.environment)
+                await asyncio.shield(pool.close())
+        pool = await self._pools.enter(execution.environment)
         self._used_at[execution.environment] = asyncio.get_running_loop().time()
-        return await self._run_in(world, execution, watcher, command)
+        return await self._run_in(pool, execution, watcher, command)
 
     async def _run_in(
-        self, world: World, execution: Execution, watcher: Watcher | None, command: Command | None
+        self, pool: LocalPool, execution: Execution, watcher: Watcher | None, command: Command | None
     ) -> Evidence:
-        chosen: object = world
-        if command is None and not world.environment.version:
+        chosen: object = pool
+        if command is None and not pool.environment.version:
             raise NotOffered(
                 f"the image of environment {execution.environment!r} has no Python (3.9 or newer); name a language "
                 "that it has, or another environment",
                 field="language",
             )
-        if isinstance(chosen, RemoteWorld):
+        if isinstance(chosen, GvisorPool):
             if execution.network:
                 raise NotOffered(f"network is not offered under {self._container.runtime}", field="network")
             return await self._run_there(chosen, execution, watcher, command)
         try:
-            return await super()._run_in(world, execution, watcher, command)
+            return await super()._run_in(pool, execution, watcher, command)
         except OSError as error:
             if error.errno != errno.ENODEV:
                 raise
             raise ZygoteDied("the container ended, and its cgroups with it") from error
 
     async def _run_there(
-        self, world: RemoteWorld, execution: Execution, watcher: Watcher | None, command: Command | None
+        self, pool: GvisorPool, execution: Execution, watcher: Watcher | None, command: Command | None
     ) -> Evidence:
         """In a container with a kernel of its own."""
-        companions = Companions()
+        companions = HostFeatures()
         try:
-            self._accompany(execution, cast(World, world), watcher, companions)
+            self._accompany(execution, cast(LocalPool, pool), watcher, companions)
             extras = companions.extras()
             if command is None:
-                evidence = await world.run(execution, watcher, extras)
+                evidence = await pool.run(execution, watcher, extras)
             else:
-                evidence = await world.run(execution, watcher, [*extras, command.extra], command.source)
+                evidence = await pool.run(execution, watcher, [*extras, command.extra], command.source)
             return companions.complete(evidence)
         except ZygoteDied as error:
             companions.forbid_repeating(error)
@@ -168,10 +168,10 @@ class ContainerSandbox(LocalSandbox):
         finally:
             companions.close()
 
-    async def _seat(self, world: World, order: SessionOrder, allowed: Limits) -> tuple[LocalSession, int]:
-        chosen: object = world
-        if not isinstance(chosen, RemoteWorld):
-            return await super()._seat(world, order, allowed)
+    async def _seat(self, pool: LocalPool, order: SessionOrder, allowed: Limits) -> tuple[LocalSession, int]:
+        chosen: object = pool
+        if not isinstance(chosen, GvisorPool):
+            return await super()._seat(pool, order, allowed)
         if order.language != "python":
             raise NotOffered(f"under {self._container.runtime} there are sessions in Python only", field="language")
         if order.network:
@@ -181,13 +181,13 @@ class ContainerSandbox(LocalSandbox):
     async def _open_session(self, order: SessionOrder) -> LiveSession:
         if self._container.fresh == "never":
             return await super()._open_session(order)
-        world = await self._launch(order.environment, fresh=True)
+        pool = await self._launch(order.environment, fresh=True)
         try:
-            session = await self._open_session_in(world, order)
+            session = await self._open_session_in(pool, order)
         except BaseException:
-            await asyncio.shield(world.close())
+            await asyncio.shield(pool.close())
             raise
-        self._worlds.leave(world)  # it goes soon after the last session in it
+        self._pools.leave(pool)  # it goes soon after the last session in it
         return session
 
     def _maintain(self) -> None:
@@ -197,17 +197,17 @@ class ContainerSandbox(LocalSandbox):
     def _let_go_of_unused_images(self) -> None:
         """Images that requests have named are not kept warm for ever."""
         now = asyncio.get_running_loop().time()
-        for name, world in list(self._worlds.current.items()):
+        for name, pool in list(self._pools.current.items()):
             is_old = now - self._used_at.get(name, now) > self._settings.pool.idle_seconds
-            if name not in self._images and world.is_idle and is_old:
+            if name not in self._images and pool.is_idle and is_old:
                 self._used_at.pop(name, None)
-                self._worlds.leave(world)
+                self._pools.leave(pool)
 
-    async def _make_world(self, name: str) -> World:
+    async def _make_pool(self, name: str) -> LocalPool:
         return await self._launch(name)
 
-    async def _launch(self, name: str, *, fresh: bool = False) -> World:
-        """A new container of the image that `name` stands for, with a world in it."""
+    async def _launch(self, name: str, *, fresh: bool = False) -> LocalPool:
+        """A new container of the image that `name` stands for, with a pool in it."""
         image = self._image_of(name)
         if not fresh:
             await self._make_room()
@@ -218,27 +218,29 @@ class ContainerSandbox(LocalSandbox):
         warm = (*self._settings.environments.get(name, EnvironmentSettings(warm_imports=())).warm_imports, "IPython")
         if launch_config.has_own_kernel(self._container.runtime):
             return await self._launch_foreign(name, image, marks, warm)
-        vessel = Vessel(self._daemon, image, ownership.new_directory(self._doors))
+        vessel = Container(self._daemon, image, ownership.new_directory(self._doors))
         await vessel.launch(marks, warm, self._container, self._loan)
         try:
-            world = self._furnish(name, vessel)
+            pool = self._furnish(name, vessel)
         except BaseException:
             await vessel.close()
             raise
         try:
-            await world.open()
+            await pool.open()
         except BaseException:
-            await asyncio.shield(world.close())
+            await asyncio.shield(pool.close())
             raise
-        return world
+        return pool
 
-    async def _launch_foreign(self, name: str, image: str, marks: Mapping[str, str], warm: tuple[str, ...]) -> World:
-        world = RemoteWorld(self._daemon, image, name, self._settings.request, self._settings.default_limits)
+    async def _launch_foreign(
+        self, name: str, image: str, marks: Mapping[str, str], warm: tuple[str, ...]
+    ) -> LocalPool:
+        pool = GvisorPool(self._daemon, image, name, self._settings.request, self._settings.default_limits)
         config = launch_config.foreign_config(image, marks, self._container, self._loan, warm, self._daemon.is_podman)
-        await world.open(config, self._container.start_seconds)
-        return cast(World, world)
+        await pool.open(config, self._container.start_seconds)
+        return cast(LocalPool, pool)
 
-    def _furnish(self, name: str, vessel: Vessel) -> VesselWorld:
+    def _furnish(self, name: str, vessel: Container) -> ContainerPool:
         assert self._instance is not None
         cgroups = self._cgroups_in(vessel)
         walls: Mapping[str, Any] = {
@@ -256,15 +258,15 @@ class ContainerSandbox(LocalSandbox):
         block = next((number for number in range(_BLOCKS) if number not in taken), None)
         if block is None:
             raise Overloaded(f"{_BLOCKS} containers are open, and no more have uids of their own; try again later")
-        world = VesselWorld(vessel, environment, settings.pool, settings.default_limits, walls, cgroups, block)
-        self._all.append(world)
-        return world
+        pool = ContainerPool(vessel, environment, settings.pool, settings.default_limits, walls, cgroups, block)
+        self._all.append(pool)
+        return pool
 
-    def _cgroups_in(self, vessel: Vessel) -> Cgroups | None:
+    def _cgroups_in(self, vessel: Container) -> Cgroups | None:
         if "cgroup" in self._settings.jail.without_walls:
             return None
         try:
-            cgroups = Cgroups(find_hierarchies(str(vessel.pid)), "belljar/cells")
+            cgroups = Cgroups(find_hierarchies(str(vessel.pid)), "belljar/jails")
             cgroups.open()
         except (CgroupsUnavailable, OSError) as error:
             missing = [f"wall 'cgroup' is missing in a container: {error} (--without-wall cgroup)"]
@@ -289,12 +291,12 @@ class ContainerSandbox(LocalSandbox):
 
     async def _make_room(self) -> None:
         """Not more warm containers than there may be: the least used idle one goes."""
-        open_worlds = [world for world in self._worlds.current.values() if not world.is_lost]
-        if len(open_worlds) < self._container.max_containers:
+        open_pools = [pool for pool in self._pools.current.values() if not pool.is_lost]
+        if len(open_pools) < self._container.max_containers:
             return
-        for name, world in self._worlds.current.items():
-            if name not in self._images and world.is_idle:
-                await self._worlds.end(world)
+        for name, pool in self._pools.current.items():
+            if name not in self._images and pool.is_idle:
+                await self._pools.end(pool)
                 return
         raise Overloaded(f"all {self._container.max_containers} containers are in use; try again later")
 
@@ -307,7 +309,7 @@ class ContainerSandbox(LocalSandbox):
         """Numbers for monitoring."""
         return {
             **super().facts(),
-            "containers": self._worlds.alive,
+            "containers": self._pools.alive,
             "containers_started": self._started,
-            "containers_replaced": self._worlds.replaced,
+            "containers_replaced": self._pools.replaced,
         }

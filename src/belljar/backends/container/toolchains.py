@@ -13,7 +13,7 @@ from belljar.languages.toolchains import Machine
 from belljar.settings import Settings
 
 
-class ImageMachine(Machine):
+class ImageToolchains(Machine):
     """Stands in for this machine where programs run in images."""
 
     def __init__(self, settings: Settings, image_ids: Mapping[str, str]) -> None:

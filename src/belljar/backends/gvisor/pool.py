@@ -1,4 +1,4 @@
-"""A world whose kernel is not ours: a container under gVisor, or anything else that shares no kernel with the host.
+"""A pool whose kernel is not ours: a container under gVisor, or anything else that shares no kernel with the host.
 
 No descriptor reaches into it, so everything travels as frames over the container's standard input and output, to the
 steward in there (`inside/gvisor/agent.py`). The host keeps a clock of its own over each run, and ends the whole
@@ -20,11 +20,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from belljar.backends.container.container import Contents, checked
-from belljar.backends.container.engine_api import Daemon
+from belljar.backends.container.engine_api import EngineApi
 from belljar.backends.container.pool import describe
 from belljar.backends.gvisor.relay import Lines
-from belljar.backends.gvisor.session import RemoteBody, RemoteSession
-from belljar.backends.local.features.feature import Extra
+from belljar.backends.gvisor.session import GvisorSession, RelayedProcess
+from belljar.backends.local.features.feature import GuestFeature
 from belljar.backends.local.pool.view import import_pattern
 from belljar.backends.local.pool.warden_handle import WARMING
 from belljar.backends.local.run import artifacts
@@ -59,10 +59,12 @@ NONSENSE = (ValueError, LookupError, TypeError, AttributeError, OverflowError, R
 _Heard: TypeAlias = "asyncio.Queue[tuple[dict[str, Any], bytes]]"
 
 
-class RemoteWorld:
-    """One container with a steward in it. Used like a `World` by the sandbox that owns it."""
+class GvisorPool:
+    """One container with a steward in it. Used like a `LocalPool` by the sandbox that owns it."""
 
-    def __init__(self, daemon: Daemon, image: str, name: str, bounds: RequestSettings, default_limits: Limits) -> None:
+    def __init__(
+        self, daemon: EngineApi, image: str, name: str, bounds: RequestSettings, default_limits: Limits
+    ) -> None:
         self.image = image
         self.name = name
         self.is_lost = False
@@ -143,14 +145,14 @@ class RemoteWorld:
         if not self._greeted.done():
             self._greeted.cancel()
 
-    # ---- what a sandbox asks of a world
+    # ---- what a sandbox asks of a pool
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing runs in it."""
         return not self._runs
 
-    def refill(self, weight: str) -> None:
+    def refill(self, kind: str) -> None:
         """The steward keeps its own guests ready."""
 
     def let_go_of_unused(self) -> None:
@@ -164,7 +166,7 @@ class RemoteWorld:
         self,
         execution: Execution,
         watcher: Watcher | None,
-        extras: Sequence[Extra] = (),
+        extras: Sequence[GuestFeature] = (),
         source: str = policy.PROGRAM_NAME,
     ) -> Evidence:
         """Run one program to its end.
@@ -205,11 +207,11 @@ class RemoteWorld:
     def seat(self, limits: Limits, allowed: Limits) -> LocalSession:
         """A session that has not begun yet, in a guest that is allowed so much."""
         self._check_not_lost()
-        body = RemoteBody(self._next_run + 1, self._send, self, lambda: self._forget(body.number))
+        body = RelayedProcess(self._next_run + 1, self._send, self, lambda: self._forget(body.number))
         self._enrol(body.hear)
         order = {"do": "open", "run": body.number, "memory_bytes": limits.memory_bytes + _OWN_BYTES, **body.numbers}
         self._send({**order, "allowance": _allowance(allowed)})
-        return RemoteSession(body, limits, self._bounds, None)
+        return GvisorSession(body, limits, self._bounds, None)
 
     def succeeded(self) -> None:
         """Guests can be made; the steward knows."""
@@ -222,15 +224,15 @@ class RemoteWorld:
         """Its steward does not do what it is told: the container must go."""
         self._lose("it did not end a program")
 
-    def _begin(self, asked: _Asked, weight: str, extras: Sequence[Extra], source: str) -> None:
+    def _begin(self, asked: _Asked, kind: str, extras: Sequence[GuestFeature], source: str) -> None:
         execution = asked.execution
-        shows = weight == "heavy"
+        shows = kind == "heavy"
         packet = program_packet(execution, shows, extras, source)
         kinds, lent = asked.lines.lend([descriptor for extra in extras for descriptor in extra.descriptors])
         message = {
             "do": "run",
             "run": asked.number,
-            "weight": weight,
+            "weight": kind,
             "shows": shows,
             "packet_bytes": len(packet),
             "lent_bytes": len(lent),
@@ -409,7 +411,7 @@ class _Asked:
     def evidence(self, ended: dict[str, Any], found: Collected, wall_seconds: float) -> Evidence:
         """What was seen, in the words of the contract."""
         if ended["status"] is None:
-            raise ZygoteDied("the program's world ended without a word")
+            raise ZygoteDied("the program's pool ended without a word")
         code = os.waitstatus_to_exitcode(int(ended["status"]))
         note = found.note_below(self._kept["stderr"])
         if note and self.watcher is not None:

@@ -18,7 +18,7 @@ from typing import Any, cast
 from belljar import channel
 from belljar.backends.gvisor.relay import Lines, Send
 from belljar.backends.local.session.cell_run import End
-from belljar.backends.local.session.process import Body, Family
+from belljar.backends.local.session.process import SessionFamily, SessionProcess
 from belljar.backends.local.session.session import LocalSession
 from belljar.contract.errors import CannotBranch, SandboxFault, UnsafePath
 from belljar.contract.files import check_relative_path
@@ -36,13 +36,13 @@ _REASON_CHARACTERS = 500
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-class RemoteBody(Body):
+class RelayedProcess(SessionProcess):
     """The guest, and all lines to it."""
 
-    def __init__(self, number: int, send: Send, world: Any, forget: Callable[[], None]) -> None:
+    def __init__(self, number: int, send: Send, pool: Any, forget: Callable[[], None]) -> None:
         self.number = number
         self.is_out_of_memory = False
-        self.family = cast(Family, SimpleNamespace(world=world))  # the rest of a family lives in a cell
+        self.family = cast(SessionFamily, SimpleNamespace(pool=pool))  # the rest of a family lives in a cell
         self.cgroup = None
         self.ended = lambda status: None
         self.memory_event = lambda: None
@@ -96,7 +96,7 @@ class RemoteBody(Body):
             self._asked.pop(number, None)
 
     def was_taken_away(self) -> bool:
-        """It has no cell; that its container has gone is told by its world."""
+        """It has no cell; that its container has gone is told by its pool."""
         return False
 
     def interrupt(self) -> None:
@@ -114,7 +114,7 @@ class RemoteBody(Body):
             async with asyncio.timeout(_SILENCE_SECONDS):
                 await self._has_gone.wait()
         except TimeoutError:
-            self.family.world.unstick()  # type: ignore[call-arg]
+            self.family.pool.unstick()  # type: ignore[call-arg]
             self._end(None)
 
     async def release(self) -> None:
@@ -132,10 +132,10 @@ def _is_wait_status(status: object) -> bool:
     return isinstance(status, int) and 0 <= status < 1 << 16 and (os.WIFEXITED(status) or os.WIFSIGNALED(status))
 
 
-class RemoteSession(LocalSession):
+class GvisorSession(LocalSession):
     """An interpreter that stays, in a container with a kernel of its own."""
 
-    _body: RemoteBody
+    _body: RelayedProcess
 
     def _hear_first_word(self, message: Mapping[str, Any], descriptors: list[int]) -> None:
         if len(descriptors) == 3:  # stand for its directories; there is no pidfd

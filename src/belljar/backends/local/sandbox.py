@@ -1,4 +1,4 @@
-"""The local back end: jails on this machine, one warm world per environment."""
+"""The local back end: jails on this machine, one warm pool per environment."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import os
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
-from belljar.backends.local.features.feature import Companions
+from belljar.backends.local.features.feature import HostFeatures
 from belljar.backends.local.features.restricted import PolicyReport
 from belljar.backends.local.languages.standby import StandbyPool
 from belljar.backends.local.pool import descriptors
 from belljar.backends.local.pool.guests import Guest
-from belljar.backends.local.pool.jails import Berths
-from belljar.backends.local.pool.pool import World
-from belljar.backends.local.pool.pools import Worlds
-from belljar.backends.local.pool.zygotes import BARE, HEAVY, SHELL
+from belljar.backends.local.pool.jails import JailSlots
+from belljar.backends.local.pool.pool import LocalPool
+from belljar.backends.local.pool.pools import GuestPools
+from belljar.backends.local.pool.zygotes import BARE, PACKAGES, SESSION
 from belljar.backends.local.run.run import Run
-from belljar.backends.local.session.process import FirstBody
+from belljar.backends.local.session.process import FirstProcess
 from belljar.backends.local.session.session import LocalSession
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import BelljarError, JailSetupFailed, NotOffered, SandboxFault, WallMissing, ZygoteDied
@@ -32,7 +32,7 @@ from belljar.jail.cgroups import Cgroups, CgroupsUnavailable, find_hierarchies
 from belljar.settings import Settings
 
 if TYPE_CHECKING:
-    from belljar.backends.local.features.network import WayOut, WaysOut
+    from belljar.backends.local.features.network import NetworkAccess, NetworkAccessPoint
     from belljar.backends.local.languages.steps import Command, Commands
     from belljar.languages.toolchains import Machine
 
@@ -40,7 +40,7 @@ _log = logging.getLogger("belljar.local")
 _MAINTENANCE_SECONDS = 15.0
 _ATTEMPTS = 4
 _UNLIMITED_SECONDS = 1e8
-_WITH_TOOLCHAINS = "@"  # between an environment and a root: a world that shows the toolchains of that root, too
+_WITH_TOOLCHAINS = "@"  # between an environment and a root: a pool that shows the toolchains of that root, too
 
 
 class LocalSandbox:
@@ -62,13 +62,13 @@ class LocalSandbox:
         self._tools = tools
         self._environments = environments
         self._progress = progress
-        self._worlds = Worlds(self._make_world)
+        self._pools = GuestPools(self._make_pool)
         self._instance: instance.Instance | None = None
         self._cgroups: Cgroups | None = None
         self._maintenance: asyncio.TimerHandle | None = None
         self._faults = 0
         self._commands: Commands | None = None
-        self._ways_out: WaysOut | None = None
+        self._ways_out: NetworkAccessPoint | None = None
         self._standbys = StandbyPool(settings)
 
     async def open(self) -> None:
@@ -82,9 +82,9 @@ class LocalSandbox:
         try:
             self._claim()
             kept = max(1, self._settings.pool.ready_guests)
-            self._berths = Berths(self._cgroups, changes_uid=os.geteuid() == 0, kept=kept)
+            self._jail_slots = JailSlots(self._cgroups, changes_uid=os.geteuid() == 0, kept=kept)
             if self._first_language:
-                await self._worlds.enter(self._first_world())
+                await self._pools.enter(self._first_pool())
         except OSError as error:
             await self.close()
             raise self._unusable(error) from error
@@ -133,7 +133,7 @@ class LocalSandbox:
         configured = self._settings.environments
         return "default" if "default" in configured else next(iter(configured), "default")
 
-    def _first_world(self) -> str:
+    def _first_pool(self) -> str:
         name = self.first_environment
         if self._first_language == "python":
             return name
@@ -206,60 +206,60 @@ class LocalSandbox:
     def _run(
         self, execution: Execution, watcher: Watcher | None, command: Command | None
     ) -> Coroutine[Any, Any, Evidence]:
-        world = None if command is not None else self._worlds.current.get(execution.environment)
-        if world is None or world.is_lost:
+        pool = None if command is not None else self._pools.current.get(execution.environment)
+        if pool is None or pool.is_lost:
             return self._run_somewhere(execution, watcher, command)
-        return self._run_in(world, execution, watcher, None)  # as nearly always
+        return self._run_in(pool, execution, watcher, None)  # as nearly always
 
     async def _run_somewhere(self, execution: Execution, watcher: Watcher | None, command: Command | None) -> Evidence:
         name = execution.environment if command is None else f"{execution.environment}{_WITH_TOOLCHAINS}{command.root}"
-        world = await self._worlds.enter(name)
-        if command is not None and not world.shows(command.places):  # its toolchain was installed after the world
-            if self._worlds.current.get(name) is world:  # else somebody else has found out, too
-                self._worlds.leave(world)
-                self._standbys.leave(world)
-            world = await self._worlds.enter(name)
+        pool = await self._pools.enter(name)
+        if command is not None and not pool.shows(command.places):  # its toolchain was installed after the pool
+            if self._pools.current.get(name) is pool:  # else somebody else has found out, too
+                self._pools.leave(pool)
+                self._standbys.leave(pool)
+            pool = await self._pools.enter(name)
         if command is None or command.standby is None or execution.network:  # what waits has no way out
-            return await self._run_in(world, execution, watcher, command)
-        seen = await self._standbys.run(world, command.standby, execution, watcher)
-        return seen or await self._run_in(world, execution, watcher, command)
+            return await self._run_in(pool, execution, watcher, command)
+        seen = await self._standbys.run(pool, command.standby, execution, watcher)
+        return seen or await self._run_in(pool, execution, watcher, command)
 
     async def _run_in(
-        self, world: World, execution: Execution, watcher: Watcher | None, command: Command | None
+        self, pool: LocalPool, execution: Execution, watcher: Watcher | None, command: Command | None
     ) -> Evidence:
-        weight = world.weigh(execution) if command is None else BARE
+        kind = pool.choose_kind(execution) if command is None else BARE
         limits = execution.limits
-        guest = world.lease_ready(weight, limits) or await world.lease(weight, limits)
+        guest = pool.lease_ready(kind, limits) or await pool.lease(kind, limits)
         if command is not None or not _is_plain(execution):
-            return await self._run_accompanied(world, guest, execution, watcher, command)
+            return await self._run_accompanied(pool, guest, execution, watcher, command)
         try:
-            run = Run(guest, execution, watcher, self._settings.request, world, weight == HEAVY)
+            run = Run(guest, execution, watcher, self._settings.request, pool, kind == PACKAGES)
             evidence = await run.play()
-            world.succeeded()
+            pool.succeeded()
             return evidence
         finally:
-            self._let_go(world, guest)
+            self._let_go(pool, guest)
 
     async def _run_accompanied(
-        self, world: World, guest: Guest, execution: Execution, watcher: Watcher | None, command: Command | None
+        self, pool: LocalPool, guest: Guest, execution: Execution, watcher: Watcher | None, command: Command | None
     ) -> Evidence:
         """In a guest that is released in the end, with whatever few programs ask for."""
-        companions = Companions()
+        companions = HostFeatures()
         source = policy.PROGRAM_NAME
-        way_out: WayOut | None = None
+        way_out: NetworkAccess | None = None
         try:
             if execution.network:
-                way_out = await self._open_way_out(world, guest.cell.sleeper)
+                way_out = await self._open_way_out(pool, guest.jail.jail_init)
                 execution = dataclasses.replace(execution, env=way_out.equip(execution.env))
-            self._accompany(execution, world, watcher, companions)
+            self._accompany(execution, pool, watcher, companions)
             extras = companions.extras()
             if command is not None:
                 extras.append(command.extra)
                 source = command.source
-            shows = guest.weight == HEAVY
-            run = Run(guest, execution, watcher, self._settings.request, world, shows, extras, source)
+            shows = guest.kind == PACKAGES
+            run = Run(guest, execution, watcher, self._settings.request, pool, shows, extras, source)
             evidence = await run.play()
-            world.succeeded()
+            pool.succeeded()
             evidence = companions.complete(evidence)
             return evidence if way_out is None else await way_out.finish(evidence)
         except ZygoteDied as error:
@@ -271,15 +271,17 @@ class LocalSandbox:
             companions.close()
             if way_out is not None:
                 way_out.drop()
-                guest.cell.kill()  # whatever was sent in there, nobody else comes to live in it
-            self._let_go(world, guest)
+                guest.jail.kill()  # whatever was sent in there, nobody else comes to live in it
+            self._let_go(pool, guest)
 
-    def _accompany(self, execution: Execution, world: World, watcher: Watcher | None, companions: Companions) -> None:
+    def _accompany(
+        self, execution: Execution, pool: LocalPool, watcher: Watcher | None, companions: HostFeatures
+    ) -> None:
         """Whatever few programs ask for; what is in `companions` will be closed, however this ends."""
         if execution.coverage is not None:
             from belljar.backends.local.features.coverage import Measurement  # few programs are measured
 
-            companions.append(Measurement(execution, execution.coverage, world.environment))
+            companions.append(Measurement(execution, execution.coverage, pool.environment))
         if execution.tools:
             from belljar.backends.local.features.tools import ToolLine  # few programs call tools
 
@@ -287,19 +289,19 @@ class LocalSandbox:
         if execution.restrict is not None:
             companions.append(PolicyReport(execution, execution.restrict))
 
-    async def _open_way_out(self, world: World, place: int) -> WayOut:
+    async def _open_way_out(self, pool: LocalPool, place: int) -> NetworkAccess:
         if self._ways_out is None:
-            from belljar.backends.local.features.network import WaysOut  # few programs have a network
+            from belljar.backends.local.features.network import NetworkAccessPoint  # few programs have a network
 
             assert self._instance is not None
-            self._ways_out = WaysOut(self._settings.network, self._instance.uid_base, self._landlock_version)
-        return await self._ways_out.open(world, place)
+            self._ways_out = NetworkAccessPoint(self._settings.network, self._instance.uid_base, self._landlock_version)
+        return await self._ways_out.open(pool, place)
 
-    def _let_go(self, world: World, guest: Guest) -> None:
-        if world.busy_guests:
-            _release(world, guest)
+    def _let_go(self, pool: LocalPool, guest: Guest) -> None:
+        if pool.busy_guests:
+            _release(pool, guest)
         else:  # nobody else waits for a guest: after the answer is on its way
-            world.loop.call_soon(_release, world, guest)
+            pool.loop.call_soon(_release, pool, guest)
 
     async def open_session(self, order: SessionOrder) -> LiveSession:
         """Start an interpreter that stays. A guest that is lost before it begins is replaced, a few times."""
@@ -315,20 +317,20 @@ class LocalSandbox:
         raise AssertionError("unreachable")
 
     async def _open_session(self, order: SessionOrder) -> LiveSession:
-        return await self._open_session_in(await self._worlds.enter(order.environment), order)
+        return await self._open_session_in(await self._pools.enter(order.environment), order)
 
-    async def _open_session_in(self, world: World, order: SessionOrder) -> LiveSession:
+    async def _open_session_in(self, pool: LocalPool, order: SessionOrder) -> LiveSession:
         foreign = None
         if order.language != "python":
             order, foreign = await asyncio.to_thread(self._translate, order)
-        if not any(name.lower() == "ipython" for name, _ in world.environment.packages):
+        if not any(name.lower() == "ipython" for name, _ in pool.environment.packages):
             raise NotOffered(
                 f"environment {order.environment!r} has no IPython, which sessions need; use another",
                 field="environment",
             )
-        # The kernel's own processor limit is for a process's life, and a session's cells have clocks of their own.
+        # The kernel's own processor limit is for a process's life, and a session's jails have clocks of their own.
         allowed = dataclasses.replace(order.limits, cpu_seconds=_UNLIMITED_SECONDS)
-        session, sleeper = await self._seat(world, order, allowed)
+        session, jail_init = await self._seat(pool, order, allowed)
         session.foreign = foreign
         try:
             if order.tools:
@@ -336,7 +338,7 @@ class LocalSandbox:
 
                 session.tools = SessionTools(self._tools, order.tools, self._settings.tools)
             if order.network:
-                session.way_out = await self._open_way_out(world, sleeper)
+                session.way_out = await self._open_way_out(pool, jail_init)
                 order = dataclasses.replace(order, env=session.way_out.equip(order.env))
         except BaseException:
             await session.close()
@@ -344,16 +346,16 @@ class LocalSandbox:
         await session.start(order, () if session.tools is None else (session.tools.extra,))
         if session.tools is not None:
             session.tools.sent()
-        world.succeeded()
-        asyncio.get_running_loop().call_soon(world.refill, SHELL)
+        pool.succeeded()
+        asyncio.get_running_loop().call_soon(pool.refill, SESSION)
         return session
 
-    async def _seat(self, world: World, order: SessionOrder, allowed: Limits) -> tuple[LocalSession, int]:
-        """A session that has not begun yet, in a guest that is allowed so much; and who holds its cell's namespaces."""
-        guest = await world.lease(SHELL, allowed)
-        body = FirstBody(world, guest)
-        owner = world.owner_of(guest.cell.berth)
-        return LocalSession(body, order.limits, self._settings.request, owner), guest.cell.sleeper
+    async def _seat(self, pool: LocalPool, order: SessionOrder, allowed: Limits) -> tuple[LocalSession, int]:
+        """A session that has not begun yet, in a guest that is allowed so much; and who holds its jail's namespaces."""
+        guest = await pool.lease(SESSION, allowed)
+        body = FirstProcess(pool, guest)
+        owner = pool.owner_of(guest.jail.jail_slot)
+        return LocalSession(body, order.limits, self._settings.request, owner), guest.jail.jail_init
 
     def _translate(self, order: SessionOrder) -> tuple[SessionOrder, Mapping[str, Any]]:
         """For another language: with room for its interpreter, and what to start."""
@@ -379,7 +381,7 @@ class LocalSandbox:
 
         return machine_of(self._settings)
 
-    async def _make_world(self, name: str) -> World:
+    async def _make_pool(self, name: str) -> LocalPool:
         """Open the one of an environment, with the toolchains of a root where `name` says so."""
         base, has_toolchains, root = name.partition(_WITH_TOOLCHAINS)
         environment = await ensure_unless_cancelled(self._environments, base, self._progress)
@@ -394,16 +396,18 @@ class LocalSandbox:
         }
         settings = self._settings
         shown = await asyncio.to_thread(lambda: self._machine().bound_places(root)) if has_toolchains else {}
-        world = World(environment, self._berths, settings.pool, settings.default_limits, walls, shown, system=root)
+        pool = LocalPool(
+            environment, self._jail_slots, settings.pool, settings.default_limits, walls, shown, system=root
+        )
         try:
-            await world.open()
+            await pool.open()
         except BaseException:
-            await world.close()
+            await pool.close()
             raise
-        return world
+        return pool
 
     def _maintain(self) -> None:
-        self._worlds.let_go_of_unused()
+        self._pools.let_go_of_unused()
         self._standbys.let_go_of_unused()
         self._maintenance = asyncio.get_running_loop().call_later(_MAINTENANCE_SECONDS, self._maintain)
 
@@ -411,14 +415,14 @@ class LocalSandbox:
         """End every process, remove every cgroup, give the instance's slot back."""
         if self._maintenance is not None:
             self._maintenance.cancel()
-        await self._worlds.stop_opening()
+        await self._pools.stop_opening()
         await self._standbys.close()
-        await self._worlds.close()
+        await self._pools.close()
         if self._ways_out is not None:
             await self._ways_out.close()
             self._ways_out = None
         if hasattr(self, "_berths"):
-            self._berths.close()
+            self._jail_slots.close()
         self._give_back()
 
     def facts(self) -> Mapping[str, Any]:
@@ -426,8 +430,8 @@ class LocalSandbox:
         totals: dict[str, Any] = {"backend": self.name, "sandbox_faults": self._faults, **self._standbys.facts()}
         if self._ways_out is not None:
             totals |= self._ways_out.facts()
-        for world in self._worlds.current.values():
-            for key, value in world.facts().items():
+        for pool in self._pools.current.values():
+            for key, value in pool.facts().items():
                 totals[key] = totals.get(key, 0) + value
         return totals if self._commands is None else {**totals, **self._commands.facts()}
 
@@ -437,9 +441,9 @@ def _named(error: OSError) -> BelljarError:
     return descriptors.refusal() if descriptors.is_one(error) else SandboxFault(str(error))
 
 
-def _release(world: World, guest: Guest) -> None:
-    world.release(guest)
-    world.refill(guest.weight)
+def _release(pool: LocalPool, guest: Guest) -> None:
+    pool.release(guest)
+    pool.refill(guest.kind)
 
 
 def _is_plain(execution: Execution) -> bool:

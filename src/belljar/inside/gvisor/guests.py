@@ -13,7 +13,7 @@ from belljar.inside.gvisor.relay import open_to_all
 from belljar.inside.warden import host_python, warden
 from belljar.jail import policy, syscalls
 
-BARE, HEAVY, SHELL = "bare", "heavy", "shell"
+BARE, PACKAGES, SESSION = "bare", "heavy", "shell"
 _UID_FIRST = 2000
 _UIDS = 30_000
 _READY_MAX = 2
@@ -46,8 +46,8 @@ def greet(greeting: dict[str, Any]) -> None:
 class Zygote:
     """A warm interpreter."""
 
-    def __init__(self, weight: str) -> None:
-        self.weight = weight
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
         self.peer, theirs = channel.pair()
         self.pid = os.fork()
         if self.pid == 0:
@@ -67,36 +67,36 @@ class Zygote:
             finally:
                 os._exit(127)
         theirs.close()
-        imports = [] if weight == BARE else _greeting["imports"]
+        imports = [] if kind == BARE else _greeting["imports"]
         if not _greeting["python"]:
             imports = list(host_python.IMPORTS)
-        order = {"imports": imports, "environ": _greeting["environ"], "stays": weight == SHELL}
+        order = {"imports": imports, "environ": _greeting["environ"], "stays": kind == SESSION}
         channel.send(self.peer, order)
         channel.receive(self.peer)  # warm now; while it warms this container does nothing else
 
     def lose(self) -> None:
         """It has ended: the next guest gets another."""
         self.peer.close()
-        if zygotes.get(self.weight) is self:
-            del zygotes[self.weight]
-        for key in [key for key in _ready if key[0] == self.weight]:
+        if zygotes.get(self.kind) is self:
+            del zygotes[self.kind]
+        for key in [key for key in _ready if key[0] == self.kind]:
             for guest in _ready.pop(key):
                 guest.close()
 
 
-def _find_zygote(weight: str) -> Zygote:
-    if weight not in zygotes:
-        zygotes[weight] = Zygote(weight)
-    return zygotes[weight]
+def _find_zygote(kind: str) -> Zygote:
+    if kind not in zygotes:
+        zygotes[kind] = Zygote(kind)
+    return zygotes[kind]
 
 
 class Guest:
     """A fork behind its walls, or on its way there, that waits for a program."""
 
-    def __init__(self, weight: str, allowance: list[int]) -> None:
+    def __init__(self, kind: str, allowance: list[int]) -> None:
         global _next_uid
         _next_uid = (_next_uid + 1) % _UIDS
-        zygote = _find_zygote(weight)
+        zygote = _find_zygote(kind)
         self.channel, theirs = channel.pair()
         self.stdout, stdout = os.pipe2(os.O_CLOEXEC)
         self.stderr, stderr = os.pipe2(os.O_CLOEXEC)
@@ -195,14 +195,14 @@ def _take_apart(root: str) -> None:
         pass
 
 
-def refill(weight: str, allowance: list[int]) -> None:
+def refill(kind: str, allowance: list[int]) -> None:
     """Fork ahead of demand."""
-    waiting = _ready.setdefault((weight, tuple(allowance)), [])
+    waiting = _ready.setdefault((kind, tuple(allowance)), [])
     while len(waiting) < _READY_MAX:
-        waiting.append(Guest(weight, allowance))
+        waiting.append(Guest(kind, allowance))
 
 
-def take(weight: str, allowance: list[int]) -> Guest:
+def take(kind: str, allowance: list[int]) -> Guest:
     """A guest for a program: one that is ready, or a new one."""
-    waiting = _ready.get((weight, tuple(allowance)), [])
-    return waiting.pop(0) if waiting else Guest(weight, allowance)
+    waiting = _ready.get((kind, tuple(allowance)), [])
+    return waiting.pop(0) if waiting else Guest(kind, allowance)

@@ -320,7 +320,7 @@ class Session(Tenant):
     def begin(self) -> None:
         """Get a guest of sessions, and pass on what it and the host say to each other."""
         asked = self._asked
-        self.guest = guest = guests.take(guests.SHELL, asked["allowance"])
+        self.guest = guest = guests.take(guests.SESSION, asked["allowance"])
         self.lines.speak(asked["channel"], guest.channel.dup())
         self.lines.listen(asked["stdout"], os.dup(guest.stdout))
         self.lines.listen(asked["stderr"], os.dup(guest.stderr))

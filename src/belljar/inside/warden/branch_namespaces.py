@@ -6,7 +6,7 @@ over it. So each session that is branched gets one small user namespace for all 
 by its uid, and in it every branch a mount, a network and an ipc namespace. These it could join, and nothing else; when
 it may is decided by `gate.py`.
 
-A process of ours makes them, in the world of the guests and outside every cell: it is born root there, mounts the
+A process of ours makes them, in the world of the guests and outside every jail: it is born root there, mounts the
 fresh directories, becomes the family's uid, and copies the parent's files as that uid, in the cgroup of the branch, so
 that what they take is counted there. It ends when it has handed over descriptors of what it made.
 """
@@ -35,7 +35,7 @@ def begin(order: dict[str, Any], descriptors: list[int]) -> int:
     """Fork the process that makes one place; it reports over the first of `descriptors` by itself.
 
     `order` has the family's `uid`, `disk_bytes`, and `landlock_version`; whether a user namespace is to be `joined`,
-    and whether one is to be `made` below that. The descriptors: the socket to report over, the cell's sleeper, the
+    and whether one is to be `made` below that. The descriptors: the socket to report over, the jail's sleeper, the
     parent's directories in the order of `policy.WRITABLE_DIRS`, the user namespace to be joined, if any, and the files
     by which to join the branch's cgroup.
 
@@ -60,14 +60,14 @@ def begin(order: dict[str, Any], descriptors: list[int]) -> int:
 
 
 def _make(order: dict[str, Any], descriptors: list[int]) -> None:
-    report, sleeper, *rest = descriptors
+    report, jail_init, *rest = descriptors
     count = len(policy.WRITABLE_DIRS)
     parents, rest = rest[:count], rest[count:]
     joined = [rest.pop(0)] if order["joined"] else []
     own = os.open("/proc/self/", os.O_PATH | os.O_DIRECTORY)
     for cgroup in rest:
         os.write(cgroup, b"0")
-    syscalls.setns(sleeper, syscalls.CLONE_NEWNS)
+    syscalls.setns(jail_init, syscalls.CLONE_NEWNS)
     syscalls.unshare(syscalls.CLONE_NEWNS)
     mounts.mount_fresh_dirs(mounts.fresh_dir_options(order["disk_bytes"]))
     os.setresgid(order["uid"], order["uid"], order["uid"])

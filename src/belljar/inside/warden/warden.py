@@ -1,7 +1,7 @@
 """The warden: first process of the guests' world. It builds their root, holds their user namespace, and reaps.
 
 It is exec'd, never forked from the process that holds keys. When it dies, the kernel ends everything in its pid
-namespace: zygotes, cells, guests. When a zygote dies, its guests live on as the warden's children and their exit
+namespace: zygotes, jails, guests. When a zygote dies, its guests live on as the warden's children and their exit
 status is reported from here, so no run is lost.
 
 As root it starts in three steps, because each needs a right the next gives up: read the host's files (root), then
@@ -170,7 +170,7 @@ def own_code() -> dict[str, bytes]:
 
 
 class Warden:
-    """Starts zygotes, makes cells, and reports every child that ends."""
+    """Starts zygotes, makes jails, and reports every child that ends."""
 
     def __init__(self, control: socket.socket, landlock_version: int) -> None:
         self.control = control
@@ -182,7 +182,7 @@ class Warden:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the host's to answer
         signal.set_wakeup_fd(alarm, warn_on_full_buffer=False)
-        huge_pages.share_libraries()  # every cell takes two forks
+        huge_pages.share_libraries()  # every jail takes two forks
         gc.collect()
         heap_layout.fill_holes()
         gc.freeze()
@@ -233,7 +233,7 @@ class Warden:
             elif "python" in message:
                 pid = self.start_zygote(message, *descriptors)
             else:
-                pid, made = self.make_cell(message["disk_bytes"], *descriptors)
+                pid, made = self.make_jail(message["disk_bytes"], *descriptors)
             made.insert(0, os.pidfd_open(pid))
             channel.send(self.control, {"ask": message["ask"], "pid": pid}, descriptors=made)
         except (OSError, RuntimeError) as error:
@@ -260,19 +260,19 @@ class Warden:
                 try:
                     syscalls.setns(own, syscalls.CLONE_NEWNET)
                 except OSError:
-                    os._exit(70)  # every cell made from here on would be in a guest's network
+                    os._exit(70)  # every jail made from here on would be in a guest's network
         finally:
             os.close(own)
         with listener:
             port = listener.getsockname()[1]
             channel.send(self.control, {"ask": message["ask"], "port": port}, descriptors=[listener.fileno()])
 
-    def renew(self, message: dict[str, Any], sleeper: int) -> None:
-        """Answer with directories that were mounted anew in a cell that nobody is in."""
+    def renew(self, message: dict[str, Any], jail_init: int) -> None:
+        """Answer with directories that were mounted anew in a jail that nobody is in."""
         options = mounts.fresh_dir_options(message["disk_bytes"])
         fresh: list[int] = []
         try:
-            syscalls.setns(sleeper, syscalls.CLONE_NEWNS)
+            syscalls.setns(jail_init, syscalls.CLONE_NEWNS)
             try:
                 mounts.drop_dirs()
                 fresh = self.open_dirs(options)
@@ -280,7 +280,7 @@ class Warden:
                 try:
                     syscalls.setns(self.own_mounts, syscalls.CLONE_NEWNS)
                 except OSError:
-                    os._exit(70)  # every cell made from here on would begin as a copy of a guest's mounts
+                    os._exit(70)  # every jail made from here on would begin as a copy of a guest's mounts
             channel.send(self.control, {"ask": message["ask"], "renewed": True}, descriptors=fresh)
         finally:
             for descriptor in fresh:
@@ -317,13 +317,13 @@ class Warden:
                 os._exit(127)
         return pid
 
-    def make_cell(self, disk_bytes: int, devices: int = -1) -> tuple[int, list[int]]:
+    def make_jail(self, disk_bytes: int, devices: int = -1) -> tuple[int, list[int]]:
         """A pid namespace with its /proc and a network namespace with its loopback, held by a process that sleeps.
 
         With `disk_bytes` also an ipc namespace and directories of that size, for one guest after the other, and what
         tells whether they are as new: `mounts.open_ipc_records`, then `open_dirs`. The caller owns these; there
         are none where the kernel does not have all of them. Guests then make their own. `devices` is a /dev of the
-        cell's own, if it is given one.
+        jail's own, if it is given one.
         """
         answer, report = channel.pair()
         helper = os.fork()
@@ -336,14 +336,14 @@ class Warden:
                 command, needed = _find_sleep()
                 records = _open_ipc_records() if disk_bytes else []
                 channel.send_packet(report, _NOTHING_YET, records)
-                sleeper = os.fork()
-                if sleeper == 0:
+                jail_init = os.fork()
+                if jail_init == 0:
                     mounts.mount_proc()
                     if records:  # after /proc, as `renew` has to: in whichever order, programs see it
                         options = mounts.fresh_dir_options(disk_bytes)
                         channel.send_packet(report, _NOTHING_YET, self.open_dirs(options))
                     _sleep_for_ever(command, needed, report.fileno(), self.seccomp_filter)
-                channel.send_packet(report, str(sleeper).encode())
+                channel.send_packet(report, str(jail_init).encode())
             except OSError as error:
                 channel.send_packet(report, str(error).encode() or b"for no reason")
             finally:
@@ -359,7 +359,7 @@ class Warden:
             _end(int(text))
         if is_short or _NO_DESCRIPTORS in text:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        raise RuntimeError(f"a cell could not be made: {text}")
+        raise RuntimeError(f"a jail could not be made: {text}")
 
     def reap(self) -> None:
         """Report every child that has ended: sleepers, zygotes, and guests whose zygote is gone."""
@@ -401,7 +401,7 @@ def _end(pid: int) -> None:
 
 
 def _open_ipc_records() -> list[int]:
-    """Give a cell in the making an ipc namespace of its own; what shows it, if the kernel has all of that."""
+    """Give a jail in the making an ipc namespace of its own; what shows it, if the kernel has all of that."""
     syscalls.unshare(syscalls.CLONE_NEWIPC)
     try:
         return mounts.open_ipc_records()
@@ -410,7 +410,7 @@ def _open_ipc_records() -> list[int]:
 
 
 def _hear_to_the_end(peer: socket.socket) -> tuple[str, list[int], bool]:
-    """What is said of a cell in the making, what came with it, and whether some of that did not fit.
+    """What is said of a jail in the making, what came with it, and whether some of that did not fit.
 
     It ends when the sleeper has exec'd: then its namespaces can be joined.
     """
@@ -435,7 +435,7 @@ def _find_sleep() -> tuple[list[str], int]:
 
 
 def _sleep_for_ever(command: list[str], needed: int, until_exec: int, seccomp_filter: syscalls.FilterProgram) -> None:
-    """Be pid 1 of a cell: children that lose their parent vanish, signals from inside do nothing."""
+    """Be pid 1 of a jail: children that lose their parent vanish, signals from inside do nothing."""
     namespaces.drop_bounding_set()
     namespaces.drop_capabilities()
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)

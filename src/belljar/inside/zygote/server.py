@@ -1,4 +1,4 @@
-"""The warm process: imports done, it waits, and forks a guest into an empty cell whenever it is told to.
+"""The warm process: imports done, it waits, and forks a guest into an empty jail whenever it is told to.
 
 It never reads a byte of any program. It is single-threaded, holds no secret, lives in the guests' own root as a host
 uid that is nobody's, and talks to the host over one socket. Only the exit status it collects is believed.
@@ -34,8 +34,8 @@ from belljar.jail.enter import CHANNEL, StepFailed, choose_pid_namespace, enter
 from belljar.jail.mounts import fresh_dir_options
 
 _control: channel.Peer  # stands where a guest's own socket will: the same object then speaks over that
-#: Sleeper, channel, landlock's ruleset (or -1) and cgroup files by the number of the cell.
-_cells: dict[int, tuple[int, int, int, list[int]]] = {}
+#: Sleeper, channel, landlock's ruleset (or -1) and cgroup files by the number of the jail.
+_jails: dict[int, tuple[int, int, int, list[int]]] = {}
 _guests: dict[int, int] = {}  # number of the guest by its pid
 _births = -1  # the file in which the host finds who is who, should this process die
 _counts_cpu = False  # no cgroup does
@@ -54,7 +54,7 @@ _DESCRIPTOR_SPACE = _socket.CMSG_SPACE(channel.DESCRIPTORS_MAX * 4)
 _ORDER_BYTES = 256  # more would be the C library's to allocate, on pages of its own
 _SIGNAL_BYTES = 128
 _SAMPLE_DISK_BYTES, _SAMPLE_SECONDS = 1 << 20, 10
-_NO_GUEST, _NO_CELL = 0, 0  # the host has no such guest, and has told us of no cell yet
+_NO_GUEST, _NO_CELL = 0, 0  # the host has no such guest, and has told us of no jail yet
 _TOUCHED_BYTES = 65536
 _CLOSE_ON_EXEC = _socket.MSG_CMSG_CLOEXEC
 _DESCRIPTORS_CUT = channel.DESCRIPTORS_CUT
@@ -121,8 +121,8 @@ def _go_behind_seccomp(branches: bool, can_watch: bool) -> list[int]:
 
 def _make_state() -> None:
     """What every fork uses, side by side: the heap has no holes by now."""
-    global _control, _poll, _receive, _send, _cells, _guests
-    _cells, _guests = {}, {}
+    global _control, _poll, _receive, _send, _jails, _guests
+    _jails, _guests = {}, {}
     _control.detach()
     _control = channel.Peer(fileno=CHANNEL)
     _receive, _send = _control.recvmsg, _control.sendmsg
@@ -136,7 +136,7 @@ def _make_state() -> None:
 def _try_alone() -> bool:
     """Fork a guest for a program of ours, to see which pages it touches; True in that guest, which is to run it.
 
-    It is ordered as the host would do it, and is behind the same walls as any other, but for those that a cell holds:
+    It is ordered as the host would do it, and is behind the same walls as any other, but for those that a jail holds:
     it has no cgroup, and stays in our pid and network namespace. If anything fails, guests copy pages one by one.
     """
     global choose_pid_namespace
@@ -169,7 +169,7 @@ def _try_alone() -> bool:
     return False
 
 
-def _stay_here(sleeper: int) -> None:
+def _stay_here(jail_init: int) -> None:
     """In the place of `choose_pid_namespace`: ours is the warden's, and not for us to choose."""
 
 
@@ -181,7 +181,7 @@ def _order_sample() -> None:
     own, nowhere = os.pidfd_open(os.getpid()), os.open("/dev/null", os.O_RDWR)
     order = _HEAD + protocol.FORK.pack(_NO_GUEST, _NO_CELL, policy.SAMPLE_UID, _SAMPLE_DISK_BYTES, 0, 0, 0)
     channel.send_packet(program, script.SAMPLE_PACKET)
-    channel.send(orders, {"cell": _NO_CELL, "has_rules": False}, descriptors=[own, peer.fileno(), nowhere])
+    channel.send(orders, {"jail": _NO_CELL, "has_rules": False}, descriptors=[own, peer.fileno(), nowhere])
     channel.send_packet(orders, order, [nowhere, stderr.fileno()])
     os.dup2(ours.fileno(), CHANNEL, False)
     orders.shutdown(_socket.SHUT_WR)  # and no more: it hears of an end that comes early
@@ -232,19 +232,19 @@ def _loop() -> bool:
 
 
 def _learn(message: dict[str, Any], descriptors: list[int]) -> None:
-    """A cell has been made, or is gone."""
-    if "cell" in message:
-        sleeper, peer, *cgroups = descriptors
+    """A jail has been made, or is gone."""
+    if "jail" in message:
+        jail_init, peer, *cgroups = descriptors
         ruleset = cgroups.pop(0) if message["has_rules"] else -1
-        _cells[message["cell"]] = sleeper, peer, ruleset, cgroups
-    elif message["forget"] in _cells:  # else it was refused
-        sleeper, peer, ruleset, cgroups = _cells.pop(message["forget"])
-        for descriptor in (sleeper, peer, *cgroups, *([ruleset] if ruleset >= 0 else ())):
+        _jails[message["jail"]] = jail_init, peer, ruleset, cgroups
+    elif message["forget"] in _jails:  # else it was refused
+        jail_init, peer, ruleset, cgroups = _jails.pop(message["forget"])
+        for descriptor in (jail_init, peer, *cgroups, *([ruleset] if ruleset >= 0 else ())):
             close(descriptor)
 
 
 def _refuse(packet: bytes, descriptors: list[int], reason: str = "the warm process has no descriptors left") -> None:
-    """Do without a cell, or a guest, whose descriptors have not all come: a wall of it would be missing."""
+    """Do without a jail, or a guest, whose descriptors have not all come: a wall of it would be missing."""
     for descriptor in descriptors:
         close(descriptor)
     if packet[:_HEAD_BYTES] == _HEAD:
@@ -257,25 +257,25 @@ def _fork(order: bytes, stdout: int, stderr: int, own: int = -1) -> bool:
 
     The interpreter's fork handlers must run, so never by raw clone.
     """
-    guest, cell, uid, disk_bytes, *substitutes = _unpack_order(order, _HEAD_BYTES)
-    if cell not in _cells:
-        _refuse(order, [stdout, stderr, *([own] if own >= 0 else ())], "its cell was refused")
+    guest, jail, uid, disk_bytes, *substitutes = _unpack_order(order, _HEAD_BYTES)
+    if jail not in _jails:
+        _refuse(order, [stdout, stderr, *([own] if own >= 0 else ())], "its jail was refused")
         return False
-    sleeper, peer, ruleset, cgroups = _cells[cell]
+    jail_init, peer, ruleset, cgroups = _jails[jail]
     if own >= 0:  # a session's
         peer = own
     options = b""
-    if disk_bytes:  # directories of its own: no rule about the cell's is for them
+    if disk_bytes:  # directories of its own: no rule about the jail's is for them
         options, ruleset = fresh_dir_options(disk_bytes), -1
     try:
-        choose_pid_namespace(sleeper)
+        choose_pid_namespace(jail_init)
         pid = fork()
     except OSError as error:
         channel.send(_control, {"unborn": guest, "reason": str(error)})
         pid = -1
     if pid == 0:
         try:
-            enter(sleeper, ruleset, cgroups, uid, options, substitutes, peer, stdout, stderr)
+            enter(jail_init, ruleset, cgroups, uid, options, substitutes, peer, stdout, stderr)
         except StepFailed as failure:
             _give_up(failure, peer)
         if receive_program(_control):
@@ -287,7 +287,7 @@ def _fork(order: bytes, stdout: int, stderr: int, own: int = -1) -> bool:
         close(own)
     if pid > 0:
         _guests[pid] = guest
-        pwrite(_births, _pack_birth(guest, pid), cell * _BIRTH_BYTES)
+        pwrite(_births, _pack_birth(guest, pid), jail * _BIRTH_BYTES)
     return False
 
 

@@ -13,27 +13,27 @@ from belljar.jail.probe.stage import MIB, Missing, Orders, die_with_parent, ente
 
 
 @contextlib.contextmanager
-def _cgroup_cell(orders: Orders) -> Iterator[tuple[cgroups.CellCgroup, list[cgroups.Hierarchy]]]:
+def _cgroup_jail(orders: Orders) -> Iterator[tuple[cgroups.JailCgroup, list[cgroups.Hierarchy]]]:
     group = cgroups.Cgroups(cgroups.find_hierarchies(), orders.cgroup_name)
     try:
         group.open()
-        cell = group.cell(0)
+        jail = group.jail(0)
         try:
-            yield cell, group.hierarchies
+            yield jail, group.hierarchies
         finally:
-            cell.close()
+            jail.close()
     finally:
         group.close()
 
 
-def _run_in_cell(cell: cgroups.CellCgroup, work: Callable[[], int]) -> int:
-    """The wait status of a child that joins the cell and does some work there."""
-    cell.begin()
+def _run_in_jail(jail: cgroups.JailCgroup, work: Callable[[], int]) -> int:
+    """The wait status of a child that joins the jail and does some work there."""
+    jail.begin()
     pid = os.fork()
     if pid == 0:
         die_with_parent()
         try:
-            for procs in cell.join_files:
+            for procs in jail.join_files:
                 os.write(procs, b"0")
             os._exit(work())
         finally:
@@ -47,10 +47,10 @@ def _where(hierarchies: list[cgroups.Hierarchy], controller: str) -> str:
 
 
 def try_memory(orders: Orders) -> str:
-    with _cgroup_cell(orders) as (cell, hierarchies):
-        cell.limit(32 * MIB, 8)
-        status = _run_in_cell(cell, lambda: len(b"x" * (128 * MIB)) and 0)
-        if not (os.WIFSIGNALED(status) and cell.oom_kills()):
+    with _cgroup_jail(orders) as (jail, hierarchies):
+        jail.limit(32 * MIB, 8)
+        status = _run_in_jail(jail, lambda: len(b"x" * (128 * MIB)) and 0)
+        if not (os.WIFSIGNALED(status) and jail.oom_kills()):
             raise Missing("a process went over its memory limit and lived")
         return _where(hierarchies, "memory")
 
@@ -73,9 +73,9 @@ def try_processes(orders: Orders) -> str:
                 os.waitpid(pid, 0)
         return 0
 
-    with _cgroup_cell(orders) as (cell, hierarchies):
-        cell.limit(64 * MIB, 4)
-        status = _run_in_cell(cell, fork_until_refused)
+    with _cgroup_jail(orders) as (jail, hierarchies):
+        jail.limit(64 * MIB, 4)
+        status = _run_in_jail(jail, fork_until_refused)
         if os.waitstatus_to_exitcode(status) != 42:
             raise Missing("a program could start more processes than its limit")
         return _where(hierarchies, "pids")
@@ -87,10 +87,10 @@ def try_cpu(orders: Orders) -> str:
             pass
         return 0
 
-    with _cgroup_cell(orders) as (cell, hierarchies):
-        cell.limit(64 * MIB, 4)
-        _run_in_cell(cell, burn)
-        if cell.cpu_seconds() < 0.03:
+    with _cgroup_jail(orders) as (jail, hierarchies):
+        jail.limit(64 * MIB, 4)
+        _run_in_jail(jail, burn)
+        if jail.cpu_seconds() < 0.03:
             raise Missing("CPU time is not counted")
         return _where(hierarchies, "cpuacct")
 
@@ -116,7 +116,7 @@ def try_kill(orders: Orders) -> str:
 
 
 def _cgroup_kill(orders: Orders) -> str:
-    with contextlib.suppress(cgroups.CgroupsUnavailable, OSError), _cgroup_cell(orders) as (cell, _):
-        if cell.kill_file is not None:
+    with contextlib.suppress(cgroups.CgroupsUnavailable, OSError), _cgroup_jail(orders) as (jail, _):
+        if jail.kill_file is not None:
             return ", and cgroup.kill"
     return ""

@@ -23,7 +23,7 @@ from local_web import serving
 
 import belljar
 from belljar.backends.container import launch_config, ownership
-from belljar.backends.local.pool.jails import CELLS_MAX
+from belljar.backends.local.pool.jails import JAILS_MAX
 from belljar.contract.errors import (
     EngineUnavailable,
     InvalidSettings,
@@ -177,7 +177,7 @@ def test_programs_of_two_containers_never_share_a_uid(plain_box: belljar.Sandbox
     outcomes = [plain_box.run(look, environment=name) for name in ("default", f"image:{plain_image}")]
     uids = [int(outcome.stdout.split()[0]) for outcome in outcomes]
     assert {outcome.stdout.split()[1] for outcome in outcomes} == {"sandbox"}
-    assert len({(uid - policy.GUEST_UID_FIRST) // CELLS_MAX for uid in uids}) == 2
+    assert len({(uid - policy.GUEST_UID_FIRST) // JAILS_MAX for uid in uids}) == 2
 
 
 def test_images_that_are_not_allowed_or_not_there_are_refused(plain_box: belljar.Sandbox) -> None:

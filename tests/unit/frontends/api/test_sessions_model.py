@@ -92,7 +92,7 @@ class Model:
         )
 
 
-class World:
+class LocalPool:
     """All sessions, and the dice."""
 
     def __init__(self, clients: dict[str, list[AsyncClient]]) -> None:
@@ -111,7 +111,7 @@ class World:
 class Person:
     """One client that does what the dice say, and complains when the answer is not what the model says."""
 
-    def __init__(self, world: World, client: AsyncClient, owner: str) -> None:
+    def __init__(self, world: LocalPool, client: AsyncClient, owner: str) -> None:
         self.world = world
         self.dice = world.dice
         self.client = client
@@ -397,7 +397,7 @@ def value(outcome: Outcome) -> str:
 async def drive(server: Server, keys: dict[str, str]) -> None:
     async with contextlib.AsyncExitStack() as opened:
         clients: dict[str, list[AsyncClient]] = {owner: [] for owner in keys}
-        world = World(clients)
+        world = LocalPool(clients)
         people = []
         for number in range(CLIENTS):
             owner = sorted(keys)[number % len(keys)]

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from belljar.backends.local.features.feature import Companion, Extra
+from belljar.backends.local.features.feature import GuestFeature, HostFeature
 from belljar.contract.errors import NotOffered
 from belljar.contract.execution import Coverage, CoverageReport, Evidence, Execution, FileCoverage
 from belljar.environments import Environment
@@ -32,7 +32,7 @@ _PLACE = f"{policy.ENVIRONMENT_DIR}/share/instruments"
 _SEALS = fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 
 
-class Measurement(Companion):
+class Measurement(HostFeature):
     """The host's end of one measurement. Owns a descriptor: close it."""
 
     def __init__(self, execution: Execution, asked: Coverage, environment: Environment) -> None:
@@ -46,7 +46,7 @@ class Measurement(Companion):
         os.ftruncate(self._file, self._bytes_max)
         fcntl.fcntl(self._file, fcntl.F_ADD_SEALS, _SEALS)
         argument = {"paths": list(self._line_counts), "branch": asked.branch, "place": _PLACE}
-        self.extra = Extra("coverage", argument, (self._file,))
+        self.extra = GuestFeature("coverage", argument, (self._file,))
 
     def complete(self, evidence: Evidence) -> Evidence:
         """The evidence with the report in it. Everyone in the jail is dead by now; who was killed has none."""

@@ -8,7 +8,7 @@ from belljar.contract.errors import ZygoteDied
 from belljar.contract.execution import Evidence
 
 
-class Extra(NamedTuple):
+class GuestFeature(NamedTuple):
     """`guest/NAME.py` prepares it, just before the program starts."""
 
     name: str
@@ -16,10 +16,10 @@ class Extra(NamedTuple):
     descriptors: tuple[int, ...] = ()  # the guest gets copies; whoever made them closes them
 
 
-class Companion:
-    """The host's end of an Extra, for as long as one run lasts."""
+class HostFeature:
+    """The host's end of an GuestFeature, for as long as one run lasts."""
 
-    extra: Extra
+    extra: GuestFeature
 
     def complete(self, evidence: Evidence) -> Evidence:
         """The evidence with what this has to add. Everyone in the jail is dead by now."""
@@ -33,10 +33,10 @@ class Companion:
         raise NotImplementedError
 
 
-class Companions(list[Companion]):
+class HostFeatures(list[HostFeature]):
     """Those of one run: most have none. Close them, whatever happens."""
 
-    def extras(self) -> list[Extra]:
+    def extras(self) -> list[GuestFeature]:
         """What goes to the guest."""
         return [each.extra for each in self]
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from belljar.backends.local.pool.pool import World
+from belljar.backends.local.pool.pool import LocalPool
 from belljar.contract.errors import JailSetupFailed, SandboxFault, ZygoteDied
 from belljar.contract.execution import Evidence, NetworkUse
 from belljar.egress.handle import Egress, EgressLost, OpenPassage
@@ -19,7 +19,7 @@ _CERTIFICATES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS")  
 _STAYS_AT_HOME = "localhost,127.0.0.1,::1"
 
 
-class WaysOut:
+class NetworkAccessPoint:
     """Opens ways out. Belongs to one sandbox, and to its event loop."""
 
     def __init__(self, settings: NetworkSettings, uid_base: int, landlock_version: int) -> None:
@@ -37,18 +37,18 @@ class WaysOut:
             }
         )
 
-    async def open(self, world: World, place: int, port: int = _ANY_PORT) -> WayOut:
+    async def open(self, pool: LocalPool, place: int, port: int = _ANY_PORT) -> NetworkAccess:
         """For whoever lives in the network namespace of `place`, a process or the namespace itself.
 
         Raises:
             JailSetupFailed: there is none to be had.
         """
-        port, passage = await self.open_passage(world, place, port)
-        return WayOut(self, world, place, port, passage)
+        port, passage = await self.open_passage(pool, place, port)
+        return NetworkAccess(self, pool, place, port, passage)
 
-    async def open_passage(self, world: World, place: int, port: int) -> tuple[int, OpenPassage]:
+    async def open_passage(self, pool: LocalPool, place: int, port: int) -> tuple[int, OpenPassage]:
         """What is behind one, and the port that it is at."""
-        port, listener = await world.listen(place, port)
+        port, listener = await pool.listen(place, port)
         try:
             return port, await self._egress.open(listener)
         except EgressLost as error:
@@ -65,12 +65,12 @@ class WaysOut:
         return {f"network_{name}": count for name, count in self._egress.counts.items()}
 
 
-class WayOut:
+class NetworkAccess:
     """Open as long as its program or session lives. Close it, whatever happens."""
 
-    def __init__(self, ways: WaysOut, world: World, place: int, port: int, passage: OpenPassage) -> None:
+    def __init__(self, ways: NetworkAccessPoint, pool: LocalPool, place: int, port: int, passage: OpenPassage) -> None:
         self._ways = ways
-        self._world = world
+        self._pool = pool
         self._place = place
         self._port = port
         self._passage = passage
@@ -80,19 +80,19 @@ class WayOut:
         proxy = f"http://127.0.0.1:{self._port}"
         named = {"http_proxy": proxy, "https_proxy": proxy, "all_proxy": proxy, "no_proxy": _STAYS_AT_HOME}
         upper = {name.upper(): value for name, value in named.items()}
-        certificates = dict.fromkeys(_CERTIFICATES, path) if (path := self._world.certificates) else {}
+        certificates = dict.fromkeys(_CERTIFICATES, path) if (path := self._pool.certificates) else {}
         return {**named, **upper, **certificates, "NODE_USE_ENV_PROXY": "1", **env}
 
     async def complete(self, evidence: Evidence) -> Evidence:
-        """The evidence of a cell, with what it used.
+        """The evidence of a jail, with what it used.
 
         Raises:
-            SandboxFault: the process that goes out has died; the next cell has another.
+            SandboxFault: the process that goes out has died; the next jail has another.
         """
         counts = await self._passage.renew()
         if counts is None:
             await self._open_again()
-            raise _lost("cell")
+            raise _lost("jail")
         return dataclasses.replace(evidence, network=NetworkUse(**counts))
 
     async def _open_again(self) -> None:
@@ -100,7 +100,7 @@ class WayOut:
         lost = self._passage
         if lost.is_closing():
             return
-        _, opened = await self._ways.open_passage(self._world, self._place, self._port)
+        _, opened = await self._ways.open_passage(self._pool, self._place, self._port)
         if lost.is_closing():
             opened.drop()
         else:
@@ -119,9 +119,9 @@ class WayOut:
         if counts is None or counts["connections"]:
             raise SandboxFault("the program was lost after it had used the network, so it was not run again") from error
 
-    async def branch(self, place: int) -> WayOut:
+    async def branch(self, place: int) -> NetworkAccess:
         """One for a copy of the session, which has the variables already: at the same port of its own loopback."""
-        return await self._ways.open(self._world, place, self._port)
+        return await self._ways.open(self._pool, place, self._port)
 
     async def close(self) -> None:
         """End every connection, and wait for that."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 
-from belljar.backends.local.features.feature import Companion, Extra
+from belljar.backends.local.features.feature import GuestFeature, HostFeature
 from belljar.contract.execution import Evidence, Execution
 from belljar.contract.restriction import Restriction
 
@@ -17,7 +17,7 @@ _REFUSED, _CUT = b"R", b"C"  # see inside/guest/restricted/enforce.py
 _READ_BYTES = 4096
 
 
-class PolicyReport(Companion):
+class PolicyReport(HostFeature):
     """The pipe of one restricted run; owns both ends until `close`."""
 
     def __init__(self, execution: Execution, restriction: Restriction) -> None:
@@ -27,7 +27,7 @@ class PolicyReport(Companion):
             "print_characters": restriction.print_characters,
             "has_input": bool(execution.stdin),
         }
-        self.extra = Extra("restricted.enforce", argument, (self._theirs,))
+        self.extra = GuestFeature("restricted.enforce", argument, (self._theirs,))
 
     def close(self) -> None:
         """Close both ends; the guest has, or had, a copy of its own."""
@@ -35,7 +35,7 @@ class PolicyReport(Companion):
         os.close(self._theirs)
 
     def complete(self, seen: Evidence) -> Evidence:
-        """The evidence with what the policy did; everyone in the cell is dead by now."""
+        """The evidence with what the policy did; everyone in the jail is dead by now."""
         try:
             said = os.read(self._ours, _READ_BYTES)
         except BlockingIOError:

@@ -6,7 +6,7 @@ import dataclasses
 import os
 from collections.abc import Sequence
 
-from belljar.backends.local.features.feature import Companion, Extra
+from belljar.backends.local.features.feature import GuestFeature, HostFeature
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import NotOffered, SandboxFault, ZygoteDied
 from belljar.contract.execution import Evidence, Execution, ToolCall
@@ -15,7 +15,7 @@ from belljar.settings import ToolSettings
 from belljar.tools.guest_socket import Bridge
 
 
-class ToolLine(Companion):
+class ToolLine(HostFeature):
     """Open as long as the program runs. Close it, whatever happens."""
 
     def __init__(
@@ -26,7 +26,7 @@ class ToolLine(Companion):
         self._bridge = Bridge(host, execution.tools, settings)
         self._bridge.begin(watcher)
         self._theirs = self._bridge.open()
-        self.extra = Extra("tools", self._bridge.argument, (self._theirs,))
+        self.extra = GuestFeature("tools", self._bridge.argument, (self._theirs,))
 
     def complete(self, evidence: Evidence) -> Evidence:
         """The evidence, with what was called."""
@@ -44,7 +44,7 @@ class ToolLine(Companion):
 
 
 class SessionTools:
-    """Open as long as the session lives; counts, and is told of, one cell at a time. Close it, whatever happens."""
+    """Open as long as the session lives; counts, and is told of, one jail at a time. Close it, whatever happens."""
 
     def __init__(self, host: ToolHost | None, keys: Sequence[str], settings: ToolSettings) -> None:
         if host is None:
@@ -52,14 +52,14 @@ class SessionTools:
         self._host, self._keys, self._settings = host, keys, settings
         self._bridge = Bridge(host, keys, settings)
         self._theirs = self._bridge.open()
-        self.extra = Extra("tools", self._bridge.argument, (self._theirs,))
+        self.extra = GuestFeature("tools", self._bridge.argument, (self._theirs,))
 
     @property
-    def unsent(self) -> Extra | None:
-        """What the guest must still get: a branch gets it with its first cell. It has the functions already."""
+    def unsent(self) -> GuestFeature | None:
+        """What the guest must still get: a branch gets it with its first jail. It has the functions already."""
         if self._theirs < 0:
             return None
-        return Extra("tools", {"argument_bytes": self._settings.argument_bytes}, (self._theirs,))
+        return GuestFeature("tools", {"argument_bytes": self._settings.argument_bytes}, (self._theirs,))
 
     def sent(self) -> None:
         """The guest has its end."""
@@ -68,15 +68,15 @@ class SessionTools:
             self._theirs = -1
 
     def begin(self, watcher: Watcher | None) -> None:
-        """A cell starts."""
+        """A jail starts."""
         self._bridge.begin(watcher)
 
     def complete(self, evidence: Evidence) -> Evidence:
-        """The evidence of the cell, with what it called."""
+        """The evidence of the jail, with what it called."""
         return _with_calls(evidence, self._bridge.end())
 
     def end(self) -> None:
-        """The cell is over, however it ended."""
+        """The jail is over, however it ended."""
         self._bridge.end()
 
     def branch(self) -> SessionTools:

@@ -1,7 +1,7 @@
 """Commands started ahead of demand: jailed, executed, and waiting for the program they will run.
 
 A runtime that has threads before its first line, such as Node, cannot be forked. So the runtime itself is started
-ahead, in a cell of its own, by the one way into the jail that every command takes: a waiting process is as walled as
+ahead, in a jail of its own, by the one way into the jail that every command takes: a waiting process is as walled as
 any, because it became what it is in the same way. It runs one program and is gone.
 
 Two kinds wait. One reads its program from a socket, its *door*, and lays it out itself (`languages/standby.cjs`). The
@@ -23,7 +23,7 @@ from typing import Any
 
 from belljar import channel
 from belljar.backends.local.pool.guests import Guest
-from belljar.backends.local.pool.pool import INTERPRETER_BYTES, World
+from belljar.backends.local.pool.pool import INTERPRETER_BYTES, LocalPool
 from belljar.backends.local.pool.zygotes import BARE
 from belljar.backends.local.run.run import Run
 from belljar.contract.backend import Watcher
@@ -75,18 +75,18 @@ def _as_standard_input(execution: Execution, bounds: RequestSettings) -> Executi
 class Waiting:
     """A process that waits, with the host's ends of its door and its standard input."""
 
-    def __init__(self, world: World, guest: Guest, standby: Standby) -> None:
+    def __init__(self, pool: LocalPool, guest: Guest, standby: Standby) -> None:
         """Have a guest become the command.
 
         Raises:
             ZygoteDied: the guest is gone. OSError: its cgroup does not take the limits, or we have no
                 descriptors left.
         """
-        self.world = world
+        self.pool = pool
         self.guest = guest
-        cgroup = guest.cell.berth.cgroup
+        cgroup = guest.jail.jail_slot.cgroup
         assert cgroup is not None
-        cgroup.limit(standby.limits.memory_bytes + INTERPRETER_BYTES[guest.weight], standby.limits.processes)
+        cgroup.limit(standby.limits.memory_bytes + INTERPRETER_BYTES[guest.kind], standby.limits.processes)
         self.door, their_door = channel.pair()
         self.door.setblocking(False)
         their_stdin = self.stdin = -1
@@ -152,7 +152,7 @@ class StandbyRun(Run):
         watcher: Watcher | None,
         bounds: RequestSettings,
     ) -> None:
-        super().__init__(waiting.guest, execution, watcher, bounds, waiting.world, False, (), "")
+        super().__init__(waiting.guest, execution, watcher, bounds, waiting.pool, False, (), "")
         self._waiting = waiting
         self._standby = standby
 
@@ -198,9 +198,9 @@ class StandbyRun(Run):
 
 @dataclass(slots=True)
 class _Kind:
-    """The waiting processes of one kind, in one world."""
+    """The waiting processes of one kind, in one pool."""
 
-    world: World
+    pool: LocalPool
     standby: Standby
     used_at: float
     waiting: deque[Waiting] = dataclasses.field(default_factory=deque)
@@ -223,10 +223,10 @@ class StandbyPool:
         self._runs = 0
 
     async def run(
-        self, world: World, standby: Standby, execution: Execution, watcher: Watcher | None
+        self, pool: LocalPool, standby: Standby, execution: Execution, watcher: Watcher | None
     ) -> Evidence | None:
         """Run a program by a process that waits for such; None: there is none, and nothing was run."""
-        waiting = self._take(world, standby, execution)
+        waiting = self._take(pool, standby, execution)
         if waiting is None:
             return None
         try:
@@ -234,24 +234,24 @@ class StandbyPool:
                 execution = _as_standard_input(execution, self._bounds)
             evidence = await StandbyRun(waiting, standby, execution, watcher, self._bounds).play()
             self._runs += 1
-            self._kind(world, standby).failures = 0
+            self._kind(pool, standby).failures = 0
             return evidence
         except NotBegun:
             return None
         except NotTaken:
-            self._kind(world, standby).failures += 1
+            self._kind(pool, standby).failures += 1
             if watcher is not None:  # it has heard that the program began
                 raise
             return None
         finally:
             waiting.close()
-            world.release(waiting.guest)
-            asyncio.get_running_loop().call_soon(world.refill, BARE)
+            pool.release(waiting.guest)
+            asyncio.get_running_loop().call_soon(pool.refill, BARE)
 
-    def _take(self, world: World, standby: Standby, execution: Execution) -> Waiting | None:
-        if not self._kept or not world.is_ready_for(execution.limits):
+    def _take(self, pool: LocalPool, standby: Standby, execution: Execution) -> Waiting | None:
+        if not self._kept or not pool.is_ready_for(execution.limits):
             return None
-        kind = self._kind(world, standby)
+        kind = self._kind(pool, standby)
         kind.used_at = asyncio.get_running_loop().time()
         kind.times_asked += 1
         if not kind.waiting:
@@ -263,7 +263,7 @@ class StandbyPool:
     def refill(self) -> None:
         """Start what is missing. Called after an answer, never before: a compiler's would slow the program down."""
         for kind in self._kinds.values():
-            if not kind.world.is_lost and (kind.standby.is_usual or kind.times_asked > 1):
+            if not kind.pool.is_lost and (kind.standby.is_usual or kind.times_asked > 1):
                 self._fill(kind)
 
     def _fill(self, kind: _Kind) -> None:
@@ -277,12 +277,12 @@ class StandbyPool:
         """End those of kinds that nobody has asked for in a while."""
         now = asyncio.get_running_loop().time()
         for key, kind in list(self._kinds.items()):
-            if kind.world.is_lost or now - kind.used_at > self._idle_seconds:
+            if kind.pool.is_lost or now - kind.used_at > self._idle_seconds:
                 self._give_up(key)
 
-    def leave(self, world: World) -> None:
-        """End those of a world that nobody comes to any more."""
-        for key in [key for key, kind in self._kinds.items() if kind.world is world]:
+    def leave(self, pool: LocalPool) -> None:
+        """End those of a pool that nobody comes to any more."""
+        for key in [key for key, kind in self._kinds.items() if kind.pool is pool]:
             self._give_up(key)
 
     async def close(self) -> None:
@@ -299,28 +299,28 @@ class StandbyPool:
         waiting = sum(len(kind.waiting) for kind in self._kinds.values())
         return {"standby_processes": waiting, "standby_runs": self._runs}
 
-    def _kind(self, world: World, standby: Standby) -> _Kind:
-        key = (world, standby.kind)
+    def _kind(self, pool: LocalPool, standby: Standby) -> _Kind:
+        key = (pool, standby.kind)
         kind = self._kinds.get(key)
         if kind is None:
             if len(self._kinds) >= _KINDS_MAX:
                 self._give_up(min(self._kinds, key=lambda each: self._kinds[each].used_at))
-            kind = self._kinds[key] = _Kind(world, standby, asyncio.get_running_loop().time())
+            kind = self._kinds[key] = _Kind(pool, standby, asyncio.get_running_loop().time())
         return kind
 
     def _give_up(self, key: tuple[Any, ...]) -> None:
         kind = self._kinds.pop(key)
         for waiting in kind.waiting:
-            waiting.guest.cell.kill()
+            waiting.guest.jail.kill()
         kind.waiting.clear()
 
     async def _start(self, kind: _Kind) -> None:
         try:
-            guest = await kind.world.lease(BARE, self._default_limits)
+            guest = await kind.pool.lease(BARE, self._default_limits)
             try:
-                waiting = Waiting(kind.world, guest, kind.standby)
+                waiting = Waiting(kind.pool, guest, kind.standby)
             except BaseException:
-                kind.world.release(guest)
+                kind.pool.release(guest)
                 raise
         except (BelljarError, OSError) as error:
             kind.failures += 1
@@ -328,19 +328,19 @@ class StandbyPool:
             return
         finally:
             kind.starting -= 1
-        kind.world.keep(guest)
-        kind.world.refill(BARE)
+        kind.pool.keep(guest)
+        kind.pool.refill(BARE)
         guest.ended = lambda status, _: self._ended_unused(kind, waiting, status)
-        if (kind.world, kind.standby.kind) in self._kinds:
+        if (kind.pool, kind.standby.kind) in self._kinds:
             kind.waiting.append(waiting)
         else:  # given up meanwhile
-            guest.cell.kill()
+            guest.jail.kill()
 
     def _ended_unused(self, kind: _Kind, waiting: Waiting, status: int | None) -> None:
         if waiting in kind.waiting:  # else it was given up
             kind.waiting.remove(waiting)
-            if not kind.world.is_lost:
+            if not kind.pool.is_lost:
                 kind.failures += 1
                 _log.warning("%s ended before its program came (status %s)", kind.standby.path, status)
         waiting.close()
-        kind.world.release(waiting.guest)
+        kind.pool.release(waiting.guest)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from belljar.aio import cancel_and_wait
-from belljar.backends.local.features.feature import Extra
+from belljar.backends.local.features.feature import GuestFeature
 from belljar.backends.local.languages.compile_cache import CompileCache, Compiled, key_of
 from belljar.backends.local.languages.standby import PACKET_BYTES_MAX, Standby, build_packet
 from belljar.contract.backend import Watcher
@@ -34,8 +34,8 @@ class Command:
 
     source: str  # the name of the program's file
     root: str  # which system it is part of; empty: this one
-    extra: Extra
-    places: Mapping[str, str] = dataclasses.field(default_factory=dict)  # what its world must show, and where that is
+    extra: GuestFeature
+    places: Mapping[str, str] = dataclasses.field(default_factory=dict)  # what its pool must show, and where that is
     standby: Standby | None = None  # what may have been started ahead for it
 
 
@@ -178,7 +178,7 @@ class Commands:
         return Command(
             source=plan.source,
             root=self._machine.root_of(toolchain.name),
-            extra=Extra("command", {**order, "path": path}, descriptors),
+            extra=GuestFeature("command", {**order, "path": path}, descriptors),
             places=self._places[toolchain.name],
         )
 

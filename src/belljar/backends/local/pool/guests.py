@@ -1,4 +1,4 @@
-"""A guest as the host holds it: its number, its cell, and our ends of its descriptors."""
+"""A guest as the host holds it: its number, its jail, and our ends of its descriptors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from os import O_CLOEXEC, close, fchmod, pipe2, set_blocking
 
 from belljar import channel
 from belljar.backends.local.pool.descriptors import keep_reserve
-from belljar.backends.local.pool.jails import Cell
+from belljar.backends.local.pool.jails import Jail
 from belljar.backends.local.pool.warden_handle import ZygoteHandle
 
 
@@ -20,17 +20,17 @@ class Guest:
     stdout = their_stdout = stderr = their_stderr = -1
     their_channel: channel.Peer | None = None
 
-    def __init__(self, number: int, cell: Cell, zygote: ZygoteHandle, stays: bool) -> None:
+    def __init__(self, number: int, jail: Jail, zygote: ZygoteHandle, stays: bool) -> None:
         """Open what it will be given. Who stays keeps its socket, so that is no other's.
 
         Raises:
             OSError: we have none left for it, but those kept back; nothing stays open.
         """
         self.number = number
-        self.cell = cell
+        self.jail = jail
         self.zygote = zygote
-        self.weight = zygote.weight
-        self.channel = cell.channel
+        self.kind = zygote.kind
+        self.channel = jail.channel
         if stays:
             self.channel, self.their_channel = channel.bare_pair()
         try:
@@ -55,12 +55,12 @@ class Guest:
         return ends if self.their_channel is None else (*ends, self.their_channel.fileno())
 
     def send(self, packet: bytes, descriptors: Sequence[int] = ()) -> None:
-        """Hand over what it waits for. Until it has said that it has that, nobody else may come to its cell.
+        """Hand over what it waits for. Until it has said that it has that, nobody else may come to its jail.
 
         Raises:
             ChannelClosed, BlockingIOError: it is gone.
         """
-        self.cell.is_unread = True
+        self.jail.is_unread = True
         channel.send_packet(self.channel, packet, descriptors, channel.NOW)
 
     def close_their_ends(self) -> None:
@@ -77,6 +77,6 @@ class Guest:
         close(self.stderr)
 
     def _close_channel(self) -> None:
-        if self.their_channel is not None:  # else it is the cell's
+        if self.their_channel is not None:  # else it is the jail's
             self.channel.close()
             self.their_channel.close()

@@ -1,14 +1,14 @@
-"""Cells: the parts of a jail that are dear to make, made ahead and empty.
+"""Jails: the parts of a jail that are dear to make, made ahead and empty.
 
-A cell is a pid namespace, a network namespace with a loopback of its own, an ipc namespace and a mount namespace with
+A jail is a pid namespace, a network namespace with a loopback of its own, an ipc namespace and a mount namespace with
 the three directories that a program may write to, all held by a process that sleeps; a cgroup; a socket over which its
-guests get their programs; and a uid that no other cell has. A guest joins it; afterwards it is used again only if it is
+guests get their programs; and a uid that no other jail has. A guest joins it; afterwards it is used again only if it is
 as it was: nobody left in it, nothing unread in its socket, nothing ever sent over its loopback, no queue, semaphore or
 shared memory, no file. A few plain files are taken away, for more the directories are mounted anew; for any other
-difference, and in doubt, the cell is thrown away.
+difference, and in doubt, the jail is thrown away.
 
-A guest can make its cell's directories neither another's nor its own, nor change their mode, labels or flags: they
-belong to the root of its world. What it has left is therefore all in them, and they count what is in them.
+A guest can make its jail's directories neither another's nor its own, nor change their mode, labels or flags: they
+belong to the root of its pool. What it has left is therefore all in them, and they count what is in them.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from pathlib import Path
 from belljar import channel
 from belljar.backends.local.pool.warden_handle import WardenHandle
 from belljar.jail import policy
-from belljar.jail.cgroups import CellCgroup, Cgroups
+from belljar.jail.cgroups import Cgroups, JailCgroup
 
-CELLS_MAX = 1024
+JAILS_MAX = 1024
 _FACTS = 7  # the first ones of a directory: mode, inode, device, links, owner, group, and a size that counts entries
 _DIRS, _PROGRAM = policy.WRITABLE_DIRS, policy.PROGRAM_NAME
 _IPC_RECORDS = 4  # as `mounts.open_ipc_records` gives them
@@ -34,16 +34,16 @@ _FLAGS, _PF_EXITING = 6, 0x4  # among what follows the name in /proc/PID/stat
 _FEW_FILES_BYTES = 16 * 20  # a directory grows by so much for each entry
 
 
-class Berth:
-    """The number of a cell with its uid and its cgroup, which outlive the namespaces that come and go in it."""
+class JailSlot:
+    """The number of a jail with its uid and its cgroup, which outlive the namespaces that come and go in it."""
 
-    def __init__(self, number: int, cgroup: CellCgroup | None, first_uid: int = policy.GUEST_UID_FIRST) -> None:
+    def __init__(self, number: int, cgroup: JailCgroup | None, first_uid: int = policy.GUEST_UID_FIRST) -> None:
         self.number = number
         self.uid = first_uid + number
         self.cgroup = cgroup
 
 
-class Berths:
+class JailSlots:
     """Every berth of this instance. Free ones beyond `kept` are given up: bursts of kills leave no trace."""
 
     def __init__(
@@ -53,28 +53,28 @@ class Berths:
         self._cgroups = cgroups
         self._changes_uid = changes_uid
         self._kept = kept
-        self._free: list[Berth] = []
-        self._made: dict[int, Berth] = {}
+        self._free: list[JailSlot] = []
+        self._made: dict[int, JailSlot] = {}
 
-    def take(self) -> Berth | None:
+    def take(self) -> JailSlot | None:
         """A free berth, or None when all are in use."""
-        for index, berth in enumerate(self._free):
-            if berth.cgroup is not None and berth.cgroup.is_empty() and not berth.cgroup.is_as_new():
-                berth.cgroup.reclaim()
-            if berth.cgroup is None or berth.cgroup.is_as_new():
+        for index, jail_slot in enumerate(self._free):
+            if jail_slot.cgroup is not None and jail_slot.cgroup.is_empty() and not jail_slot.cgroup.is_pristine():
+                jail_slot.cgroup.reclaim()
+            if jail_slot.cgroup is None or jail_slot.cgroup.is_pristine():
                 return self._free.pop(index)
-        if len(self._made) >= CELLS_MAX:
+        if len(self._made) >= JAILS_MAX:
             return None
-        number = next(number for number in range(CELLS_MAX) if number not in self._made)
-        berth = Berth(number, self._cgroups.cell(number) if self._cgroups else None, self.first_uid)
+        number = next(number for number in range(JAILS_MAX) if number not in self._made)
+        jail_slot = JailSlot(number, self._cgroups.jail(number) if self._cgroups else None, self.first_uid)
         if not self._changes_uid:
-            berth.uid = policy.GUEST_UID_FIRST
-        self._made[number] = berth
-        return berth
+            jail_slot.uid = policy.GUEST_UID_FIRST
+        self._made[number] = jail_slot
+        return jail_slot
 
-    def give_back(self, berth: Berth) -> None:
+    def give_back(self, jail_slot: JailSlot) -> None:
         """The namespaces of this berth are gone."""
-        self._free.append(berth)
+        self._free.append(jail_slot)
         for each in self._free[: -self._kept]:
             if each.cgroup is None or each.cgroup.remove():
                 self._free.remove(each)
@@ -82,27 +82,27 @@ class Berths:
 
     def close(self) -> None:
         """Close every cgroup's files."""
-        for berth in self._made.values():
-            if berth.cgroup is not None:
-                berth.cgroup.close()
+        for jail_slot in self._made.values():
+            if jail_slot.cgroup is not None:
+                jail_slot.cgroup.close()
         self._made.clear()
         self._free.clear()
 
 
-class Cell:
+class Jail:
     """A berth with live namespaces. Owns the pidfd of its sleeper and, through it, everyone inside."""
 
     def __init__(
-        self, berth: Berth, warden: WardenHandle, pid: int, made: Sequence[int], on_gone: Callable[[Cell], None]
+        self, jail_slot: JailSlot, warden: WardenHandle, pid: int, made: Sequence[int], on_gone: Callable[[Jail], None]
     ) -> None:
         """`made` is what the warden has given; it is ours unless this raises."""
-        self.berth = berth
-        self.sleeper = made[0]
+        self.jail_slot = jail_slot
+        self.jail_init = made[0]
         self.is_gone = False
-        self.is_condemned = False  # killed, though the news of its end may not have come yet
+        self.is_killed = False  # killed, though the news of its end may not have come yet
         self.is_leased = False  # a guest is in it, or its run is still being read
         self.is_unread = False  # a program was sent to its guest, who has not said that it has it
-        self.is_left = False  # its guest has ended and nobody else was in it: whoever comes is sent by us
+        self.is_vacated = False  # its guest has ended and nobody else was in it: whoever comes is sent by us
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.on_memory_event: Callable[[], None] | None = None
         self._on_gone = on_gone
@@ -110,7 +110,7 @@ class Cell:
         # kernel look for lost ones whenever any is closed.
         self.channel, self._their_channel = channel.bare_pair()
         try:
-            counters = _open_traffic_counters(self.sleeper)
+            counters = _open_traffic_counters(self.jail_init)
         except BaseException:
             self.close()
             raise
@@ -124,20 +124,20 @@ class Cell:
             *tables, self._queues = made[1 : 1 + _IPC_RECORDS]
             self._records += [(file, *_read_counters(file)) for file in tables]
             self._queues_before = fstat(self._queues)[:_FACTS]
-        if berth.cgroup is not None and berth.cgroup.oom_event is not None:
-            asyncio.get_running_loop().add_reader(berth.cgroup.oom_event, self._memory_event)
+        if jail_slot.cgroup is not None and jail_slot.cgroup.oom_event is not None:
+            asyncio.get_running_loop().add_reader(jail_slot.cgroup.oom_event, self._memory_event)
         warden.watch(pid, self._sleeper_ended)
 
     @property
     def number(self) -> int:
         """Its berth's number."""
-        return self.berth.number
+        return self.jail_slot.number
 
     def descriptors(self, stays: bool) -> list[int]:
         """What a zygote needs to put a guest, or a session, here; the third is a ruleset, if it `has_rules`."""
-        cgroup = self.berth.cgroup
+        cgroup = self.jail_slot.cgroup
         joined = (*cgroup.join_files, *(cgroup.shares_join if stays else ())) if cgroup else ()
-        return [self.sleeper, self._their_channel.fileno(), *self._rules, *joined]
+        return [self.jail_init, self._their_channel.fileno(), *self._rules, *joined]
 
     @property
     def has_rules(self) -> bool:
@@ -146,21 +146,21 @@ class Cell:
 
     @property
     def has_dirs(self) -> bool:
-        """Whether guests can take directories and an ipc namespace that are the cell's own."""
+        """Whether guests can take directories and an ipc namespace that are the jail's own."""
         return bool(self._dirs)
 
-    def is_as_new(self) -> bool:
+    def is_pristine(self) -> bool:
         """Whether the next guest would find nothing of the last one. Without a cgroup nobody can tell.
 
         Memory is looked at before files are: of those that take little of it, few may be taken away here and now.
         """
-        cgroup = self.berth.cgroup
-        return cgroup is not None and self.is_deserted() and cgroup.is_as_new(True) and self._tidy()
+        cgroup = self.jail_slot.cgroup
+        return cgroup is not None and self.is_deserted() and cgroup.is_pristine(True) and self._tidy()
 
     def is_deserted(self) -> bool:
         """Whether nobody is in it, nobody has used its network, and nobody has left anything but files."""
-        cgroup = self.berth.cgroup
-        if cgroup is None or self.is_condemned or self.is_gone or not (self.is_left or cgroup.is_empty()):
+        cgroup = self.jail_slot.cgroup
+        if cgroup is None or self.is_killed or self.is_gone or not (self.is_vacated or cgroup.is_empty()):
             return False
         if self.is_unread:  # the next guest would be the one to read it
             return False
@@ -172,7 +172,7 @@ class Cell:
     def _tidy(self) -> bool:
         """Whether its directories are as they were made, after the program and a few plain files have been taken away.
 
-        Our own code has put the program there, and most leave nothing else. Nobody is in the cell any more.
+        Our own code has put the program there, and most leave nothing else. Nobody is in the jail any more.
         """
         if not self._dirs:
             return True
@@ -214,15 +214,15 @@ class Cell:
 
     def kill(self) -> None:
         """End everyone inside at once; `gone` tells when it is done."""
-        self.is_condemned = True
+        self.is_killed = True
         self.let_go_of_dirs()  # else it would be for us to free what is in them, when we have better things to do
         if not self.is_gone:
-            cgroup = self.berth.cgroup
+            cgroup = self.jail_slot.cgroup
             if cgroup is not None and cgroup.kill_file is not None:
                 with contextlib.suppress(OSError):  # it went with its container
                     os.write(cgroup.kill_file, b"1")
             with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self.sleeper, signal.SIGKILL)
+                signal.pidfd_send_signal(self.jail_init, signal.SIGKILL)
 
     def was_taken_away(self) -> bool:
         """Whether its namespaces end or have ended though we did not end them: killed from outside, by an operator.
@@ -231,9 +231,9 @@ class Cell:
         cgroup of theirs. Everyone else is killed only once the sleeper is marked as exiting, so whoever has seen a
         guest die of that finds the mark. We hear that the sleeper is gone a moment later.
         """
-        if self.is_condemned:
+        if self.is_killed:
             return False
-        return self.is_gone or _is_exiting(self.sleeper)
+        return self.is_gone or _is_exiting(self.jail_init)
 
     def lose(self) -> None:
         """The warden is gone, and with it everyone inside."""
@@ -244,9 +244,9 @@ class Cell:
         if self.is_gone:
             return
         self.is_gone = True
-        if self.berth.cgroup is not None and self.berth.cgroup.oom_event is not None:
-            asyncio.get_running_loop().remove_reader(self.berth.cgroup.oom_event)
-        os.close(self.sleeper)
+        if self.jail_slot.cgroup is not None and self.jail_slot.cgroup.oom_event is not None:
+            asyncio.get_running_loop().remove_reader(self.jail_slot.cgroup.oom_event)
+        os.close(self.jail_init)
         for file, _, _ in self._records:
             os.close(file)
         if self._queues >= 0:
@@ -257,7 +257,7 @@ class Cell:
         self._on_gone(self)
 
     def _memory_event(self) -> None:
-        cgroup = self.berth.cgroup
+        cgroup = self.jail_slot.cgroup
         if cgroup is not None and cgroup.oom_event is not None:
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(cgroup.oom_event)
@@ -285,7 +285,7 @@ def _sweep(directory: int, before: tuple[float, ...]) -> bool:
 def _read_counters(file: int) -> tuple[bytes, int]:
     """What they say, and how much has to be read to see a change: one byte more, since a longer text is another.
 
-    Of `sockstat` only the first line is the cell's own; sockets in flight die long after their process.
+    Of `sockstat` only the first line is the jail's own; sockets in flight die long after their process.
     """
     text = os.pread(file, 16384, 0)
     if text.startswith(b"sockets:"):
@@ -311,7 +311,7 @@ def _is_exiting(pidfd: int) -> bool:
 
 
 def _open_traffic_counters(pidfd: int) -> list[int]:
-    """The counters of the cell's network namespace: whether a program ever sent, tried to, or looked for a route."""
+    """The counters of the jail's network namespace: whether a program ever sent, tried to, or looked for a route."""
     pid = _pid_of(pidfd)
     opened: list[int] = []
     try:

@@ -31,7 +31,7 @@ _START = (
 )
 _SOURCES = str(Path(__file__).resolve().parents[4])
 _NEWS_BYTES = 4096
-_BIRTHS_BYTES = 1 << 16  # more than there are cells
+_BIRTHS_BYTES = 1 << 16  # more than there are jails
 _EARLY_SECONDS = 2.0  # how far two sockets may disagree about the order of things; pids come round much later
 
 #: How a zygote is started. Its programs do not see these: it sets its environment anew when it is warm.
@@ -60,7 +60,7 @@ SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ETOOMANYREFS)
 
 
 class WardenHandle:
-    """A running warden: ask it for zygotes and cells, hear which of its children ended."""
+    """A running warden: ask it for zygotes and jails, hear which of its children ended."""
 
     def __init__(self, on_lost: Callable[[], None]) -> None:
         self.log = LogPipe()
@@ -74,7 +74,7 @@ class WardenHandle:
         self._ready: asyncio.Future[None] = self._loop.create_future()
 
     async def start(self, orders: Mapping[str, Any]) -> None:
-        """Exec the warden with a clean environment, tell it what to build, and wait until its world is there.
+        """Exec the warden with a clean environment, tell it what to build, and wait until its pool is there.
 
         Raises:
             StartFailed: it could not be; the message says at which call.
@@ -96,7 +96,7 @@ class WardenHandle:
         await self._settle(orders)
 
     async def _settle(self, orders: Mapping[str, Any]) -> None:
-        """Whoever is at the other end of the socket now builds a world to these orders."""
+        """Whoever is at the other end of the socket now builds a pool to these orders."""
         self._socket.setblocking(False)
         self._loop.add_reader(self._socket, self._on_readable)
         channel.send(self._socket, dict(orders))
@@ -112,10 +112,10 @@ class WardenHandle:
         """Which of these are not, or no longer, the warden's children."""
         return list(await self._ask({"orphans": list(pids)}, []))
 
-    async def make_cell(self, disk_bytes: int, has_own_devices: bool = False) -> tuple[int, list[int]]:
-        """A new empty cell: the pid of the process that holds it, and descriptors that the caller owns.
+    async def make_jail(self, disk_bytes: int, has_own_devices: bool = False) -> tuple[int, list[int]]:
+        """A new empty jail: the pid of the process that holds it, and descriptors that the caller owns.
 
-        First a pidfd of that process, then what `Warden.make_cell` says of `disk_bytes`.
+        First a pidfd of that process, then what `Warden.make_jail` says of `disk_bytes`.
         """
         devices = [mounts.make_devices()] if has_own_devices else []
         try:
@@ -126,9 +126,9 @@ class WardenHandle:
         pid, *descriptors = await self._hear_of(asked)
         return pid, descriptors
 
-    def renew(self, sleeper: int, disk_bytes: int) -> asyncio.Future[list[int]]:
-        """Have the directories of an empty cell mounted anew: `Warden.open_dirs`, which whoever hears of it owns."""
-        return self._ask({"renew": True, "disk_bytes": disk_bytes}, [sleeper])
+    def renew(self, jail_init: int, disk_bytes: int) -> asyncio.Future[list[int]]:
+        """Have the directories of an empty jail mounted anew: `Warden.open_dirs`, which whoever hears of it owns."""
+        return self._ask({"renew": True, "disk_bytes": disk_bytes}, [jail_init])
 
     async def listen(self, place: int, port: int) -> tuple[int, int]:
         """A listener on the loopback of a network namespace, or of a process's; port 0: any.
@@ -265,7 +265,7 @@ class WardenHandle:
             self.log.close()
             return
         self._loop.remove_reader(self._socket)
-        self._socket.close()  # the warden leaves on its own: the keeper's exit then proves the world is gone
+        self._socket.close()  # the warden leaves on its own: the keeper's exit then proves the pool is gone
         try:
             async with asyncio.timeout(5.0):
                 await wait_until_gone(self.process)
@@ -290,8 +290,8 @@ def throw_away(descriptors: Sequence[int], is_process: bool) -> None:
 class ZygoteHandle:
     """A running zygote: tell it to fork, hear who ended; and who was born, once it is gone."""
 
-    def __init__(self, weight: str, listener: ZygoteListener) -> None:
-        self.weight = weight
+    def __init__(self, kind: str, listener: ZygoteListener) -> None:
+        self.kind = kind
         self.is_lost = False
         self.forks = 0
         self.gate: Gate | None = None  # of sessions: by which they can be branched; it outlives the zygote
@@ -300,12 +300,12 @@ class ZygoteHandle:
         self._pidfd = -1
         self._births = -1
         self._births_kept: bytes | None = None  # what stood in it when the zygote was closed
-        self.cells: set[int] = set()  # those it can fork into
+        self.jails: set[int] = set()  # those it can fork into
         self._warm: asyncio.Future[str] = self._loop.create_future()
         self.started_at = self._loop.time()
 
     async def start(self, warden: WardenHandle, python: str, greeting: Mapping[str, Any], warm_seconds: float) -> None:
-        """Start it in the warden's world and wait until its imports are done.
+        """Start it in the warden's pool and wait until its imports are done.
 
         Raises:
             StartFailed: it did not come up in time or an import failed; the message carries what it printed.
@@ -335,15 +335,15 @@ class ZygoteHandle:
     def _said(warden: WardenHandle) -> str:
         return warden.log.tail.decode("utf-8", "replace").strip() or "it said nothing"
 
-    def add_cell(self, cell: int, descriptors: Sequence[int], has_rules: bool) -> None:
-        """Tell it of a cell, as `Cell.descriptors` says; the caller keeps its copies of the descriptors.
+    def add_jail(self, jail: int, descriptors: Sequence[int], has_rules: bool) -> None:
+        """Tell it of a jail, as `Jail.descriptors` says; the caller keeps its copies of the descriptors.
 
         Raises:
             channel.ChannelClosed: the zygote is gone.
         """
         self._check_alive()
-        channel.send(self._socket, {"cell": cell, "has_rules": has_rules}, descriptors=descriptors)
-        self.cells.add(cell)
+        channel.send(self._socket, {"jail": jail, "has_rules": has_rules}, descriptors=descriptors)
+        self.jails.add(jail)
 
     def fork(self, order: bytes, descriptors: Sequence[int]) -> None:
         """Fork a guest, as `protocol.FORK` says; the caller keeps its copies of the descriptors.
@@ -359,9 +359,9 @@ class ZygoteHandle:
         if self.is_lost:
             raise channel.ChannelClosed("the zygote is gone")
 
-    def pid_of(self, guest: int, cell: int) -> int | None:
+    def pid_of(self, guest: int, jail: int) -> int | None:
         """The guest's pid in the warden's pid namespace; None if it was not forked."""
-        at, size = cell * protocol.BIRTH.size, protocol.BIRTH.size
+        at, size = jail * protocol.BIRTH.size, protocol.BIRTH.size
         kept = self._births_kept
         record = os.pread(self._births, size, at) if kept is None else kept[at : at + size]
         if len(record) < size:
@@ -369,12 +369,12 @@ class ZygoteHandle:
         number, pid = protocol.BIRTH.unpack(record)
         return pid if number == guest else None
 
-    def forget_cell(self, cell: int) -> None:
-        """The cell is gone, or has other descriptors now; drop what the zygote holds of it."""
-        if cell in self.cells:
-            self.cells.discard(cell)
+    def forget_jail(self, jail: int) -> None:
+        """The jail is gone, or has other descriptors now; drop what the zygote holds of it."""
+        if jail in self.jails:
+            self.jails.discard(jail)
             with contextlib.suppress(channel.ChannelClosed, BlockingIOError):
-                channel.send(self._socket, {"forget": cell})
+                channel.send(self._socket, {"forget": jail})
 
     def _on_warm(self) -> None:
         """The first packet; a zygote of sessions sends along where their questions arrive."""

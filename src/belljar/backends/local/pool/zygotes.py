@@ -1,4 +1,4 @@
-"""The warm processes of one world, one for each weight in use: started when first wanted, replaced, let go.
+"""The warm processes of one pool, one for each weight in use: started when first wanted, replaced, let go.
 
 A weight is what a zygote has imported: 'bare' has the standard library's basics, 'heavy' the environment's warm
 imports, 'shell' those and IPython: its guests are sessions.
@@ -24,7 +24,7 @@ from belljar.contract.errors import JailSetupFailed
 from belljar.settings import PoolSettings
 
 _log = logging.getLogger("belljar.local")
-BARE, HEAVY, SHELL = "bare", "heavy", "shell"
+BARE, PACKAGES, SESSION = "bare", "heavy", "shell"
 _WARM_SECONDS = 120.0  # for imports, however slow the disk
 
 Recipe = tuple[str, Mapping[str, Any]]  # the interpreter as the guests' root has it, and what the zygote is told first
@@ -45,7 +45,7 @@ class Zygotes:
         self.replaced = 0
         self._warden = warden
         self._listener = listener
-        self._pool = pool
+        self._pool_settings = pool
         self._recipe = recipe
         self._on_reaped = on_reaped
         self._loop = asyncio.get_running_loop()
@@ -63,93 +63,93 @@ class Zygotes:
         """Those that guests are forked from, and that are there."""
         return iter([zygote for zygote in self._current.values() if not zygote.is_lost])
 
-    def find(self, weight: str) -> ZygoteHandle | None:
+    def find(self, kind: str) -> ZygoteHandle | None:
         """The one of this weight, if it is there."""
-        current = self._current.get(weight)
+        current = self._current.get(kind)
         return None if current is None or current.is_lost else current
 
-    async def get(self, weight: str) -> ZygoteHandle:
+    async def get(self, kind: str) -> ZygoteHandle:
         """The one of this weight, started if need be; callers at the same time share one start.
 
         Raises:
             JailSetupFailed: it does not come up. Overloaded: there are no descriptors for it.
         """
-        current = self.find(weight)
+        current = self.find(kind)
         if current is not None:
             return current
-        if weight not in self._starting:
-            self._start_in_background(weight)
-        return await asyncio.shield(self._starting[weight])
+        if kind not in self._starting:
+            self._start_in_background(kind)
+        return await asyncio.shield(self._starting[kind])
 
-    def _start_in_background(self, weight: str) -> None:
-        task = self._starting[weight] = self._loop.create_task(self._start(weight))
+    def _start_in_background(self, kind: str) -> None:
+        task = self._starting[kind] = self._loop.create_task(self._start(kind))
         task.add_done_callback(lambda done: done.cancelled() or done.exception())  # whoever awaits it raises
 
-    async def _start(self, weight: str) -> ZygoteHandle:
-        fresh = ZygoteHandle(weight, self._listener)
+    async def _start(self, kind: str) -> ZygoteHandle:
+        fresh = ZygoteHandle(kind, self._listener)
         try:
-            await fresh.start(self._warden, *self._recipe(weight), _WARM_SECONDS)
+            await fresh.start(self._warden, *self._recipe(kind), _WARM_SECONDS)
         except OutOfDescriptors as error:
             raise descriptors.refusal() from error
         except StartFailed as error:
             raise JailSetupFailed("zygote", str(error)) from error
         finally:
-            self._starting.pop(weight, None)
+            self._starting.pop(kind, None)
             if fresh.gate is not None:
                 self._gates = {gate for gate in (*self._gates, fresh.gate) if not gate.is_closed}
         self._warden.watch(fresh.pid, lambda *_: self._on_reaped(fresh))
-        before = self.find(weight)
-        self._current[weight] = fresh
+        before = self.find(kind)
+        self._current[kind] = fresh
         if before is not None:
             self._retire(before)
-        self.note_use(weight)
+        self.note_use(kind)
         return fresh
 
     def _retire(self, zygote: ZygoteHandle) -> None:
         self._retired.add(zygote)
         zygote.retire()
 
-    def note_use(self, weight: str) -> None:
+    def note_use(self, kind: str) -> None:
         """Somebody wants a guest of this weight."""
-        self._used_at[weight] = self._loop.time()
+        self._used_at[kind] = self._loop.time()
 
     def note_fork(self, zygote: ZygoteHandle) -> None:
         """It has forked; after so many it is replaced."""
-        if zygote.forks >= self._pool.zygote_forks:
+        if zygote.forks >= self._pool_settings.zygote_forks:
             self._rotate(zygote)
 
     def rotate_old(self) -> None:
         """Replace those that have lived long enough."""
         for zygote in list(self._current.values()):
-            if zygote.forks and self._loop.time() - zygote.started_at >= self._pool.zygote_seconds:
+            if zygote.forks and self._loop.time() - zygote.started_at >= self._pool_settings.zygote_seconds:
                 self._rotate(zygote)
 
     def _rotate(self, zygote: ZygoteHandle) -> None:
         """Have it replaced, unless that is under way."""
-        weight = zygote.weight
-        if self._current.get(weight) is zygote and weight not in self._starting and not self._is_closing:
-            self._start_in_background(weight)
+        kind = zygote.kind
+        if self._current.get(kind) is zygote and kind not in self._starting and not self._is_closing:
+            self._start_in_background(kind)
 
     def lose(self, zygote: ZygoteHandle) -> bool:
         """It has died: whether it was one that guests are forked from, and is replaced."""
         zygote.close()
         self._retired.discard(zygote)
-        if self._current.get(zygote.weight) is not zygote:  # one that was retired
+        if self._current.get(zygote.kind) is not zygote:  # one that was retired
             return False
         self.replaced += 1
-        del self._current[zygote.weight]
-        if not self._is_closing and zygote.weight not in self._starting:
-            self._start_in_background(zygote.weight)
+        del self._current[zygote.kind]
+        if not self._is_closing and zygote.kind not in self._starting:
+            self._start_in_background(zygote.kind)
         return True
 
     def let_go_of_unused(self) -> list[str]:
         """Have those leave that only some programs need, when nobody has asked for a while; which weights those are."""
         gone = []
-        for weight in (HEAVY, SHELL):
-            idle_seconds = self._loop.time() - self._used_at.get(weight, 0.0)
-            if weight in self._current and idle_seconds > self._pool.idle_seconds and weight not in self._starting:
-                self._retire(self._current.pop(weight))
-                gone.append(weight)
+        for kind in (PACKAGES, SESSION):
+            idle_seconds = self._loop.time() - self._used_at.get(kind, 0.0)
+            if kind in self._current and idle_seconds > self._pool_settings.idle_seconds and kind not in self._starting:
+                self._retire(self._current.pop(kind))
+                gone.append(kind)
         return gone
 
     async def stop_starting(self) -> None:

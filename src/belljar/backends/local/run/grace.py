@@ -16,7 +16,7 @@ WALL_SECONDS_MAX = 30.0
 _LOOK_AGAIN_SECONDS_MIN = 0.05
 
 
-class Grace:
+class InterruptGrace:
     """Begins when it is made."""
 
     def __init__(self, pids: Iterable[int]) -> None:

@@ -14,14 +14,14 @@ from belljar.backends.local.run.displays import PictureReader
 from belljar.backends.local.run.streams import READ_BYTES, Stream
 from belljar.contract.backend import Watcher
 from belljar.contract.execution import Limits
-from belljar.jail.cgroups import CellCgroup
+from belljar.jail.cgroups import JailCgroup
 from belljar.settings import RequestSettings
 
 _CORES = os.cpu_count() or 1
 _CPU_CHECK_SECONDS_MIN = 0.01
 
 
-class Attended:
+class MonitoredRun:
     """Something at work. Whoever inherits this gives it two output streams, and says how it is stopped."""
 
     # What few ever change stands here, so that making one costs less.
@@ -34,7 +34,7 @@ class Attended:
     def __init__(
         self,
         limits: Limits,
-        cgroup: CellCgroup | None,
+        cgroup: JailCgroup | None,
         watcher: Watcher | None,
         bounds: RequestSettings,
         loop: asyncio.AbstractEventLoop,

@@ -20,7 +20,7 @@ class Settling(Protocol):
         """The while is over."""
 
 
-class Patience:
+class SettleTimer:
     """Everybody who has not lasted long enough yet. Belongs to one event loop."""
 
     def __init__(self) -> None:

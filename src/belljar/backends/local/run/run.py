@@ -19,13 +19,13 @@ import time
 from collections.abc import Sequence
 
 from belljar import channel
-from belljar.backends.local.features.feature import Extra
+from belljar.backends.local.features.feature import GuestFeature
 from belljar.backends.local.pool import descriptors
 from belljar.backends.local.pool.guests import Guest
-from belljar.backends.local.pool.pool import INTERPRETER_BYTES, World
+from belljar.backends.local.pool.pool import INTERPRETER_BYTES, LocalPool
 from belljar.backends.local.run import artifacts
 from belljar.backends.local.run.displays import PictureReader
-from belljar.backends.local.run.output import Attended
+from belljar.backends.local.run.output import MonitoredRun
 from belljar.backends.local.run.streams import Stream
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import InvalidExecution, JailSetupFailed, ZygoteDied
@@ -45,7 +45,7 @@ _START_FAILED = 71 << 8  # wait status of a guest that could not enter its jail:
 _WORD_BYTES = 4096  # for why it could not start
 
 
-class Run(Attended):
+class Run(MonitoredRun):
     """A guest with its program. `play` must be awaited to its end, or cancelled: both leave nothing running."""
 
     # What few runs ever change stands here, so that making one costs less.
@@ -60,16 +60,16 @@ class Run(Attended):
         execution: Execution,
         watcher: Watcher | None,
         bounds: RequestSettings,
-        world: World,
+        pool: LocalPool,
         shows: bool,  # whether pictures may come
-        extras: Sequence[Extra] = (),
+        extras: Sequence[GuestFeature] = (),
         source: str = policy.PROGRAM_NAME,
     ) -> None:
-        limits, loop = execution.limits, world.loop
-        super().__init__(limits, guest.cell.berth.cgroup, watcher, bounds, loop)
+        limits, loop = execution.limits, pool.loop
+        super().__init__(limits, guest.jail.jail_slot.cgroup, watcher, bounds, loop)
         self._guest = guest
         self._execution = execution
-        self._world = world
+        self._pool = pool
         self._shows = shows
         self._extras = extras
         self._source = source
@@ -84,19 +84,19 @@ class Run(Attended):
         guest.ended = self._on_ended
         if cgroup is not None:
             try:
-                cgroup.limit(limits.memory_bytes + INTERPRETER_BYTES[guest.weight], limits.processes)
+                cgroup.limit(limits.memory_bytes + INTERPRETER_BYTES[guest.kind], limits.processes)
                 cgroup.begin()
             except OSError as error:
                 raise JailSetupFailed("cgroup", str(error)) from error
-            guest.cell.on_memory_event = self._on_memory_event
+            guest.jail.on_memory_event = self._on_memory_event
         self._started_at = time.monotonic()
         self._send_program()
         if self._watcher is not None:
             self._watcher.started()
             self.settle_in()
         else:
-            patience = min(_SETTLE_SECONDS + self._world.busy_guests * _SETTLE_SECONDS_EACH, _SETTLE_SECONDS_MAX)
-            self._world.patience.wait_with(self, min(patience, limits.wall_seconds))
+            patience = min(_SETTLE_SECONDS + self._pool.busy_guests * _SETTLE_SECONDS_EACH, _SETTLE_SECONDS_MAX)
+            self._pool.patience.wait_with(self, min(patience, limits.wall_seconds))
 
     def _send_program(self) -> None:
         files = self._execution.files
@@ -181,8 +181,8 @@ class Run(Attended):
         return self._ended.done()
 
     def stop(self) -> None:
-        """End everyone in its cell."""
-        self._guest.cell.kill()
+        """End everyone in its jail."""
+        self._guest.jail.kill()
 
     def _await_start(self, elapsed_seconds: float = 0.0) -> None:
         """A program's time begins when it does: a busy machine may take longer to fork it than it may run."""
@@ -212,11 +212,11 @@ class Run(Attended):
             self._failure = (str(message.get("failed")), str(message.get("reason")))
         else:
             self._has_started = True
-            self._guest.cell.is_unread = False
+            self._guest.jail.is_unread = False
 
     def _on_deadline(self) -> None:
         self._deadline_passed = True
-        self._guest.cell.kill()
+        self._guest.jail.kill()
         self._timers["silence"] = self._loop.call_later(_SILENCE_SECONDS, self._on_silence)
 
     def _check_started(self) -> None:
@@ -227,7 +227,7 @@ class Run(Attended):
     def _on_silence(self) -> None:
         """Nobody tells us what became of the guest: whoever should have is stuck. Our trouble, not the program's."""
         self._was_silent = True
-        self._world.unstick(self._guest)
+        self._pool.unstick(self._guest)
         self._timers["silence"] = self._loop.call_later(_SILENCE_SECONDS, self._on_silence)
 
     def _on_memory_event(self) -> None:
@@ -256,23 +256,23 @@ class Run(Attended):
                 await self._kill_and_wait()
                 raise
             wall_seconds = time.monotonic() - self._started_at
-            cell, cgroup = self._guest.cell, self._cgroup
-            if status in (_SIGKILL, _START_FAILED) and not self._is_killed() and cell.was_taken_away():
+            jail, cgroup = self._guest.jail, self._cgroup
+            if status in (_SIGKILL, _START_FAILED) and not self._is_killed() and jail.was_taken_away():
                 self._hear_guest()
                 if status == _SIGKILL or not self._has_started:  # a program may end with the same exit code
-                    cell.kill()
+                    jail.kill()
                     self._world.drop_taken_away()
                     raise ZygoteDied("the jail of this program was ended from outside, and the program with it")
             if cgroup is None or self._is_killed() or not cgroup.is_empty():
                 self._stop_watching()
                 await self._end_leftovers()
             else:
-                cell.is_left = True
+                jail.is_vacated = True
             evidence = self._evidence(status, cpu_seconds, wall_seconds)
             return await self._with_artifacts(evidence) if self._work_dir >= 0 else evidence
         finally:
             self._stop_watching()
-            self._guest.ended = self._guest.cell.on_memory_event = None
+            self._guest.ended = self._guest.jail.on_memory_event = None
             if self._work_dir >= 0:
                 os.close(self._work_dir)
             if self._picture_pipe >= 0:
@@ -280,27 +280,27 @@ class Run(Attended):
 
     async def _kill_and_wait(self) -> None:
         """Cancelled: everything must be dead before the caller hears of it."""
-        self._guest.cell.kill()
+        self._guest.jail.kill()
         self._stop_watching()
-        while not self._guest.cell.is_gone:
+        while not self._guest.jail.is_gone:
             with contextlib.suppress(asyncio.CancelledError):
-                await self._cell_gone()
+                await self._jail_gone()
 
-    async def _cell_gone(self) -> None:
-        """Wait until everyone in the killed cell is dead, and for no stuck process of ours."""
-        cell = self._guest.cell
-        while not cell.is_gone:
-            await asyncio.wait([cell.gone], timeout=_SILENCE_SECONDS)
-            if not cell.is_gone:
-                self._world.unstick(self._guest)
+    async def _jail_gone(self) -> None:
+        """Wait until everyone in the killed jail is dead, and for no stuck process of ours."""
+        jail = self._guest.jail
+        while not jail.is_gone:
+            await asyncio.wait([jail.gone], timeout=_SILENCE_SECONDS)
+            if not jail.is_gone:
+                self._pool.unstick(self._guest)
 
     async def _end_leftovers(self) -> None:
         """Children that outlive the program end with it; files are read only once they have."""
-        cell = self._guest.cell
-        cell.kill()
+        jail = self._guest.jail
+        jail.kill()
         if self._cgroup is None or not self._cgroup.is_empty():
             try:
-                await self._cell_gone()
+                await self._jail_gone()
             except asyncio.CancelledError:
                 await self._kill_and_wait()
                 raise
@@ -310,7 +310,7 @@ class Run(Attended):
 
     def _stop_watching(self) -> None:
         if not self._has_settled:
-            self._world.patience.forget(self)
+            self._pool.patience.forget(self)
             if not self._watched and self._stdin < 0:
                 return  # as most: nobody had to look after it
         if self._stdin >= 0:
@@ -377,8 +377,8 @@ class Run(Attended):
                 self._pass_on(stream, chunk)
 
     async def _with_artifacts(self, evidence: Evidence) -> Evidence:
-        self._world.check_dirs([self._work_dir])
-        owner = self._world.owner_of(self._guest.cell.berth)
+        self._pool.check_dirs([self._work_dir])
+        owner = self._pool.owner_of(self._guest.jail.jail_slot)
         on_work_dir = functools.partial(artifacts.on_thread, self._work_dir, owner)
         with descriptors.named():
             found = await artifacts.collect(self._execution, self._bounds, on_work_dir)
@@ -391,7 +391,7 @@ class Run(Attended):
 def program_packet(
     execution: Execution,
     shows: bool,
-    extras: Sequence[Extra] = (),
+    extras: Sequence[GuestFeature] = (),
     source: str = policy.PROGRAM_NAME,
     *,
     without_files: bool = False,

@@ -23,14 +23,14 @@ from typing import NamedTuple
 from belljar import channel
 from belljar.aio import cancel_and_wait, wait_until_done, wait_until_readable
 from belljar.backends.local.pool import descriptors
-from belljar.backends.local.pool.jails import Berth
+from belljar.backends.local.pool.jails import JailSlot
 from belljar.backends.local.pool.pool import INTERPRETER_BYTES
 from belljar.backends.local.pool.setns_gate import Gate, Pass, has_ended
 from belljar.backends.local.pool.warden_handle import OutOfDescriptors, StartFailed
-from belljar.backends.local.session.process import Body, BranchBody
+from belljar.backends.local.session.process import BranchBody, SessionProcess
 from belljar.contract.errors import CannotBranch, JailSetupFailed, Overloaded, SandboxFault
 from belljar.contract.execution import Limits
-from belljar.jail.cgroups import CellCgroup
+from belljar.jail.cgroups import JailCgroup
 
 _PLACE_SECONDS = 20.0  # for our own part: the copy of the files may take its time
 _COPY_SECONDS = 5.0  # for each answer of the copy, and for everyone else to leave it alone
@@ -45,7 +45,7 @@ _HELD, _CAPABILITY_SETS = re.compile(rb"^Cap(?:Inh|Prm|Eff|Amb):\s*([0-9a-f]+)$"
 _ODD = "the session's process did not copy itself as it should"
 
 
-class Grown(NamedTuple):
+class Branch(NamedTuple):
     """A branch that is ready to be a session; the caller owns the descriptors."""
 
     body: BranchBody
@@ -64,7 +64,7 @@ class _Copy(NamedTuple):
     pidfd: int
 
 
-def check_quiet(cgroup: CellCgroup | None) -> CellCgroup:
+def check_quiet(cgroup: JailCgroup | None) -> JailCgroup:
     """Raise unless the session is one process with one thread: what a fork copies."""
     if cgroup is None:
         raise CannotBranch("a server without cgroups cannot branch sessions")
@@ -75,13 +75,13 @@ def check_quiet(cgroup: CellCgroup | None) -> CellCgroup:
     return cgroup
 
 
-async def grow(
-    parent: Body,
+async def copy_session(
+    parent: SessionProcess,
     directories: list[int],
     limits: Limits,
     order: Callable[[list[int]], Awaitable[None]],
     forking: asyncio.Lock,
-) -> Grown:
+) -> Branch:
     """Copy a session; `order` tells it to fork, with the descriptors it needs, and waits for its answer.
 
     While `forking` is held, a copy is still on the session's own account of processes.
@@ -90,23 +90,23 @@ async def grow(
         CannotBranch: the session cannot be copied, or does not do what it was told.
         Overloaded, JailSetupFailed, SandboxFault: it could not be done.
     """
-    world, gate = parent.family.world, parent.family.guest.zygote.gate
+    pool, gate = parent.family.pool, parent.family.guest.zygote.gate
     if gate is None or gate.is_closed:
         raise CannotBranch("this machine cannot supervise a branch: it needs seccomp's user notification for itself")
-    berth = world.take_berth()
-    if berth is None:
-        raise Overloaded("no cell is free for a branch; try again later")
-    assert berth.cgroup is not None
+    jail_slot = pool.take_berth()
+    if jail_slot is None:
+        raise Overloaded("no jail is free for a branch; try again later")
+    assert jail_slot.cgroup is not None
     try:
-        berth.cgroup.limit(limits.memory_bytes + INTERPRETER_BYTES["shell"], max(2, limits.processes))
-        berth.cgroup.begin()
-        making = asyncio.create_task(_make_place(parent, berth, directories, limits))
+        jail_slot.cgroup.limit(limits.memory_bytes + INTERPRETER_BYTES["shell"], max(2, limits.processes))
+        jail_slot.cgroup.begin()
+        making = asyncio.create_task(_make_place(parent, jail_slot, directories, limits))
         try:
-            return await _settle(parent, berth, gate, making, order, forking)
+            return await _settle(parent, jail_slot, gate, making, order, forking)
         finally:
             await _drop(making)
     except BaseException as error:
-        await _give_up(parent, berth)
+        await _give_up(parent, jail_slot)
         if isinstance(error, TimeoutError):
             raise SandboxFault("the branch's place was not made in time") from error
         if isinstance(error, (OutOfDescriptors, channel.DescriptorsLost)) or descriptors.is_one(error):
@@ -116,22 +116,22 @@ async def grow(
         raise
 
 
-async def _give_up(parent: Body, berth: Berth) -> None:
+async def _give_up(parent: SessionProcess, jail_slot: JailSlot) -> None:
     """End everyone in the branch's cgroup; a caller that is cancelled meanwhile hears of it afterwards."""
-    assert berth.cgroup is not None
+    assert jail_slot.cgroup is not None
     try:
-        if not berth.cgroup.is_empty():
+        if not jail_slot.cgroup.is_empty():
             with contextlib.suppress(OSError):
-                berth.cgroup.kill_all()
-            await _finish(asyncio.create_task(parent.family.empty(berth.cgroup)))
+                jail_slot.cgroup.kill_all()
+            await _finish(asyncio.create_task(parent.family.empty(jail_slot.cgroup)))
     finally:
-        parent.family.world.give_back(berth)
+        parent.family.pool.give_back(jail_slot)
 
 
-async def _make_place(parent: Body, berth: Berth, directories: list[int], limits: Limits) -> _Place:
+async def _make_place(parent: SessionProcess, jail_slot: JailSlot, directories: list[int], limits: Limits) -> _Place:
     """Namespaces and directories for one branch; the first also makes the user namespace of all, before any other."""
     async with asyncio.timeout(_PLACE_SECONDS), parent.founding if parent.nest < 0 else contextlib.nullcontext():
-        made = await _have_made(parent, berth, directories, limits)
+        made = await _have_made(parent, jail_slot, directories, limits)
         try:
             if parent.nest < 0:
                 parent.nest = os.dup(made[0])
@@ -142,10 +142,10 @@ async def _make_place(parent: Body, berth: Berth, directories: list[int], limits
     return _Place(made[:4], made[4:7], made[7:])
 
 
-async def _have_made(parent: Body, berth: Berth, directories: list[int], limits: Limits) -> list[int]:
-    family, version = parent.family, parent.family.world.landlock_version
+async def _have_made(parent: SessionProcess, jail_slot: JailSlot, directories: list[int], limits: Limits) -> list[int]:
+    family, version = parent.family, parent.family.pool.landlock_version
     count = 8 if version else 7
-    assert berth.cgroup is not None
+    assert jail_slot.cgroup is not None
     if not directories:
         raise CannotBranch("the session has ended")
     ours, theirs = channel.pair()
@@ -153,16 +153,16 @@ async def _have_made(parent: Body, berth: Berth, directories: list[int], limits:
     with ours:
         above = os.dup(parent.nest) if parent.nest >= 0 else parent.open_home()
         asked = {
-            "uid": family.guest.cell.berth.uid,
+            "uid": family.guest.jail.jail_slot.uid,
             "disk_bytes": limits.disk_bytes,
             "landlock_version": version,
             "joined": above is not None,
             "made": parent.nest < 0,
         }
-        lent = [theirs.fileno(), family.guest.cell.sleeper, *directories, *([] if above is None else [above])]
+        lent = [theirs.fileno(), family.guest.jail.jail_init, *directories, *([] if above is None else [above])]
         try:
             with theirs:
-                _, maker = await family.world.graft(asked, [*lent, *berth.cgroup.join_files])
+                _, maker = await family.pool.graft(asked, [*lent, *jail_slot.cgroup.join_files])
         finally:
             if above is not None:
                 os.close(above)
@@ -172,7 +172,7 @@ async def _have_made(parent: Body, berth: Berth, directories: list[int], limits:
         except channel.DescriptorsLost:
             raise
         except channel.ChannelClosed as error:
-            if berth.cgroup.oom_kills():  # it is in the branch's cgroup
+            if jail_slot.cgroup.oom_kills():  # it is in the branch's cgroup
                 raise _do_not_fit() from error
             raise SandboxFault("the process that makes the branch's place has died") from error
         finally:
@@ -196,13 +196,13 @@ async def _answered(what: str, *files: socket.socket | int) -> None:
 
 
 async def _settle(
-    parent: Body,
-    berth: Berth,
+    parent: SessionProcess,
+    jail_slot: JailSlot,
     gate: Gate,
     making: asyncio.Task[_Place],
     order: Callable[[list[int]], Awaitable[None]],
     forking: asyncio.Lock,
-) -> Grown:
+) -> Branch:
     """Have the session fork while the place is made, put the copy into its cgroup, and let it move in."""
     ours, theirs = channel.pair()
     ours.setblocking(False)
@@ -222,8 +222,8 @@ async def _settle(
             async with forking:
                 family = [parent.nest] if parent.nest >= 0 else []
                 with theirs:
-                    await _have_forked(order([theirs.fileno(), *lent, *family]), _admit_passer(ours, berth))
-            copy = await _meet(ours, berth)
+                    await _have_forked(order([theirs.fileno(), *lent, *family]), _admit_passer(ours, jail_slot))
+            copy = await _meet(ours, jail_slot)
         owned.append(copy.pidfd)
         with gate.expecting(copy.pid, copy.pidfd) as entry:
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
@@ -231,13 +231,13 @@ async def _settle(
             place = await asyncio.shield(making)
             if _lives_in(copy.pid, place.namespaces[0]):
                 raise CannotBranch(_ODD)  # it is not a fork of the session, but of one of its branches
-            await _move_in(ours, copy, berth, entry, [*place.namespaces[len(family) :], *place.shield])
-        await _check_rights(copy, place.namespaces[0], berth)
+            await _move_in(ours, copy, jail_slot, entry, [*place.namespaces[len(family) :], *place.shield])
+        await _check_rights(copy, place.namespaces[0], jail_slot)
         for directory in place.directories:
             owned.append(os.dup(directory))
         stdout, stderr = owned[:2]
-        body = BranchBody(parent.family, berth, ours, stdout, stderr, copy.pidfd, copy.pid)
-        return Grown(body, owned[3:], copy.pidfd)
+        body = BranchBody(parent.family, jail_slot, ours, stdout, stderr, copy.pidfd, copy.pid)
+        return Branch(body, owned[3:], copy.pidfd)
     except BaseException:
         ours.close()
         lent += owned
@@ -267,15 +267,15 @@ async def _have_forked(ordered: Awaitable[None], admitted: Awaitable[None]) -> N
         await cancel_and_wait(admitting)
 
 
-async def _move_in(peer: socket.socket, copy: _Copy, berth: Berth, entry: Pass, place: list[int]) -> None:
-    assert berth.cgroup is not None
+async def _move_in(peer: socket.socket, copy: _Copy, jail_slot: JailSlot, entry: Pass, place: list[int]) -> None:
+    assert jail_slot.cgroup is not None
     try:
         channel.send(peer, {}, b"place", place)
         entry.grant()  # afterwards: the copy may have asked already, and then wakes only once
         await _answered("the copy did not move into its place", peer, copy.pidfd)
         _, said, _ = channel.receive(peer, 0)
     except (channel.ChannelClosed, BlockingIOError) as error:  # the second: it has ended, and its channel is held
-        if berth.cgroup.oom_kills():
+        if jail_slot.cgroup.oom_kills():
             raise _do_not_fit() from error
         raise CannotBranch("the copy has ended before it had its place") from error
     if said != b"joined":
@@ -283,14 +283,14 @@ async def _move_in(peer: socket.socket, copy: _Copy, berth: Berth, entry: Pass, 
         raise CannotBranch(f"the copy could not move into its place; it says: {reason}")
 
 
-async def _check_rights(copy: _Copy, nest: int, berth: Berth) -> None:
+async def _check_rights(copy: _Copy, nest: int, jail_slot: JailSlot) -> None:
     """See that the copy is alone in its cgroup, and holds none of the capabilities that it moved in with.
 
     The gate is shut by now. So the copy, being where it could only get to through it, has used it up, and nobody can
     hold a capability but the copy and what it has forked since. To look at the copy first and then for others misses
     nobody: what holds one at the first look is the copy, has ended by the second, or is seen by it.
     """
-    cgroup = berth.cgroup
+    cgroup = jail_slot.cgroup
     assert cgroup is not None
     loop = asyncio.get_running_loop()
     pause, until = _LOOK_AGAIN_SECONDS, loop.time() + _COPY_SECONDS
@@ -350,19 +350,19 @@ def _do_not_fit() -> CannotBranch:
     return CannotBranch("the files do not fit into a branch; remove some, or open sessions with more memory_mb")
 
 
-async def _admit_passer(peer: socket.socket, berth: Berth) -> None:
+async def _admit_passer(peer: socket.socket, jail_slot: JailSlot) -> None:
     """Put the process that forks the copy into the branch's cgroup, and let it go on. It ends when it has forked."""
     await wait_until_readable(peer)  # as long as the session may take to answer
     with _speaker(_hear(peer, b"passing")) as (pid, pidfd):
-        assert berth.cgroup is not None
-        admit(berth.cgroup, pid, pidfd)
+        assert jail_slot.cgroup is not None
+        admit(jail_slot.cgroup, pid, pidfd)
         try:
             channel.send(peer, {}, b"admitted")
         except channel.ChannelClosed as error:
             raise CannotBranch(_ODD) from error
 
 
-def admit(cgroup: CellCgroup, pid: int, pidfd: int) -> None:
+def admit(cgroup: JailCgroup, pid: int, pidfd: int) -> None:
     """Put the process behind `pidfd`, which has the number `pid`, into a cgroup.
 
     The kernel takes only the number. If the process has ended, that may be another's by now, so the pidfd is asked
@@ -380,11 +380,11 @@ def admit(cgroup: CellCgroup, pid: int, pidfd: int) -> None:
     raise CannotBranch("the process that should have forked the copy has ended")
 
 
-async def _meet(peer: socket.socket, berth: Berth) -> _Copy:
+async def _meet(peer: socket.socket, jail_slot: JailSlot) -> _Copy:
     """Hear the copy's first word, and see that it is where it should be. The caller owns the pidfd."""
     await _answered("the copy said nothing", peer)
     with _speaker(_hear(peer, b"copy")) as (pid, pidfd):
-        if berth.cgroup is None or pid not in berth.cgroup.processes():
+        if jail_slot.cgroup is None or pid not in jail_slot.cgroup.processes():
             raise CannotBranch(_ODD)
         if has_ended(pidfd):  # asked last: else the number may have been another's when it was looked for
             raise CannotBranch("the copy has ended at once")

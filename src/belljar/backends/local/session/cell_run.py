@@ -21,18 +21,18 @@ from typing import Any, NamedTuple, Protocol
 
 from belljar import channel
 from belljar.aio import wait_until_done
-from belljar.backends.local.features.feature import Extra
+from belljar.backends.local.features.feature import GuestFeature
 from belljar.backends.local.pool import descriptors as shortage
 from belljar.backends.local.run.artifacts import Collected
 from belljar.backends.local.run.claims import DisplayReader, read_error
-from belljar.backends.local.run.grace import Grace
-from belljar.backends.local.run.output import Attended
+from belljar.backends.local.run.grace import InterruptGrace
+from belljar.backends.local.run.output import MonitoredRun
 from belljar.backends.local.run.run import in_memfd
 from belljar.backends.local.run.streams import READ_BYTES, Stream
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import JailSetupFailed, ZygoteDied
 from belljar.contract.execution import Evidence, Execution, ProgramError
-from belljar.jail.cgroups import CellCgroup
+from belljar.jail.cgroups import JailCgroup
 from belljar.settings import RequestSettings
 
 _SETTLE_SECONDS = 0.02
@@ -53,7 +53,7 @@ class End(NamedTuple):
 class Place(Protocol):
     """The session that a cell runs in."""
 
-    cgroup: CellCgroup | None
+    cgroup: JailCgroup | None
 
     def send(self, packet: bytes, descriptors: list[int]) -> None:
         """Hand something to the guest."""
@@ -77,7 +77,7 @@ class Place(Protocol):
         """The files the cell's caller asked for."""
 
 
-class Turn(Attended):
+class CellRun(MonitoredRun):
     """A cell at work. `finish` must be awaited to its end, or cancelled: both leave the session idle or ended."""
 
     def __init__(
@@ -90,7 +90,7 @@ class Turn(Attended):
         self._answered: asyncio.Future[Mapping[str, Any] | End] = self._loop.create_future()
         self._is_stopping = False
         self._pictures: DisplayReader = DisplayReader(bounds)
-        self.extra: Extra | None = None  # what the guest has to prepare anew before this cell, as a branch has
+        self.extra: GuestFeature | None = None  # what the guest has to prepare anew before this cell, as a branch has
 
     def start(self) -> None:
         """Hand the cell over.
@@ -175,7 +175,7 @@ class Turn(Attended):
         """Interrupt the cell, and end the session if that does not bring it back."""
         if not self._is_stopping and not self._answered.done():
             self._is_stopping = True
-            self._grace = Grace(self._place.pids())
+            self._grace = InterruptGrace(self._place.pids())
             self._check_grace()
             self._interrupt_again()
 

@@ -15,18 +15,18 @@ import socket
 from belljar.aio import wait_until_done, wait_until_readable
 from belljar.backends.local.pool import descriptors
 from belljar.backends.local.pool.warden_handle import OutOfDescriptors, StartFailed
-from belljar.backends.local.session.process import Body
+from belljar.backends.local.session.process import SessionProcess
 from belljar.contract.errors import JailSetupFailed, SandboxFault
 from belljar.inside.warden import file_writer
 from belljar.jail import live_files
-from belljar.jail.cgroups import CellCgroup
+from belljar.jail.cgroups import JailCgroup
 
 _OVERHEAD_BYTES = 4 << 20  # what the process that writes copies for itself, and the kernel's notes on pages
 _ANSWER_BYTES = 1024
 _SECONDS = 60.0
 
 
-async def put(body: Body, cgroup: CellCgroup, directory: int, path: str, content: bytes) -> None:
+async def put(body: SessionProcess, cgroup: JailCgroup, directory: int, path: str, content: bytes) -> None:
     """Make or replace a file.
 
     Raises:
@@ -46,16 +46,16 @@ async def put(body: Body, cgroup: CellCgroup, directory: int, path: str, content
         raise SandboxFault(f"{path} could not be written: {reason or 'the process that writes it has died'}")
 
 
-async def _have_written(body: Body, cgroup: CellCgroup, directory: int, path: str, content: bytes) -> bytes:
+async def _have_written(body: SessionProcess, cgroup: JailCgroup, directory: int, path: str, content: bytes) -> bytes:
     """What the process that writes has to say, after its end; b"" if it was killed."""
-    order = {"uid": body.family.guest.cell.berth.uid, "path": path, "bytes": len(content)}
+    order = {"uid": body.family.guest.jail.jail_slot.uid, "path": path, "bytes": len(content)}
     loop = asyncio.get_running_loop()
     try:
         ours, theirs = socket.socketpair()
         with ours, theirs:
             ours.setblocking(False)
             lent = [theirs.fileno(), directory, cgroup.memory_join]
-            _, writer = await body.family.world.deposit(order, lent)
+            _, writer = await body.family.pool.deposit(order, lent)
             theirs.close()
             try:
                 async with asyncio.timeout(_SECONDS):

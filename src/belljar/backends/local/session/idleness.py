@@ -10,7 +10,7 @@ import asyncio
 import os
 from collections.abc import Callable
 
-from belljar.jail.cgroups import CellCgroup
+from belljar.jail.cgroups import JailCgroup
 
 _CORES = os.cpu_count() or 1
 _LOOK_SECONDS_MIN, _LOOK_SECONDS_MAX = 1.0, 10.0
@@ -20,7 +20,7 @@ _FREE_SECONDS = 0.01  # after each cell: the guest's own way back to waiting is 
 class Idleness:
     """The account of one session. Calls `exhausted` once more than `cpu_seconds` were used."""
 
-    def __init__(self, cgroup: CellCgroup | None, cpu_seconds: float, exhausted: Callable[[], None]) -> None:
+    def __init__(self, cgroup: JailCgroup | None, cpu_seconds: float, exhausted: Callable[[], None]) -> None:
         self._cgroup = cgroup
         self._cpu_seconds = cpu_seconds
         self._exhausted = exhausted

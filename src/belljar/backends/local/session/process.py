@@ -1,7 +1,7 @@
 """The process of a session and what it holds: the first of its family, or a branch.
 
-A family is a session and its branches. They share the first one's cell: its pid namespace and its uid. Everything else
-each has for itself, its cgroup above all: one member is ended by ending who is in its cgroup, and the cell goes when
+A family is a session and its branches. They share the first one's jail: its pid namespace and its uid. Everything else
+each has for itself, its cgroup above all: one member is ended by ending who is in its cgroup, and the jail goes when
 the last member has gone.
 """
 
@@ -18,10 +18,10 @@ from collections.abc import Callable
 
 from belljar import channel
 from belljar.backends.local.pool.guests import Guest
-from belljar.backends.local.pool.jails import Berth
-from belljar.backends.local.pool.pool import World
+from belljar.backends.local.pool.jails import JailSlot
+from belljar.backends.local.pool.pool import LocalPool
 from belljar.backends.local.pool.setns_gate import has_ended
-from belljar.jail.cgroups import CellCgroup
+from belljar.jail.cgroups import JailCgroup
 
 _SILENCE_SECONDS = 10.0
 _DYING_SECONDS = 5.0  # for those who were killed
@@ -30,32 +30,32 @@ _PIDFD_GET_INFO = 3 << 30 | 64 << 16 | 0xFF << 8 | 11  # with the first version 
 _PIDFD_INFO_EXIT = 1 << 3  # since Linux 6.15
 
 
-class Family:
-    """Who lives in one cell."""
+class SessionFamily:
+    """Who lives in one jail."""
 
-    def __init__(self, world: World, guest: Guest) -> None:
-        self.world = world
+    def __init__(self, pool: LocalPool, guest: Guest) -> None:
+        self.pool = pool
         self.guest = guest
-        self.members: set[Body] = set()
+        self.members: set[SessionProcess] = set()
 
-    async def leave(self, member: Body) -> None:
-        """The last who leaves takes the cell along."""
+    async def leave(self, member: SessionProcess) -> None:
+        """The last who leaves takes the jail along."""
         self.members.discard(member)
         if not self.members:
-            self.guest.cell.kill()
+            self.guest.jail.kill()
             await self.cell_gone()
-            self.world.release(self.guest)
+            self.pool.release(self.guest)
 
-    async def empty(self, cgroup: CellCgroup) -> None:
+    async def empty(self, cgroup: JailCgroup) -> None:
         """Wait until everyone in a member's cgroup, whom the caller has killed, is dead and buried.
 
         A process that has ended stays in its cgroup until its parent has waited for it, and the parent may be another
         member that never does. After a while the whole family is ended, which takes no member's consent.
         """
-        pause, until = _LOOK_AGAIN_SECONDS, self.world.loop.time() + _DYING_SECONDS
+        pause, until = _LOOK_AGAIN_SECONDS, self.pool.loop.time() + _DYING_SECONDS
         while not cgroup.is_empty():
-            if self.guest.cell.is_condemned or self.world.loop.time() > until:
-                self.guest.cell.kill()
+            if self.guest.jail.is_killed or self.pool.loop.time() > until:
+                self.guest.jail.kill()
                 await self.cell_gone()
                 return
             await asyncio.sleep(pause)
@@ -65,18 +65,20 @@ class Family:
                     cgroup.kill_all()
 
     async def cell_gone(self) -> None:
-        """Wait until nobody is left in the killed cell, and for no stuck process of ours."""
-        cell = self.guest.cell
-        while not cell.is_gone:
-            await asyncio.wait([cell.gone], timeout=_SILENCE_SECONDS)
-            if not cell.is_gone:
-                self.world.unstick(self.guest)
+        """Wait until nobody is left in the killed jail, and for no stuck process of ours."""
+        jail = self.guest.jail
+        while not jail.is_gone:
+            await asyncio.wait([jail.gone], timeout=_SILENCE_SECONDS)
+            if not jail.is_gone:
+                self.pool.unstick(self.guest)
 
 
-class Body:
+class SessionProcess:
     """One process, its sockets and pipes, and everyone it has started. `release` gives all of it back."""
 
-    def __init__(self, family: Family, cgroup: CellCgroup | None, peer: channel.Peer, stdout: int, stderr: int) -> None:
+    def __init__(
+        self, family: SessionFamily, cgroup: JailCgroup | None, peer: channel.Peer, stdout: int, stderr: int
+    ) -> None:
         self.family = family
         self.cgroup = cgroup
         self.channel = peer
@@ -91,24 +93,24 @@ class Body:
     def kill(self) -> None:
         """End everyone in it."""
         if self.cgroup is None or len(self.family.members) == 1:
-            self.family.guest.cell.kill()
+            self.family.guest.jail.kill()
         else:
             with contextlib.suppress(OSError):  # no descriptors left: `empty` tries again, and then ends the family
                 self.cgroup.kill_all()
 
     async def gone(self) -> None:
         """Wait until everyone who was killed is dead."""
-        if self.family.guest.cell.is_condemned or self.cgroup is None:
+        if self.family.guest.jail.is_killed or self.cgroup is None:
             await self.family.cell_gone()
             return
         await self.family.empty(self.cgroup)
 
     def was_taken_away(self) -> bool:
-        """Whether somebody outside has ended its cell."""
-        return self.family.guest.cell.was_taken_away()
+        """Whether somebody outside has ended its jail."""
+        return self.family.guest.jail.was_taken_away()
 
     def open_home(self) -> int | None:
-        """The user namespace it lives in, which the caller owns; None: that of the guests' world."""
+        """The user namespace it lives in, which the caller owns; None: that of the guests' pool."""
         return None
 
     async def release(self) -> None:
@@ -119,36 +121,45 @@ class Body:
         await self.family.leave(self)
 
 
-class FirstBody(Body):
+class FirstProcess(SessionProcess):
     """A guest of a zygote."""
 
-    def __init__(self, world: World, guest: Guest) -> None:
-        super().__init__(Family(world, guest), guest.cell.berth.cgroup, guest.channel, guest.stdout, guest.stderr)
+    def __init__(self, pool: LocalPool, guest: Guest) -> None:
+        super().__init__(
+            SessionFamily(pool, guest), guest.jail.jail_slot.cgroup, guest.channel, guest.stdout, guest.stderr
+        )
         guest.channel.setblocking(False)
         guest.ended = lambda status, _: self.ended(status)
-        guest.cell.on_memory_event = lambda: self.memory_event()
-        world.keep(guest)
+        guest.jail.on_memory_event = lambda: self.memory_event()
+        pool.keep(guest)
 
     async def release(self) -> None:
-        """Its sockets stay open until the cell goes."""
-        self.family.guest.cell.on_memory_event = None
+        """Its sockets stay open until the jail goes."""
+        self.family.guest.jail.on_memory_event = None
         await super().release()
 
 
-class BranchBody(Body):
+class BranchBody(SessionProcess):
     """A copy that a session has made of itself. Nobody waits for it, so its end is seen through its pidfd."""
 
     def __init__(
-        self, family: Family, berth: Berth, peer: socket.socket, stdout: int, stderr: int, pidfd: int, pid: int
+        self,
+        family: SessionFamily,
+        jail_slot: JailSlot,
+        peer: socket.socket,
+        stdout: int,
+        stderr: int,
+        pidfd: int,
+        pid: int,
     ) -> None:
         self._pidfd = os.dup(pidfd)  # first: who fails here is no member of the family
-        super().__init__(family, berth.cgroup, peer, stdout, stderr)
+        super().__init__(family, jail_slot.cgroup, peer, stdout, stderr)
         self._pid = pid
-        self._berth = berth
+        self._jail_slot = jail_slot
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._pidfd, self._on_end)
-        if berth.cgroup is not None and berth.cgroup.oom_event is not None:
-            self._loop.add_reader(berth.cgroup.oom_event, self._on_memory_event, berth.cgroup.oom_event)
+        if jail_slot.cgroup is not None and jail_slot.cgroup.oom_event is not None:
+            self._loop.add_reader(jail_slot.cgroup.oom_event, self._on_memory_event, jail_slot.cgroup.oom_event)
 
     def open_home(self) -> int | None:
         """Its process has not left it since it moved in: nobody let it."""
@@ -170,12 +181,12 @@ class BranchBody(Body):
     async def release(self) -> None:
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
-        if self._berth.cgroup is not None and self._berth.cgroup.oom_event is not None:
-            self._loop.remove_reader(self._berth.cgroup.oom_event)
+        if self._jail_slot.cgroup is not None and self._jail_slot.cgroup.oom_event is not None:
+            self._loop.remove_reader(self._jail_slot.cgroup.oom_event)
         self.channel.close()
         os.close(self.stdout)
         os.close(self.stderr)
-        self.family.world.give_back(self._berth)
+        self.family.pool.give_back(self._jail_slot)
         await super().release()
 
 

@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING, Any
 
 from belljar import channel
 from belljar.aio import wait_until_done
-from belljar.backends.local.features.feature import Extra
+from belljar.backends.local.features.feature import GuestFeature
 from belljar.backends.local.pool import descriptors as shortage
 from belljar.backends.local.pool.pool import INTERPRETER_BYTES
 from belljar.backends.local.pool.setns_gate import has_ended
-from belljar.backends.local.pool.zygotes import SHELL
+from belljar.backends.local.pool.zygotes import SESSION
 from belljar.backends.local.run.run import in_memfd
 from belljar.backends.local.run.streams import Stream
 from belljar.backends.local.session import file_writer
 from belljar.backends.local.session.between_cells import Background
-from belljar.backends.local.session.branch import Grown, check_quiet, grow
-from belljar.backends.local.session.cell_run import End, Turn
+from belljar.backends.local.session.branch import Branch, check_quiet, copy_session
+from belljar.backends.local.session.cell_run import CellRun, End
 from belljar.backends.local.session.files import SessionFiles
 from belljar.backends.local.session.idleness import Idleness
 from belljar.backends.local.session.opening import (
@@ -37,7 +37,7 @@ from belljar.backends.local.session.opening import (
     describe_end,
     describe_silence,
 )
-from belljar.backends.local.session.process import Body, FirstBody
+from belljar.backends.local.session.process import FirstProcess, SessionProcess
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import (
     CannotBranch,
@@ -51,7 +51,7 @@ from belljar.contract.sessions import LiveSession, SessionOrder
 from belljar.settings import RequestSettings
 
 if TYPE_CHECKING:
-    from belljar.backends.local.features.network import WayOut
+    from belljar.backends.local.features.network import NetworkAccess
     from belljar.backends.local.features.tools import SessionTools
 
 _SILENCE_SECONDS = 10.0
@@ -64,7 +64,7 @@ _GENERATIONS_MAX = 15  # landlock has sixteen layers, and the jail itself is one
 class LocalSession(SessionFiles):
     """An interpreter that stays. All methods run on the loop's thread; one cell at a time."""
 
-    def __init__(self, body: Body, limits: Limits, bounds: RequestSettings, owner: int | None) -> None:
+    def __init__(self, body: SessionProcess, limits: Limits, bounds: RequestSettings, owner: int | None) -> None:
         super().__init__(bounds, owner)
         self.cgroup = body.cgroup
         self._body = body
@@ -73,7 +73,7 @@ class LocalSession(SessionFiles):
         self._opening = Opening()
         self._directories: list[int] = []  # work directory, /tmp, /dev/shm
         self._pidfd = -1
-        self._turn: Turn | None = None
+        self._turn: CellRun | None = None
         self._copying: asyncio.Future[str | None] | None = None  # why it cannot, if so
         self._generation = 0  # how many branchings ago its family began
         self._branches_coming = 0
@@ -88,14 +88,14 @@ class LocalSession(SessionFiles):
         self._background = Background(limits.output_bytes)
         self._idleness = Idleness(body.cgroup, limits.cpu_seconds, lambda: self.end("timeout"))
         self.tools: SessionTools | None = None
-        self.way_out: WayOut | None = None  # of a session that was given a network
+        self.way_out: NetworkAccess | None = None  # of a session that was given a network
         self.foreign: Mapping[str, Any] | None = None  # what is started for a language that is not Python
         body.ended = self._on_process_ended
         body.memory_event = self._on_memory_event
 
     # ---- opening
 
-    async def start(self, order: SessionOrder, extras: Sequence[Extra] = ()) -> None:
+    async def start(self, order: SessionOrder, extras: Sequence[GuestFeature] = ()) -> None:
         """Hear its first word, have its files laid out and wait until it is ready. On any failure nothing is left.
 
         Raises:
@@ -105,7 +105,7 @@ class LocalSession(SessionFiles):
         """
         try:
             if self.cgroup is not None:
-                self.cgroup.limit(self._limits.memory_bytes + INTERPRETER_BYTES[SHELL], self._limits.processes)
+                self.cgroup.limit(self._limits.memory_bytes + INTERPRETER_BYTES[SESSION], self._limits.processes)
                 self.cgroup.begin()
             self._loop.add_reader(self._body.channel, self._on_message)
             async with asyncio.timeout(FIRST_WORD_SECONDS):
@@ -132,13 +132,13 @@ class LocalSession(SessionFiles):
         self._settle()
 
     def _check_directories(self) -> None:
-        self._body.family.world.check_dirs(self._directories)
+        self._body.family.pool.check_dirs(self._directories)
 
     def _settle(self) -> None:
         self._background.open(self._body.stdout, self._body.stderr)
         self._idleness.begin()
 
-    def _send_order(self, order: SessionOrder, extras: Sequence[Extra]) -> None:
+    def _send_order(self, order: SessionOrder, extras: Sequence[GuestFeature]) -> None:
         message = {
             "files": [(file.path, len(file.content)) for file in order.files],
             "env": dict(order.env),
@@ -203,7 +203,7 @@ class LocalSession(SessionFiles):
         self.end("lost" if self._was_lost() else "crash")
 
     def _was_lost(self) -> bool:
-        return self._body.family.world.is_lost or self._body.was_taken_away()
+        return self._body.family.pool.is_lost or self._body.was_taken_away()
 
     def _hear_first_word(self, message: Mapping[str, Any], descriptors: list[int]) -> None:
         if self._opening.hear_first(message, descriptors):
@@ -219,7 +219,7 @@ class LocalSession(SessionFiles):
             await self._wait_until_buried()
             raise self._ended_error()
         self._cells += 1
-        self._turn = Turn(self, self._cells, cell, watcher, self._bounds)
+        self._turn = CellRun(self, self._cells, cell, watcher, self._bounds)
         if self.tools is not None:
             self._turn.extra = self.tools.unsent
             self.tools.begin(watcher)
@@ -298,7 +298,7 @@ class LocalSession(SessionFiles):
             async with self._births:
                 self._check_alive()
                 order = self._order_copy(reseed)
-                grown = await grow(self._body, self._directories, self._limits, order, self._forking)
+                grown = await copy_session(self._body, self._directories, self._limits, order, self._forking)
         finally:
             self._branches_coming -= 1
             if self._reason is None and self.cgroup is not None:
@@ -350,7 +350,7 @@ class LocalSession(SessionFiles):
 
         return order
 
-    def _begin_as_copy(self, grown: Grown, cells: int) -> None:
+    def _begin_as_copy(self, grown: Branch, cells: int) -> None:
         self._directories, self._pidfd = grown.directories, grown.pidfd
         self._cells = cells
         self._opening.skip()
@@ -428,7 +428,9 @@ class LocalSession(SessionFiles):
         if self._was_lost():
             return "lost"
         if status is None:
-            return "lost" if isinstance(self._body, FirstBody) else "exit"  # an older kernel tells nothing of a branch
+            return (
+                "lost" if isinstance(self._body, FirstProcess) else "exit"
+            )  # an older kernel tells nothing of a branch
         return "exit" if os.WIFEXITED(status) else "crash"
 
     def _on_memory_event(self) -> None:

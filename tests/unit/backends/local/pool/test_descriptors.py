@@ -62,7 +62,7 @@ def test_a_cell_that_finds_no_descriptors_leaves_none_open_and_the_session_goes_
                 else:
                     assert (await session.run("x")).ok
             assert (await session.run("print(x)")).stdout == "1\n"
-            async with asyncio.timeout(10):  # a cell's own pipes are closed when the last byte was read
+            async with asyncio.timeout(10):  # a jail's own pipes are closed when the last byte was read
                 while local_world.descriptors() - before:
                     await asyncio.sleep(0.01)
 
@@ -134,13 +134,13 @@ def _nothing_ahead(settings: Settings) -> Settings:
 
 
 async def _all_is_well(box: belljar.AsyncSandbox, warden: int) -> None:
-    """New programs and sessions run in the same world, and every cell in it is known."""
+    """New programs and sessions run in the same pool, and every jail in it is known."""
     assert (await box.run("print(2)")).stdout == "2\n"
     async with box.session() as another:
         assert (await another.run("print(3)")).stdout == "3\n"
     assert local_world.youngest_warden() == warden
     async with asyncio.timeout(20):
-        while len(local_world.sleepers(warden)) != box.facts()["sandbox"]["cells"]:
+        while len(local_world.sleepers(warden)) != box.facts()["sandbox"]["jails"]:
             await asyncio.sleep(0.01)
 
 
@@ -262,7 +262,7 @@ def test_a_branch_that_cannot_have_a_descriptor_leaves_no_cell(
                     for copy in done if isinstance(done, list) else ():
                         await copy.close()
                 async with asyncio.timeout(20):
-                    while box.facts()["sandbox"]["cells"]:  # that of a session goes with its last branch
+                    while box.facts()["sandbox"]["jails"]:  # that of a session goes with its last branch
                         await asyncio.sleep(0.01)
                 if isinstance(done, list):
                     break
@@ -274,21 +274,21 @@ def test_a_branch_that_cannot_have_a_descriptor_leaves_no_cell(
 @pytest.mark.parametrize("spare", [0, 2, 4])
 def test_a_process_to_wait_that_finds_no_descriptors_leaves_none_open(settings: Settings, spare: int) -> None:
     async def scene() -> None:
-        async with local_world.opened(settings) as (_, world):
-            guest = await world.lease("bare", settings.default_limits)
+        async with local_world.opened(settings) as (_, pool):
+            guest = await pool.lease("bare", settings.default_limits)
             standby = Standby(argv=("true",), path="/bin/true", env=(), limits=settings.default_limits)
             try:
                 before = len(os.listdir("/proc/self/fd"))
                 with _no_descriptors_left(spare):
                     if spare < 4:
                         with pytest.raises(OSError, match="Too many open files") as caught:
-                            Waiting(world, guest, standby)
+                            Waiting(pool, guest, standby)
                     else:
-                        Waiting(world, guest, standby).close()
+                        Waiting(pool, guest, standby).close()
                 assert len(os.listdir("/proc/self/fd")) == before
                 assert spare == 4 or caught.tb  # which keeps what it had made alive
             finally:
-                world.release(guest)
+                pool.release(guest)
 
     asyncio.run(scene())
 

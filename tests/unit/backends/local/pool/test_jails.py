@@ -1,6 +1,6 @@
-"""One program after another in the same cell: whatever the first leaves, the next finds a cell as it was made.
+"""One program after another in the same jail: whatever the first leaves, the next finds a jail as it was made.
 
-What becomes of the cell is told, too: that it is kept is what makes a run cheap, and a test in which every cell was
+What becomes of the jail is told, too: that it is kept is what makes a run cheap, and a test in which every jail was
 thrown away would show nothing.
 """
 
@@ -47,7 +47,7 @@ def describe(place):
     }
 
 print(json.dumps({
-    "cell": os.readlink("/proc/self/ns/pid"),
+    "jail": os.readlink("/proc/self/ns/pid"),
     "files_ever": [files_ever(place) for place in ("/work", "/tmp", "/dev/shm")],
     "found": {
         **{place: describe(place) for place in ("/work", "/tmp", "/dev/shm")},
@@ -117,15 +117,15 @@ def look(box: belljar.Sandbox) -> dict[str, Any]:
 
 
 def fate(before: dict[str, Any], after: dict[str, Any]) -> str:
-    """What became of a cell; a directory that was mounted anew counts its files from the beginning."""
-    if before["cell"] != after["cell"]:
+    """What became of a jail; a directory that was mounted anew counts its files from the beginning."""
+    if before["jail"] != after["jail"]:
         return REPLACED
     goes_on = [one < other for one, other in zip(before["files_ever"], after["files_ever"], strict=True)]
     return KEPT if all(goes_on) else RENEWED
 
 
 def leave(box: belljar.Sandbox, code: str) -> str:
-    """Run a program that leaves something; the next one must find nothing. What became of their cell."""
+    """Run a program that leaves something; the next one must find nothing. What became of their jail."""
     header = "import ctypes, os, socket\nlibc = ctypes.CDLL(None)\nplaces = ('/work', '/tmp', '/dev/shm')\n"
     before = look(box)
     left = box.run(header + code)
@@ -169,7 +169,7 @@ def test_no_program_can_change_the_directories_themselves(narrow_box: belljar.Sa
 
 
 def test_programs_of_every_kind_in_turn_find_nothing(settings: Settings) -> None:
-    """Many at once, so that cells go from one to the next in every order."""
+    """Many at once, so that jails go from one to the next in every order."""
     look_and_leave = LOOK + "import random; exec(random.choice({}))"
     kinds = [
         "pass",
@@ -184,7 +184,7 @@ def test_programs_of_every_kind_in_turn_find_nothing(settings: Settings) -> None
     seen = [json.loads(each.stdout) for each in outcomes]
     assert all(each["found"] == seen[0]["found"] for each in seen)
     assert [seen[0]["found"][place]["names"] for place in PLACES] == [["main.py"], [], []]
-    assert len({each["cell"] for each in seen}) < 300, "hardly any cell was used again"
+    assert len({each["jail"] for each in seen}) < 300, "hardly any jail was used again"
 
 
 def test_other_allowances_and_sessions_leave_nothing_in_a_cell(narrow_box: belljar.Sandbox) -> None:
@@ -225,29 +225,29 @@ def test_whatever_happens_while_directories_are_renewed_nothing_is_lost(settings
     trouble: list[object] = []
 
     async def scene() -> None:
-        async with local_world.opened(settings, trouble) as (sandbox, world):
+        async with local_world.opened(settings, trouble) as (sandbox, pool):
             execution = Execution(code="import os; os.mkdir('d')", limits=settings.default_limits)
             async with asyncio.timeout(20):
-                while not world._stock._renewals:
+                while not pool._jails._renewals:
                     assert (await sandbox.run(execution)).exit_code == 0
-                    await asyncio.sleep(0)  # its cell is looked at after the answer, and soon done with
-            *_, cell = world._stock._renewals
+                    await asyncio.sleep(0)  # its jail is looked at after the answer, and soon done with
+            *_, jail = pool._jails._renewals
             if end == "lost":
-                world._warden.kill()
+                pool._warden.kill()
             elif end == "killed":
-                cell.kill()
+                jail.kill()
             if end != "closed":
                 async with asyncio.timeout(10):
-                    while cell in world._stock._renewals or not cell.is_gone:
+                    while jail in pool._jails._renewals or not jail.is_gone:
                         await asyncio.sleep(0.001)
-                assert cell not in world._stock.idle
+                assert jail not in pool._jails.idle
                 assert (await sandbox.run(execution)).exit_code == 0
                 async with asyncio.timeout(10):
-                    while world._stock._being_made:  # in a berth that is neither free nor a cell's yet
+                    while pool._jails._being_made:  # in a berth that is neither free nor a jail's yet
                         await asyncio.sleep(0.001)
-                free = [berth.number for berth in world._berths._free]
+                free = [jail_slot.number for jail_slot in pool._jail_slots._free]
                 assert len(free) == len(set(free))
-                assert cell.number in free or cell.number in world._stock._cells or end == "lost"
+                assert jail.number in free or jail.number in pool._jails._jails or end == "lost"
 
     asyncio.run(scene())
     before = os.listdir("/proc/self/fd")
@@ -257,16 +257,16 @@ def test_whatever_happens_while_directories_are_renewed_nothing_is_lost(settings
 
 
 def test_without_the_rules_of_its_cell_nothing_runs(settings: Settings) -> None:
-    """The cell's landlock rules are put up by its guest: what is no ruleset ends that one before it has its program."""
+    """The jail's landlock rules are put up by its guest: what is no ruleset ends that one before it has its program."""
     nothing_ahead = dataclasses.replace(settings, pool=dataclasses.replace(settings.pool, ready_guests=0))
 
     async def scene() -> None:
-        async with local_world.opened(nothing_ahead) as (sandbox, world):
-            cell = await world._stock.make()
-            assert cell.has_rules
-            os.close(cell._rules.pop())
-            cell._rules.append(os.open("/dev/null", os.O_RDONLY))
-            world._stock.put_back(cell)
+        async with local_world.opened(nothing_ahead) as (sandbox, pool):
+            jail = await pool._jails.make()
+            assert jail.has_rules
+            os.close(jail._rules.pop())
+            jail._rules.append(os.open("/dev/null", os.O_RDONLY))
+            pool._jails.put_back(jail)
             with pytest.raises(JailSetupFailed, match="landlock"):
                 await sandbox.run(Execution(code="print(1)", limits=settings.default_limits))
             assert (await sandbox.run(Execution(code="print(1)", limits=settings.default_limits))).stdout == b"1\n"

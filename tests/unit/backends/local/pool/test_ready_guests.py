@@ -52,7 +52,7 @@ def test_many_at_once_leave_as_many_ready(box: belljar.Sandbox) -> None:
 
 
 def test_pages_copied_ahead_are_counted_as_the_interpreters(box: belljar.Sandbox) -> None:
-    """What a guest copies before its program has come is in its cell's cgroup, and no program pays for it."""
+    """What a guest copies before its program has come is in its jail's cgroup, and no program pays for it."""
     outcome = box.run("x = bytearray(15 << 20); print(len(x))", limits={"memory_mb": 16})
     assert outcome.stdout == f"{15 << 20}\n", outcome
     assert box.run("x = bytearray(24 << 20)", limits={"memory_mb": 16}).status == "out_of_memory"
@@ -64,13 +64,13 @@ _FAULTS_LEFT_MAX = 40
 
 def test_few_pages_are_left_to_copy_once_the_program_comes(settings: Settings) -> None:
     async def count() -> tuple[int, int]:
-        async with local_world.opened(settings) as (sandbox, world):
+        async with local_world.opened(settings) as (sandbox, pool):
             await sandbox.run(Execution(code="pass"))
             async with asyncio.timeout(_DEADLINE_SECONDS):
-                while len(world._ready["bare"]) < settings.pool.ready_guests:
+                while len(pool._ready["bare"]) < settings.pool.ready_guests:
                     await asyncio.sleep(0.01)
             await asyncio.sleep(0.2)  # nothing tells that the last of them has come to rest
-            cgroup = world._ready["bare"][0].cell.berth.cgroup
+            cgroup = pool._ready["bare"][0].jail.jail_slot.cgroup
             assert cgroup is not None
             async with asyncio.timeout(_DEADLINE_SECONDS):
                 while not cgroup.processes():

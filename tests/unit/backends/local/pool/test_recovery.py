@@ -183,7 +183,7 @@ def test_a_session_that_is_killed_from_outside_is_lost_before_its_zygote_says_so
 
 
 def was_lost(session: Any) -> bool:
-    """Whether it has ended, and says so rightly; one that has not heard of it yet may lose a cell first."""
+    """Whether it has ended, and says so rightly; one that has not heard of it yet may lose a jail first."""
     try:
         with contextlib.suppress(ZygoteDied):
             session.run("x = 1")
@@ -247,12 +247,12 @@ def test_a_program_whose_cell_is_lost_while_it_is_made_gets_another(settings: Se
     nothing_ahead = dataclasses.replace(settings, pool=dataclasses.replace(settings.pool, ready_guests=0))
 
     async def lose_it() -> None:
-        async with local_world.opened(nothing_ahead) as (sandbox, world):
+        async with local_world.opened(nothing_ahead) as (sandbox, pool):
             warden = warden_and_zygote()[0]
             os.kill(warden, signal.SIGSTOP)
             running = asyncio.create_task(sandbox.run(Execution(code="print(1)", limits=settings.default_limits)))
             async with asyncio.timeout(20):
-                while not world._stock._being_made:
+                while not pool._jails._being_made:
                     await asyncio.sleep(0.01)
             os.kill(warden, signal.SIGKILL)
             assert (await running).stdout == b"1\n"
@@ -297,12 +297,12 @@ def test_a_guest_released_before_it_had_a_program_is_given_back_once(settings: S
     trouble: list[object] = []
 
     async def lease_and_release() -> None:
-        async with local_world.opened(settings, trouble) as (_, world):
-            while not world.facts()["ready_guests"]:
+        async with local_world.opened(settings, trouble) as (_, pool):
+            while not pool.facts()["ready_guests"]:
                 await asyncio.sleep(0.01)
-            guest = await world.lease("bare", settings.default_limits)
-            world.release(guest)
-            await guest.cell.gone
+            guest = await pool.lease("bare", settings.default_limits)
+            pool.release(guest)
+            await guest.jail.gone
             while not guest.has_ended:
                 await asyncio.sleep(0.01)
 
@@ -314,20 +314,20 @@ def test_a_cell_whose_maker_is_cancelled_when_it_has_just_come_is_gone(settings:
     """At that moment nobody but its maker knows of it, and its berth is about to be another's."""
 
     async def cancel_in_time() -> None:
-        async with local_world.opened(settings) as (sandbox, world):
+        async with local_world.opened(settings) as (sandbox, pool):
             async with asyncio.timeout(20):
-                while world.facts()["ready_guests"] < settings.pool.ready_guests or world._stock._being_made:
+                while pool.facts()["ready_guests"] < settings.pool.ready_guests or pool._jails._being_made:
                     await asyncio.sleep(0.01)
-            known = await world._stock.make()  # its berth is kept
+            known = await pool._jails.make()  # its berth is kept
             known.kill()
             await known.gone
             warden = warden_and_zygote()[0]
             before = await local_world.settled_descriptors(), len(children(warden))
-            making = asyncio.create_task(world._stock.make())
-            hear = world._warden._hear
+            making = asyncio.create_task(pool._jails.make())
+            hear = pool._warden._hear
             with pytest.MonkeyPatch.context() as patch:
                 # Before the task has had its turn to take the answer.
-                patch.setattr(world._warden, "_hear", lambda *heard: (hear(*heard), making.cancel()))
+                patch.setattr(pool._warden, "_hear", lambda *heard: (hear(*heard), making.cancel()))
                 with pytest.raises(asyncio.CancelledError):
                     await making
             async with asyncio.timeout(10):
@@ -339,7 +339,7 @@ def test_a_cell_whose_maker_is_cancelled_when_it_has_just_come_is_gone(settings:
 
 
 def test_a_program_that_its_guest_has_not_read_is_read_by_no_other(caplog: pytest.LogCaptureFixture, host: Any) -> None:
-    """Guests of one cell have the same socket, one after the other."""
+    """Guests of one jail have the same socket, one after the other."""
     settings = load(flags={"pool.ready_guests": 1, "pool.max_running": 1})
     with belljar.Sandbox(settings=settings) as box:
         for number in range(5):
@@ -405,12 +405,12 @@ def test_cells_lost_with_their_warden_leave_no_pipes(settings: Settings) -> None
         for _ in range(3):
             with box.session() as session:
                 # Whoever has memory to give back closes its pipes late.
-                cell = session.stream("kept = b'x' * (200 << 20)\nprint('up')\nimport time; time.sleep(60)", timeout=60)
-                while not isinstance(next(cell), Output):
+                jail = session.stream("kept = b'x' * (200 << 20)\nprint('up')\nimport time; time.sleep(60)", timeout=60)
+                while not isinstance(next(jail), Output):
                     pass
                 os.kill(warden_and_zygote()[0], signal.SIGKILL)
                 with pytest.raises(ZygoteDied):
-                    list(cell)
+                    list(jail)
     assert open_pipes() <= before
 
 

@@ -32,7 +32,7 @@ def running(code: str) -> Iterator[int]:
 def test_standing_in_line_is_not_held_against_it(host: Host) -> None:
     with running("while True: pass") as first, running("while True: pass"):
         began = time.monotonic()
-        waiting = grace.Grace([first])
+        waiting = grace.InterruptGrace([first])
         host.wait_until(lambda: grace.stood_in_line_seconds(first) > 0.5, "it stood in line")
         left, elapsed = waiting.left_seconds(), time.monotonic() - began
         assert left > grace.GRACE_SECONDS - elapsed + 0.1
@@ -40,13 +40,13 @@ def test_standing_in_line_is_not_held_against_it(host: Host) -> None:
 
 def test_sleeping_is(monkeypatch: pytest.MonkeyPatch, host: Host) -> None:
     monkeypatch.setattr(grace, "GRACE_SECONDS", 0.5)
-    with running("import time; time.sleep(600)") as sleeper:
-        waiting = grace.Grace([sleeper, 2**22 + 1])  # and one who is not there
+    with running("import time; time.sleep(600)") as jail_init:
+        waiting = grace.InterruptGrace([jail_init, 2**22 + 1])  # and one who is not there
         host.wait_until(lambda: waiting.left_seconds() == 0.0, "its time is up")
 
 
 def test_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch, host: Host) -> None:
     monkeypatch.setattr(grace, "WALL_SECONDS_MAX", 0.5)
     with running("while True: pass") as first, running("while True: pass"):
-        waiting = grace.Grace([first])
+        waiting = grace.InterruptGrace([first])
         host.wait_until(lambda: waiting.left_seconds() == 0.0, "its time is up")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from belljar.backends.local.run.patience import Patience
+from belljar.backends.local.run.patience import SettleTimer
 
 
 class Run:
@@ -16,7 +16,7 @@ class Run:
 
 
 async def play() -> None:
-    patience = Patience()
+    patience = SettleTimer()
     late, early, ended, last = Run(), Run(), Run(), Run()
     patience.wait_with(late, 0.04)
     patience.wait_with(early, 0.01)  # before the timer that is set
