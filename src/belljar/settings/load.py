@@ -30,6 +30,9 @@ _OTHER_VARIABLES = re.compile(
     r"BELLJAR_((URL|API_KEY|IMAGE|MEMORY|TEST_\w+|SERVICE_(HOST|PORT)\w*|PORT_\d+_\w+)=|PORT=\w+://)"
 )
 
+#: Settings that had another name in version 0.1.
+_RENAMED: Mapping[str, str] = {"pool.cell_seconds": "pool.jail_seconds"}
+
 #: What a value of the wrong type should have been.
 _WORDS: Mapping[type, str] = {tuple: "a list", bool: "true or false", float: "a number", int: "a whole number"}
 
@@ -108,7 +111,7 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 
 def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
-    by_variable = {"BELLJAR_" + name.upper().replace(".", "_"): name for name in names()}
+    by_variable = {_variable(name): name for name in names()}
     for variable, value in environ.items():
         is_ours = variable.startswith("BELLJAR_") and not _OTHER_VARIABLES.match(f"{variable}={value}")
         if is_ours and variable not in by_variable:
@@ -116,10 +119,17 @@ def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
     return {by_variable[key]: value for key, value in environ.items() if key in by_variable}
 
 
+def _variable(name: str) -> str:
+    return "BELLJAR_" + name.upper().replace(".", "_")
+
+
 def _no_setting(variable: str, known: list[str]) -> str:
     """What to do about a variable that looks like a setting and is none."""
     if variable.startswith(_NAMED_VARIABLES):
         return f"the environment cannot hold {variable}: put it into a settings file (--config FILE)"
+    for old, new in _RENAMED.items():
+        if variable == _variable(old):
+            return f"{variable} is now called {_variable(new)}; rename it in the environment"
     (nearest,) = difflib.get_close_matches(variable, known, n=1, cutoff=0.0)
     return f"unknown setting {variable} in the environment; the nearest that there is: {nearest}"
 
@@ -200,8 +210,8 @@ def _replace(settings: Settings, name: str, value: Any) -> Settings:
 
 
 def _unknown(name: str) -> InvalidSettings:
-    import difflib  # who spells every name right need not wait for it
-
+    if name in _RENAMED:
+        return InvalidSettings(f"setting {name!r} is now called {_RENAMED[name]!r}; rename it", setting=name)
     near = difflib.get_close_matches(name, names(), n=1)
     advice = f"did you mean {near[0]!r}? Known are" if near else "known are"
     return InvalidSettings(f"unknown setting {name!r}; {advice}: {', '.join(names())}", setting=name)

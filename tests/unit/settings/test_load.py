@@ -42,6 +42,7 @@ def show(**variables: str) -> subprocess.CompletedProcess[str]:
         pytest.param("BELLJAR_PORT", "BELLJAR_SERVER_PORT", id="without_its_section"),
         pytest.param("BELLJAR_ENVIRONMENTS_DEFAULT_PACKAGES", "settings file", id="one_of_many_by_name"),
         pytest.param("BELLJAR_TOOLS_SERVERS_MINE_URL", "settings file", id="a_tool_server"),
+        pytest.param("BELLJAR_POOL_CELL_SECONDS", "is now called BELLJAR_POOL_JAIL_SECONDS", id="renamed"),
     ],
 )
 def test_a_variable_that_is_no_setting_is_refused(variable: str, words: str) -> None:
@@ -50,6 +51,14 @@ def test_a_variable_that_is_no_setting_is_refused(variable: str, words: str) -> 
     assert ended.stdout == ""
     assert variable in ended.stderr
     assert words in ended.stderr
+
+
+@pytest.mark.parametrize("is_flag", [False, True], ids=["in_a_file", "as_a_flag"])
+def test_a_setting_by_its_old_name_is_refused_with_the_new_one(tmp_path: Path, is_flag: bool) -> None:
+    file = tmp_path / "belljar.toml"
+    file.write_text("" if is_flag else "[pool]\ncell_seconds = 1\n")
+    with pytest.raises(InvalidSettings, match=r"'pool\.cell_seconds' is now called 'pool\.jail_seconds'"):
+        load(file, environ={}, flags={"pool.cell_seconds": 1} if is_flag else {})
 
 
 def test_every_setting_can_be_a_variable() -> None:

@@ -27,6 +27,7 @@ from belljar.backends.gvisor.session import GvisorSession, RelayedProcess
 from belljar.backends.local.features.feature import GuestFeature
 from belljar.backends.local.pool.view import import_pattern
 from belljar.backends.local.pool.warden_handle import WARMING
+from belljar.backends.local.pool.zygotes import BARE, PACKAGES
 from belljar.backends.local.run import artifacts
 from belljar.backends.local.run.artifacts import Collected
 from belljar.backends.local.run.displays import PictureReader
@@ -180,7 +181,7 @@ class GvisorPool:
         try:
             is_python = execution.language == "python"
             is_heavy = is_python and self._heavy_pattern and self._heavy_pattern.search(execution.code)
-            self._begin(asked, "heavy" if is_heavy else "bare", extras, source)
+            self._begin(asked, PACKAGES if is_heavy else BARE, extras, source)
             try:
                 return await self._follow(asked, run)
             except (*NONSENSE, UnsafePath) as error:
@@ -226,7 +227,7 @@ class GvisorPool:
 
     def _begin(self, asked: _Asked, kind: str, extras: Sequence[GuestFeature], source: str) -> None:
         execution = asked.execution
-        shows = kind == "heavy"
+        shows = kind == PACKAGES
         packet = program_packet(execution, shows, extras, source)
         kinds, lent = asked.lines.lend([descriptor for extra in extras for descriptor in extra.descriptors])
         message = {

@@ -13,7 +13,7 @@ from belljar.inside.gvisor.relay import open_to_all
 from belljar.inside.warden import host_python, warden
 from belljar.jail import policy, syscalls
 
-BARE, PACKAGES, SESSION = "bare", "heavy", "shell"
+BARE, PACKAGES, SESSION = "bare", "packages", "session"
 _UID_FIRST = 2000
 _UIDS = 30_000
 _READY_MAX = 2

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from belljar.backends.local.pool.pool import LocalPool
+from belljar.backends.local.pool.zygotes import BARE
 
 _log = logging.getLogger("belljar.local")
 
@@ -41,7 +42,7 @@ class GuestPools:
                 self.replaced += 1
                 await lost.close()
             pool = self.current[name] = await self._make(name)
-            pool.refill("bare")
+            pool.refill(BARE)
             return pool
         finally:
             self._opening.pop(name, None)

@@ -24,7 +24,7 @@ from belljar.contract.errors import JailSetupFailed
 from belljar.settings import PoolSettings
 
 _log = logging.getLogger("belljar.local")
-BARE, PACKAGES, SESSION = "bare", "heavy", "shell"
+BARE, PACKAGES, SESSION = "bare", "packages", "session"
 _WARM_SECONDS = 120.0  # for imports, however slow the disk
 
 Recipe = tuple[str, Mapping[str, Any]]  # the interpreter as the guests' root has it, and what the zygote is told first

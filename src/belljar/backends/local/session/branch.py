@@ -27,6 +27,7 @@ from belljar.backends.local.pool.jails import JailSlot
 from belljar.backends.local.pool.pool import INTERPRETER_BYTES
 from belljar.backends.local.pool.setns_gate import Gate, Pass, has_ended
 from belljar.backends.local.pool.warden_handle import OutOfDescriptors, StartFailed
+from belljar.backends.local.pool.zygotes import SESSION
 from belljar.backends.local.session.process import BranchBody, SessionProcess
 from belljar.contract.errors import CannotBranch, JailSetupFailed, Overloaded, SandboxFault
 from belljar.contract.execution import Limits
@@ -98,7 +99,7 @@ async def copy_session(
         raise Overloaded("no jail is free for a branch; try again later")
     assert jail_slot.cgroup is not None
     try:
-        jail_slot.cgroup.limit(limits.memory_bytes + INTERPRETER_BYTES["shell"], max(2, limits.processes))
+        jail_slot.cgroup.limit(limits.memory_bytes + INTERPRETER_BYTES[SESSION], max(2, limits.processes))
         jail_slot.cgroup.begin()
         making = asyncio.create_task(_make_place(parent, jail_slot, directories, limits))
         try:
