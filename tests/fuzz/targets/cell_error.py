@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from belljar import channel
-from belljar.backends.local.run.claims import read_error
+from belljar.backends.local.run.displays import read_error
 
 ALLOWED = (channel.ChannelClosed,)
 TOKENS = (b'"error"', b'"type"', b'"message"', b'"traceback"', b"null", b'"\\ud800"', b"[", b"]")

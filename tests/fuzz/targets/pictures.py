@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from belljar.backends.local.run.claims import DisplayReader
-from belljar.backends.local.run.displays import PIECE, PictureReader
+from belljar.backends.local.run.displays import PIECE, DisplayReader, PictureReader
 from belljar.settings import RequestSettings
 
 ALLOWED = ()

@@ -13,7 +13,7 @@ from typing import Any
 
 from belljar.contract.errors import InvalidSettings
 from belljar.frontends.cli.options import define_walls
-from belljar.frontends.mcp.choices import familiar_image, images_of
+from belljar.frontends.mcp.config import familiar_image, images_of
 from belljar.settings import Settings, load
 
 
@@ -62,8 +62,7 @@ def define(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Serve until the client leaves."""
-    from belljar.frontends.mcp.choices import offer_of
-    from belljar.frontends.mcp.config import CODE_SANDBOX
+    from belljar.frontends.mcp.config import CODE_SANDBOX, offer_of
     from belljar.frontends.mcp.registry import select
     from belljar.frontends.mcp.stdio import serve
     from belljar.frontends.mcp.tools import ALL

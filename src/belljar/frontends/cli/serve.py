@@ -60,7 +60,7 @@ def execute(options: argparse.Namespace) -> int:
     """Serve until told to stop."""
     settings = load_server_settings(options)
     # Imported now: the other commands should not wait for a server they do not start.
-    from belljar.frontends.api.lifecycle import serve
+    from belljar.frontends.api.server import serve
     from belljar.telemetry import Log, set_up_logging
 
     log = Log(log_format=settings.server.log_format)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from belljar.contract.errors import InvalidSettings
-from belljar.frontends.mcp.choices import offer_of
+from belljar.frontends.mcp.config import offer_of
 from belljar.settings import load
 
 

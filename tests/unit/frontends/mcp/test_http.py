@@ -32,12 +32,12 @@ def test_a_request_stands_alone(site: Site) -> None:
 
 def test_no_start_waits_for_the_sdk(sources: Path) -> None:
     """Nothing that the command imports on its way to a listening server imports it."""
-    look = "import sys, belljar.frontends.cli.serve, belljar.frontends.api.lifecycle, belljar.frontends.mcp.http"
-    look += "; print(*{'mcp', 'pydantic_core', 'belljar.frontends.api.lifecycle'}.intersection(sys.modules))"
+    look = "import sys, belljar.frontends.cli.serve, belljar.frontends.api.server, belljar.frontends.mcp.http"
+    look += "; print(*{'mcp', 'pydantic_core', 'belljar.frontends.api.server'}.intersection(sys.modules))"
     answer = subprocess.run(
         [sys.executable, "-c", look], env={"PYTHONPATH": str(sources)}, capture_output=True, text=True, check=True
     )
-    assert answer.stdout.split() == ["belljar.frontends.api.lifecycle"]
+    assert answer.stdout.split() == ["belljar.frontends.api.server"]
 
 
 def test_the_sdk_is_there_before_anybody_asks(open_site: Serve, host: Host) -> None:

@@ -103,7 +103,7 @@ def test_the_options_in_the_docs_exist(repository: Path) -> None:
 def test_the_sdk_is_not_needed_for_anything_else() -> None:
     """What few use must not be imported by all."""
     code = (
-        "import sys, belljar.frontends.api.lifecycle, belljar.frontends.cli.mcp, belljar.frontends.mcp.stdio\n"
+        "import sys, belljar.frontends.api.server, belljar.frontends.cli.mcp, belljar.frontends.mcp.stdio\n"
         "print([name for name in sys.modules if name.partition('.')[0] in ('mcp', 'mcp_types', 'pydantic')])"
     )
     assert importlib.util.find_spec("mcp") is not None

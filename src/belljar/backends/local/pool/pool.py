@@ -29,7 +29,7 @@ from belljar.backends.local.pool.warden_handle import (
     ZygoteListener,
 )
 from belljar.backends.local.pool.zygotes import BARE, PACKAGES, SESSION, Recipe, Zygotes
-from belljar.backends.local.run.patience import SettleTimer
+from belljar.backends.local.run.deadlines import SettleTimer
 from belljar.contract.errors import JailSetupFailed, Overloaded, SandboxFault, ZygoteDied
 from belljar.contract.execution import Execution, Limits
 from belljar.environments import Environment

@@ -25,8 +25,7 @@ from belljar.backends.local.pool.guests import Guest
 from belljar.backends.local.pool.pool import INTERPRETER_BYTES, LocalPool
 from belljar.backends.local.run import artifacts
 from belljar.backends.local.run.displays import PictureReader
-from belljar.backends.local.run.output import MonitoredRun
-from belljar.backends.local.run.streams import Stream
+from belljar.backends.local.run.output import MonitoredRun, Stream
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import InvalidExecution, JailSetupFailed, ZygoteDied
 from belljar.contract.execution import Evidence, Execution

@@ -24,11 +24,10 @@ from belljar.aio import wait_until_done
 from belljar.backends.local.features.feature import GuestFeature
 from belljar.backends.local.pool import descriptors as shortage
 from belljar.backends.local.run.artifacts import Collected
-from belljar.backends.local.run.claims import DisplayReader, read_error
-from belljar.backends.local.run.grace import InterruptGrace
-from belljar.backends.local.run.output import MonitoredRun
+from belljar.backends.local.run.deadlines import InterruptGrace
+from belljar.backends.local.run.displays import DisplayReader, read_error
+from belljar.backends.local.run.output import READ_BYTES, MonitoredRun, Stream
 from belljar.backends.local.run.run import in_memfd
-from belljar.backends.local.run.streams import READ_BYTES, Stream
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import JailSetupFailed, ZygoteDied
 from belljar.contract.execution import Evidence, Execution, ProgramError

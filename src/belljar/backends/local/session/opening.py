@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from belljar.backends.local.pool.pool import FIRST_WORD_DESCRIPTORS
-from belljar.backends.local.run.claims import read_refusal
+from belljar.backends.local.run.displays import read_refusal
 from belljar.contract.errors import BelljarError, InvalidExecution, JailSetupFailed, ZygoteDied
 
 FIRST_WORD_SECONDS = 10.0

@@ -22,14 +22,13 @@ from belljar.backends.local.pool import descriptors as shortage
 from belljar.backends.local.pool.pool import INTERPRETER_BYTES
 from belljar.backends.local.pool.setns_gate import has_ended
 from belljar.backends.local.pool.zygotes import SESSION
+from belljar.backends.local.run.output import Stream
 from belljar.backends.local.run.run import in_memfd
-from belljar.backends.local.run.streams import Stream
-from belljar.backends.local.session import file_writer
-from belljar.backends.local.session.between_cells import Background
+from belljar.backends.local.session import files
+from belljar.backends.local.session.between_cells import Background, Idleness
 from belljar.backends.local.session.branch import Branch, check_quiet, copy_session
 from belljar.backends.local.session.cell_run import CellRun, End
 from belljar.backends.local.session.files import SessionFiles
-from belljar.backends.local.session.idleness import Idleness
 from belljar.backends.local.session.opening import (
     FIRST_WORD_SECONDS,
     READY_SECONDS,
@@ -400,7 +399,7 @@ class LocalSession(SessionFiles):
             self._check_alive()
             try:
                 with shortage.named():
-                    await file_writer.put(self._body, self.cgroup, self._directories[0], path, content)
+                    await files.put(self._body, self.cgroup, self._directories[0], path, content)
             except SandboxFault:
                 self._on_memory_event()  # the program may have taken what there was room for
                 self._check_alive()

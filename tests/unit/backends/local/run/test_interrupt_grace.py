@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from belljar.backends.local.run import grace
+from belljar.backends.local.run import deadlines
 
 if TYPE_CHECKING:
     from tests.conftest import Host
@@ -32,21 +32,21 @@ def running(code: str) -> Iterator[int]:
 def test_standing_in_line_is_not_held_against_it(host: Host) -> None:
     with running("while True: pass") as first, running("while True: pass"):
         began = time.monotonic()
-        waiting = grace.InterruptGrace([first])
-        host.wait_until(lambda: grace.stood_in_line_seconds(first) > 0.5, "it stood in line")
+        waiting = deadlines.InterruptGrace([first])
+        host.wait_until(lambda: deadlines.stood_in_line_seconds(first) > 0.5, "it stood in line")
         left, elapsed = waiting.left_seconds(), time.monotonic() - began
-        assert left > grace.GRACE_SECONDS - elapsed + 0.1
+        assert left > deadlines.GRACE_SECONDS - elapsed + 0.1
 
 
 def test_sleeping_is(monkeypatch: pytest.MonkeyPatch, host: Host) -> None:
-    monkeypatch.setattr(grace, "GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(deadlines, "GRACE_SECONDS", 0.5)
     with running("import time; time.sleep(600)") as jail_init:
-        waiting = grace.InterruptGrace([jail_init, 2**22 + 1])  # and one who is not there
+        waiting = deadlines.InterruptGrace([jail_init, 2**22 + 1])  # and one who is not there
         host.wait_until(lambda: waiting.left_seconds() == 0.0, "its time is up")
 
 
 def test_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch, host: Host) -> None:
-    monkeypatch.setattr(grace, "WALL_SECONDS_MAX", 0.5)
+    monkeypatch.setattr(deadlines, "WALL_SECONDS_MAX", 0.5)
     with running("while True: pass") as first, running("while True: pass"):
-        waiting = grace.InterruptGrace([first])
+        waiting = deadlines.InterruptGrace([first])
         host.wait_until(lambda: waiting.left_seconds() == 0.0, "its time is up")
