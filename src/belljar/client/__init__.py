@@ -22,7 +22,8 @@ from belljar.client.artifacts import save_artifacts
 from belljar.client.async_client import AsyncClient
 from belljar.client.client import Client
 from belljar.client.errors import AnswerLost, Unreachable
-from belljar.client.request import Asked, Case, Program
+from belljar.client.request import Case, Program
+from belljar.client.request import RunOptions as Asked
 from belljar.client.results import Batch, Environment, Health, Language, Result, Server, Wall
 from belljar.client.retries import Retries
 from belljar.client.sessions import AsyncBranches, AsyncSession, Branches, Session

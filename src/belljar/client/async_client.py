@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
 
 from belljar.client.progress import progress_of
 from belljar.client.request import (
-    Asked,
     Case,
     Compare,
     Program,
+    RunOptions,
     build_aside,
     build_batch,
     build_body,
@@ -25,7 +25,7 @@ from belljar.client.responses import BatchReader, EventReader
 from belljar.client.results import Batch, Environment, Health, Language, Server
 from belljar.client.retries import Refused
 from belljar.client.routes import Call
-from belljar.client.session_request import SessionAsked, SessionCalls
+from belljar.client.session_request import SessionCalls, SessionOptions
 from belljar.client.sessions import AsyncSession, Opening
 from belljar.client.transport import Connected, attempting, load_httpx, request_of
 from belljar.contract.errors import BelljarError, CallerError, InvalidExecution
@@ -62,7 +62,7 @@ class AsyncClient(Connected):
     ) -> None:
         await self.close()
 
-    async def execute(self, code: str, **asked: Unpack[Asked]) -> Outcome:
+    async def execute(self, code: str, **asked: Unpack[RunOptions]) -> Outcome:
         """Run one program to its end; cancelling this ends it.
 
         Raises:
@@ -70,11 +70,11 @@ class AsyncClient(Connected):
             AnswerLost: the program may have run, and nobody can say how it went.
         """
         body = await build_aside(build_body, code, reads=[asked], **asked)
-        return await self._ask(self._calls.execute(body))
+        return await self._request(self._calls.execute(body))
 
     run = execute  # by the name it has in a Sandbox: either can take the other's place
 
-    async def stream(self, code: str, **asked: Unpack[Asked]) -> AsyncGenerator[Event, None]:
+    async def stream(self, code: str, **asked: Unpack[RunOptions]) -> AsyncGenerator[Event, None]:
         """Yield what a program does while it does it; closing this early (`aclose`) hangs up, which ends it.
 
         Raises:
@@ -97,7 +97,7 @@ class AsyncClient(Connected):
         cases: Iterable[Case | Mapping[str, Any]],
         compare: Compare | None = None,
         stop_on_failure: bool | None = None,
-        **asked: Unpack[Asked],
+        **asked: Unpack[RunOptions],
     ) -> Batch: ...
 
     async def batch(
@@ -108,7 +108,7 @@ class AsyncClient(Connected):
         cases: Iterable[Case | Mapping[str, Any]] | None = None,
         compare: Compare | None = None,
         stop_on_failure: bool | None = None,
-        **asked: Unpack[Asked],
+        **asked: Unpack[RunOptions],
     ) -> Batch:
         """Run several programs, or one program against several cases, in one request.
 
@@ -184,13 +184,13 @@ class AsyncClient(Connected):
         async with gate:
             try:
                 body = await build_aside(build_program, program, reads=[program])
-                return await self._ask(self._calls.execute(body))
+                return await self._request(self._calls.execute(body))
             except BelljarError as error:
                 if not keep_error:
                     raise
                 return error
 
-    def session(self, **asked: Unpack[SessionAsked]) -> Opening:
+    def session(self, **asked: Unpack[SessionOptions]) -> Opening:
         """Open a session, an interpreter that stays: `async with client.session() as s`, or `await` and close it.
 
         Raises:
@@ -205,29 +205,29 @@ class AsyncClient(Connected):
             SessionNotFound: there is none of that id, or it is another key's. SessionEnded: it is gone.
         """
         calls = SessionCalls(id=session_id, room_seconds=self._calls.room_seconds)
-        return AsyncSession(self, await self._ask(calls.state()))
+        return AsyncSession(self, await self._request(calls.state()))
 
     async def sessions(self) -> list[SessionState]:
         """The sessions of this client's key."""
-        return await self._ask(self._calls.sessions())
+        return await self._request(self._calls.sessions())
 
     async def languages(self) -> list[Language]:
         """The languages of the server, also those it knows but has no tools for."""
-        return await self._ask(self._calls.languages())
+        return await self._request(self._calls.languages())
 
     async def environments(self) -> list[Environment]:
         """The guest environments of the server."""
-        return await self._ask(self._calls.environments())
+        return await self._request(self._calls.environments())
 
     async def info(self) -> Server:
         """The server's version, walls and limits."""
-        return await self._ask(self._calls.info())
+        return await self._request(self._calls.info())
 
     async def health(self) -> Health:
         """Whether a program could be run right now; asked once, without retries."""
-        return await self._ask(self._calls.health())
+        return await self._request(self._calls.health())
 
-    async def _ask(self, call: Call[_Read]) -> _Read:
+    async def _request(self, call: Call[_Read]) -> _Read:
         tries = self._tries(call)
         while True:
             try:

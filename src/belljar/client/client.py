@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
 
 from belljar.client.async_client import AHEAD, NO_MORE, AsyncClient, check_width
 from belljar.client.progress import progress_of
-from belljar.client.request import Asked, Case, Compare, Program, build_batch, build_body, count_programs
+from belljar.client.request import Case, Compare, Program, RunOptions, build_batch, build_body, count_programs
 from belljar.client.responses import BatchReader, EventReader
 from belljar.client.results import Batch, Environment, Health, Language, Server
 from belljar.client.retries import Refused
 from belljar.client.routes import Call
-from belljar.client.session_request import SessionAsked, SessionCalls, build_session
+from belljar.client.session_request import SessionCalls, SessionOptions, build_session
 from belljar.client.sessions import Session
 from belljar.client.transport import Connected, attempting, load_httpx, request_of
 from belljar.contract.errors import BelljarError
@@ -52,18 +52,18 @@ class Client(Connected):
     ) -> None:
         self.close()
 
-    def execute(self, code: str, **asked: Unpack[Asked]) -> Outcome:
+    def execute(self, code: str, **asked: Unpack[RunOptions]) -> Outcome:
         """Run one program to its end; an interrupt (Ctrl-C) hangs up, which ends it.
 
         Raises:
             CallerError: the request must change. Overloaded: it may work later. SandboxFault: the server broke.
             AnswerLost: the program may have run, and nobody can say how it went.
         """
-        return self._ask(self._calls.execute(build_body(code, **asked)))
+        return self._request(self._calls.execute(build_body(code, **asked)))
 
     run = execute  # by the name it has in a Sandbox: either can take the other's place
 
-    def stream(self, code: str, **asked: Unpack[Asked]) -> Generator[Event, None, None]:
+    def stream(self, code: str, **asked: Unpack[RunOptions]) -> Generator[Event, None, None]:
         """Yield what a program does while it does it; closing this early hangs up, which ends it.
 
         Raises:
@@ -83,7 +83,7 @@ class Client(Connected):
         cases: Iterable[Case | Mapping[str, Any]],
         compare: Compare | None = None,
         stop_on_failure: bool | None = None,
-        **asked: Unpack[Asked],
+        **asked: Unpack[RunOptions],
     ) -> Batch: ...
 
     def batch(
@@ -94,7 +94,7 @@ class Client(Connected):
         cases: Iterable[Case | Mapping[str, Any]] | None = None,
         compare: Compare | None = None,
         stop_on_failure: bool | None = None,
-        **asked: Unpack[Asked],
+        **asked: Unpack[RunOptions],
     ) -> Batch:
         """Run several programs, or one program against several cases, in one request.
 
@@ -169,13 +169,13 @@ class Client(Connected):
                 yield futures[0].result()
                 futures.popleft()
 
-    def session(self, **asked: Unpack[SessionAsked]) -> Session:
+    def session(self, **asked: Unpack[SessionOptions]) -> Session:
         """Open a session: an interpreter that stays. Close it, or use `with`.
 
         Raises:
             TooManySessions: as many are open as may be. CallerError: the request must change.
         """
-        return Session(self, self._ask(self._calls.open_session(build_session(**asked))))
+        return Session(self, self._request(self._calls.open_session(build_session(**asked))))
 
     def attach(self, session_id: str) -> Session:
         """A session that is open already.
@@ -183,29 +183,29 @@ class Client(Connected):
         Raises:
             SessionNotFound: there is none of that id, or it is another key's. SessionEnded: it is gone.
         """
-        return Session(self, self._ask(SessionCalls(id=session_id, room_seconds=self._calls.room_seconds).state()))
+        return Session(self, self._request(SessionCalls(id=session_id, room_seconds=self._calls.room_seconds).state()))
 
     def sessions(self) -> list[SessionState]:
         """The sessions of this client's key."""
-        return self._ask(self._calls.sessions())
+        return self._request(self._calls.sessions())
 
     def languages(self) -> list[Language]:
         """The languages of the server, also those it knows but has no tools for."""
-        return self._ask(self._calls.languages())
+        return self._request(self._calls.languages())
 
     def environments(self) -> list[Environment]:
         """The guest environments of the server."""
-        return self._ask(self._calls.environments())
+        return self._request(self._calls.environments())
 
     def info(self) -> Server:
         """The server's version, walls and limits."""
-        return self._ask(self._calls.info())
+        return self._request(self._calls.info())
 
     def health(self) -> Health:
         """Whether a program could be run right now; asked once, without retries."""
-        return self._ask(self._calls.health())
+        return self._request(self._calls.health())
 
-    def _ask(self, call: Call[_Read]) -> _Read:
+    def _request(self, call: Call[_Read]) -> _Read:
         tries = self._tries(call)
         while True:
             try:

@@ -25,7 +25,7 @@ Files = Mapping[str, str | bytes | Path] | Iterable[File | Path]
 Compare = Literal["exact", "trimmed", "tokens"]
 
 
-class Asked(TypedDict, total=False):
+class RunOptions(TypedDict, total=False):
     """What may be asked beside the code. `timeout` is in seconds of wall time; a Path among `files` is read here."""
 
     language: str
@@ -118,7 +118,7 @@ def build_batch(
     cases: Iterable[Case | Mapping[str, Any]] | None,
     compare: Compare | None,
     stop_on_failure: bool | None,
-    asked: Asked,
+    asked: RunOptions,
 ) -> Body:
     """The body of POST /v1/batch: one program against cases, or programs of their own."""
     if isinstance(programs, str):

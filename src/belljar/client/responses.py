@@ -185,7 +185,7 @@ def read_health(content: bytes) -> Health:
 # ---- streams
 
 
-class Lines:
+class EventLines:
     """Cuts what arrives into lines of JSON. Only at a newline: JSON text may hold every other line separator."""
 
     def __init__(self) -> None:
@@ -211,10 +211,10 @@ class _Reader:
     """What all streams have in common: an end, good or bad."""
 
     def __init__(self) -> None:
-        self._lines = Lines()
+        self._lines = EventLines()
         self.is_finished = False
 
-    def tell(self, chunk: bytes) -> Iterator[dict[str, Any]]:
+    def send(self, chunk: bytes) -> Iterator[dict[str, Any]]:
         """Yield what this chunk completes.
 
         Raises:
@@ -255,7 +255,7 @@ class EventReader(_Reader):
 
     def feed(self, chunk: bytes) -> Iterator[Event]:
         """Yield the events that are complete with this chunk. Raises BelljarError if one is an error."""
-        for told in self.tell(chunk):
+        for told in self.send(chunk):
             with _reading(told):
                 event = self._read(told)
             if event is not None:
@@ -296,7 +296,7 @@ class BatchReader(_Reader):
 
     def feed(self, chunk: bytes) -> None:
         """Take in what is complete with this chunk. Raises BelljarError if it is an error."""
-        for told in self.tell(chunk):
+        for told in self.send(chunk):
             with _reading(told):
                 if told["event"] == "result":
                     self._results[int(told["index"])] = _result(told)

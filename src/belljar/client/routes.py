@@ -83,19 +83,19 @@ class Calls:
 
     def sessions(self) -> Call[list[SessionState]]:
         """GET /v1/sessions."""
-        return _ask("/v1/sessions", responses.read_sessions)
+        return _request("/v1/sessions", responses.read_sessions)
 
     def languages(self) -> Call[list[Language]]:
         """GET /v1/languages."""
-        return _ask("/v1/languages", responses.read_languages)
+        return _request("/v1/languages", responses.read_languages)
 
     def environments(self) -> Call[list[Environment]]:
         """GET /v1/environments."""
-        return _ask("/v1/environments", responses.read_environments)
+        return _request("/v1/environments", responses.read_environments)
 
     def info(self) -> Call[Server]:
         """GET /v1/info."""
-        return _ask("/v1/info", responses.read_server)
+        return _request("/v1/info", responses.read_server)
 
     def health(self) -> Call[Health]:
         """GET /health, once: who asks wants to know how it is now. There, 503 is an answer as good as any."""
@@ -130,5 +130,5 @@ class Calls:
         return self.room_seconds + (wall_seconds_of(body) or WALL_SECONDS)
 
 
-def _ask(path: str, read: Callable[[bytes], _Read]) -> Call[_Read]:
+def _request(path: str, read: Callable[[bytes], _Read]) -> Call[_Read]:
     return Call(method="GET", path=path, silence_seconds=QUESTION_SECONDS, read=read)

@@ -32,7 +32,7 @@ from belljar.contract.sessions import SessionState, WorkFile
 _Read = TypeVar("_Read")
 
 
-class SessionAsked(TypedDict, total=False):
+class SessionOptions(TypedDict, total=False):
     """What may be asked of a session. Memory and disk are for its whole life, times for each cell."""
 
     id: str
@@ -48,7 +48,7 @@ class SessionAsked(TypedDict, total=False):
     files: Files | None
 
 
-class CellAsked(TypedDict, total=False):
+class CellOptions(TypedDict, total=False):
     """What may be asked beside the code of a cell."""
 
     timeout: float | None

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Self, Unpack
 
 from belljar.client.request import build_aside
 from belljar.client.session_request import (
-    CellAsked,
-    SessionAsked,
+    CellOptions,
     SessionCalls,
+    SessionOptions,
     build_cell,
     build_session,
     read_content,
@@ -50,16 +50,16 @@ class Session(_Handle):
         """Nothing: it is open. A session of a Sandbox is opened so."""
         return self
 
-    def run(self, code: str, **asked: Unpack[CellAsked]) -> Outcome:
+    def run(self, code: str, **asked: Unpack[CellOptions]) -> Outcome:
         """Run one cell to its end; an interrupt (Ctrl-C) hangs up, which interrupts the cell.
 
         Raises:
             SessionEnded: the session is gone, and `details["reason"]` says why. SessionBusy: with `wait=False`.
             AnswerLost: the cell may have run, and nobody can say how it went.
         """
-        return self._client._ask(self._calls.run(build_cell(code, **asked)))
+        return self._client._request(self._calls.run(build_cell(code, **asked)))
 
-    def stream(self, code: str, **asked: Unpack[CellAsked]) -> Generator[Event, None, None]:
+    def stream(self, code: str, **asked: Unpack[CellOptions]) -> Generator[Event, None, None]:
         """Yield what a cell does while it does it; closing this early hangs up, which interrupts the cell."""
         yield from self._client._events(self._calls.stream(build_cell(code, **asked)))
 
@@ -69,39 +69,39 @@ class Session(_Handle):
         Raises:
             CannotBranch: the state cannot be copied now; the message says why.
         """
-        states = self._client._ask(self._calls.branch(count, reseed))
+        states = self._client._request(self._calls.branch(count, reseed))
         return Branches(Session(self._client, state) for state in states)
 
     def interrupt(self) -> bool:
         """KeyboardInterrupt in the cell that another thread runs; False when none does."""
-        return self._client._ask(self._calls.interrupt())
+        return self._client._request(self._calls.interrupt())
 
     def upload(self, path: str, content: str | bytes | Path) -> None:
         """Make or replace a file in the work directory; a Path is read here."""
-        self._client._ask(self._calls.upload(path, read_content(content)))
+        self._client._request(self._calls.upload(path, read_content(content)))
 
     def download(self, path: str) -> bytes:
         """What is in a file of the work directory. Raises FileNotInSession."""
-        return self._client._ask(self._calls.download(path))
+        return self._client._request(self._calls.download(path))
 
     def delete(self, path: str) -> None:
         """Delete a file of the work directory. Raises FileNotInSession."""
-        self._client._ask(self._calls.delete(path))
+        self._client._request(self._calls.delete(path))
 
     def files(self) -> list[WorkFile]:
         """The files of the work directory, at any depth."""
-        return self._client._ask(self._calls.files())
+        return self._client._request(self._calls.files())
 
     write_file, read_file, delete_file = upload, download, delete  # by the names they have in a Sandbox
 
     def state(self) -> SessionState:
         """How it is now: busy or idle, cells run, memory, when it expires."""
-        return self._client._ask(self._calls.state())
+        return self._client._request(self._calls.state())
 
     def close(self) -> None:
         """End it and everything it started; one that has ended already is fine."""
         with contextlib.suppress(NotFound):
-            self._client._ask(self._calls.close())
+            self._client._request(self._calls.close())
 
     def __enter__(self) -> Self:
         return self
@@ -138,16 +138,16 @@ class AsyncSession(_Handle):
         """Nothing: it is open. A session of a Sandbox is opened so."""
         return self
 
-    async def run(self, code: str, **asked: Unpack[CellAsked]) -> Outcome:
+    async def run(self, code: str, **asked: Unpack[CellOptions]) -> Outcome:
         """Run one cell to its end; cancelling this interrupts it.
 
         Raises:
             SessionEnded: the session is gone, and `details["reason"]` says why. SessionBusy: with `wait=False`.
             AnswerLost: the cell may have run, and nobody can say how it went.
         """
-        return await self._client._ask(self._calls.run(build_cell(code, **asked)))
+        return await self._client._request(self._calls.run(build_cell(code, **asked)))
 
-    def stream(self, code: str, **asked: Unpack[CellAsked]) -> AsyncGenerator[Event, None]:
+    def stream(self, code: str, **asked: Unpack[CellOptions]) -> AsyncGenerator[Event, None]:
         """Yield what a cell does while it does it; closing this early (`aclose`) interrupts the cell."""
         return self._client._events(self._calls.stream(build_cell(code, **asked)))
 
@@ -157,41 +157,41 @@ class AsyncSession(_Handle):
         Raises:
             CannotBranch: the state cannot be copied now; the message says why.
         """
-        states = await self._client._ask(self._calls.branch(count, reseed))
+        states = await self._client._request(self._calls.branch(count, reseed))
         return AsyncBranches(AsyncSession(self._client, state) for state in states)
 
     async def interrupt(self) -> bool:
         """KeyboardInterrupt in the cell that another task runs; False when none does."""
-        return await self._client._ask(self._calls.interrupt())
+        return await self._client._request(self._calls.interrupt())
 
     async def upload(self, path: str, content: str | bytes | Path) -> None:
         """Make or replace a file in the work directory; a Path is read here."""
         is_local = isinstance(content, Path)
         raw = await asyncio.to_thread(read_content, content) if is_local else read_content(content)
-        await self._client._ask(self._calls.upload(path, raw))
+        await self._client._request(self._calls.upload(path, raw))
 
     async def download(self, path: str) -> bytes:
         """What is in a file of the work directory. Raises FileNotInSession."""
-        return await self._client._ask(self._calls.download(path))
+        return await self._client._request(self._calls.download(path))
 
     async def delete(self, path: str) -> None:
         """Delete a file of the work directory. Raises FileNotInSession."""
-        await self._client._ask(self._calls.delete(path))
+        await self._client._request(self._calls.delete(path))
 
     async def files(self) -> list[WorkFile]:
         """The files of the work directory, at any depth."""
-        return await self._client._ask(self._calls.files())
+        return await self._client._request(self._calls.files())
 
     write_file, read_file, delete_file = upload, download, delete  # by the names they have in a Sandbox
 
     async def state(self) -> SessionState:
         """How it is now: busy or idle, cells run, memory, when it expires."""
-        return await self._client._ask(self._calls.state())
+        return await self._client._request(self._calls.state())
 
     async def close(self) -> None:
         """End it and everything it started; one that has ended already is fine."""
         with contextlib.suppress(NotFound):
-            await self._client._ask(self._calls.close())
+            await self._client._request(self._calls.close())
 
     async def __aenter__(self) -> Self:
         return self
@@ -221,7 +221,7 @@ class AsyncBranches(list[AsyncSession]):
 class Opening:
     """A session that is opened when it is awaited, or entered with `async with`."""
 
-    def __init__(self, client: AsyncClient, asked: SessionAsked) -> None:
+    def __init__(self, client: AsyncClient, asked: SessionOptions) -> None:
         self._client = client
         self._asked = asked
         self._session: AsyncSession | None = None
@@ -242,7 +242,7 @@ class Opening:
     async def open(self) -> AsyncSession:
         """Open it now, as `await` does."""
         body = await build_aside(build_session, reads=[self._asked], **self._asked)
-        return AsyncSession(self._client, await self._client._ask(self._client._calls.open_session(body)))
+        return AsyncSession(self._client, await self._client._request(self._client._calls.open_session(body)))
 
 
 @contextlib.contextmanager

@@ -90,7 +90,7 @@ class _Server:
         self._control.setblocking(False)
         self._left = asyncio.Event()
         self._loop.add_reader(self._control, self._on_readable)
-        self._say({"ready": True})
+        self._send({"ready": True})
         await self._left.wait()
         os._exit(0)  # not by the usual way: threads may wait for a name server
 
@@ -110,31 +110,31 @@ class _Server:
         word, number = message["word"], message["passage"]
         counts: dict[str, int] = {}
         if word != "open" and number not in self._passages:
-            self._say({"ask": message["ask"], "failed": "there is no such passage"})
+            self._send({"ask": message["ask"], "failed": "there is no such passage"})
             return
         if word == "open":
             listener = socket.socket(fileno=descriptors[0])
             if listener.family != socket.AF_INET or not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 listener.close()
-                self._say({"ask": message["ask"], "failed": "this is no listener"})
+                self._send({"ask": message["ask"], "failed": "this is no listener"})
                 return
-            self._passages[number] = Passage(listener, self._rules, self._bounds, self._resolve, self._tell)
+            self._passages[number] = Passage(listener, self._rules, self._bounds, self._resolve, self._notify)
         elif word == "renew":
             counts = self._passages[number].renew()
         else:
             counts = await self._passages.pop(number).close()
-        self._say({"ask": message["ask"], **counts})
+        self._send({"ask": message["ask"], **counts})
 
-    def _tell(self, what: str) -> None:
+    def _notify(self, what: str) -> None:
         if self._tells:
-            self._say({"tell": what})
+            self._send({"tell": what})
 
-    def _say(self, message: dict[str, Any]) -> None:
+    def _send(self, message: dict[str, Any]) -> None:
         try:
             channel.send(self._control, message)
         except BlockingIOError:
             if "tell" not in message:
-                self._loop.call_later(_SAY_AGAIN_SECONDS, self._say, message)
+                self._loop.call_later(_SAY_AGAIN_SECONDS, self._send, message)
         except channel.ChannelClosed:
             self._left.set()
 

@@ -38,7 +38,7 @@ class NotUnderstood(Refused):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class ProxyRequest:
     """A connection that is asked for."""
 
     host: str
@@ -54,7 +54,7 @@ class Asked:
         return b"HTTP/1.1 200 Connection established\r\n\r\n" if self.is_tunnel else b""
 
 
-async def hear(receive: Receive, send: Send) -> Asked:
+async def receive_request(receive: Receive, send: Send) -> ProxyRequest:
     """Read one request.
 
     Raises:
@@ -65,7 +65,7 @@ async def hear(receive: Receive, send: Send) -> Asked:
     if not first:
         raise EOFError
     if first[0] == _SOCKS_VERSION:
-        return await _hear_socks(_Reader(first, receive), send)
+        return await _receive_socks(_Reader(first, receive), send)
     return _read_http(*await _read_head(first, receive))
 
 
@@ -94,7 +94,7 @@ async def _read_head(received: bytes, receive: Receive) -> tuple[list[bytes], by
     return head.split(b"\r\n"), rest
 
 
-def _read_http(lines: list[bytes], rest: bytes) -> Asked:
+def _read_http(lines: list[bytes], rest: bytes) -> ProxyRequest:
     request = _REQUEST.fullmatch(lines[0])
     if request is None:
         raise NotUnderstood("this is an HTTP and SOCKS 5 proxy; the request is neither")
@@ -102,7 +102,7 @@ def _read_http(lines: list[bytes], rest: bytes) -> Asked:
     headers = [_read_header(line) for line in lines[1:]]
     if method == b"CONNECT":
         host, port = _read_authority(target, None)
-        return Asked(host=host, port=port, opening=rest)
+        return ProxyRequest(host=host, port=port, opening=rest)
     url = _URL.fullmatch(target)
     if url is None:
         raise NotUnderstood("a proxy is asked for whole http:// URLs, or by CONNECT")
@@ -117,7 +117,7 @@ def _read_http(lines: list[bytes], rest: bytes) -> Asked:
         *kept,
         b"Connection: close",
     )
-    return Asked(host=host, port=port, opening=b"\r\n".join((*anew, b"", rest)), is_tunnel=False)
+    return ProxyRequest(host=host, port=port, opening=b"\r\n".join((*anew, b"", rest)), is_tunnel=False)
 
 
 def _read_header(line: bytes) -> tuple[bytes, bytes]:
@@ -168,7 +168,7 @@ class SocksRefused(Refused):
     status = 0
 
 
-async def _hear_socks(reader: _Reader, send: Send) -> Asked:
+async def _receive_socks(reader: _Reader, send: Send) -> ProxyRequest:
     _, count = await reader.take(2)
     if 0 not in await reader.take(count):
         await send(bytes((_SOCKS_VERSION, _NO_METHOD)))
@@ -189,7 +189,7 @@ async def _hear_socks(reader: _Reader, send: Send) -> Asked:
     except Refused as error:
         await send(_socks_reply(_SOCKS_REFUSED))
         raise SocksRefused(str(error)) from None
-    return Asked(host=host, port=port, opening=reader.unread, is_socks=True)
+    return ProxyRequest(host=host, port=port, opening=reader.unread, is_socks=True)
 
 
 def _socks_reply(code: int) -> bytes:

@@ -15,7 +15,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from belljar.egress import protocols
-from belljar.egress.protocols import Asked
+from belljar.egress.protocols import ProxyRequest
 from belljar.egress.rules import Refused, Rules
 
 _PIECE_BYTES = 64 * 1024
@@ -62,7 +62,7 @@ class Passage:
         self._rules = rules
         self._bounds = bounds
         self._resolve = resolve
-        self._tell = tell  # hears host:port and what became of it
+        self._notify = tell  # hears host:port and what became of it
         self._loop = asyncio.get_running_loop()
         self._connections: set[asyncio.Task[None]] = set()
         self._free = asyncio.Semaphore(bounds.connections_at_once)
@@ -118,7 +118,7 @@ class Passage:
         self._connections.discard(task)
         self._free.release()
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._tell(f"a connection failed: {error!r}")
+            self._notify(f"a connection failed: {error!r}")
 
     async def _serve(self, peer: socket.socket) -> None:
         with peer:
@@ -129,17 +129,17 @@ class Passage:
             except Refused as error:
                 self._refused += 1
                 if error.status:
-                    await self._say_farewell(peer, protocols.refusal(str(error), error.status, is_socks=False))
+                    await self._send_refusal(peer, protocols.refusal(str(error), error.status, is_socks=False))
                 return
             try:
                 upstream = await self._connect(asked)
             except Refused as error:
                 self._refused += 1
-                self._tell(f"{asked.host}:{asked.port} refused: {error}")
-                await self._say_farewell(peer, protocols.refusal(str(error), error.status, asked.is_socks))
+                self._notify(f"{asked.host}:{asked.port} refused: {error}")
+                await self._send_refusal(peer, protocols.refusal(str(error), error.status, asked.is_socks))
                 return
             self._connected += 1
-            self._tell(f"{asked.host}:{asked.port} connected")
+            self._notify(f"{asked.host}:{asked.port} connected")
             with upstream:
                 try:
                     await self._relay(asked, peer, upstream)
@@ -147,13 +147,13 @@ class Passage:
                     _abort(peer)
                     _abort(upstream)
 
-    async def _hear(self, peer: socket.socket) -> Asked:
+    async def _hear(self, peer: socket.socket) -> ProxyRequest:
         async with asyncio.timeout(self._bounds.head_seconds):
-            return await protocols.hear(
+            return await protocols.receive_request(
                 lambda count: self._loop.sock_recv(peer, count), lambda said: self._loop.sock_sendall(peer, said)
             )
 
-    async def _say_farewell(self, peer: socket.socket, words: bytes) -> None:
+    async def _send_refusal(self, peer: socket.socket, words: bytes) -> None:
         """Say why, and let it be read: a socket closed with something unread takes its last words back."""
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(_FAREWELL_SECONDS):
@@ -164,7 +164,7 @@ class Passage:
 
     # ---- going out
 
-    async def _connect(self, asked: Asked) -> socket.socket:
+    async def _connect(self, asked: ProxyRequest) -> socket.socket:
         self._check_bounds()
         self._rules.check_name(asked.host, asked.port)
         try:
@@ -181,14 +181,14 @@ class Passage:
         if self._bytes_left() <= 0:
             raise UsedUp(f"all {self._bounds.total_bytes} bytes of this program are used up")
 
-    async def _look_up(self, asked: Asked) -> Sequence[str]:
+    async def _look_up(self, asked: ProxyRequest) -> Sequence[str]:
         known = self._rules.hosts.get(asked.host)
         if known is not None:
             return known
         async with self._lookups:
             return await self._resolve(asked.host, asked.port)
 
-    async def _connect_to_one(self, asked: Asked, addresses: Sequence[str]) -> socket.socket:
+    async def _connect_to_one(self, asked: ProxyRequest, addresses: Sequence[str]) -> socket.socket:
         for address in dict.fromkeys(addresses):
             upstream = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
             try:
@@ -206,7 +206,7 @@ class Passage:
 
     # ---- to and fro
 
-    async def _relay(self, asked: Asked, peer: socket.socket, upstream: socket.socket) -> None:
+    async def _relay(self, asked: ProxyRequest, peer: socket.socket, upstream: socket.socket) -> None:
         """Until both have finished, or nothing has moved for too long."""
         for end in (peer, upstream):
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

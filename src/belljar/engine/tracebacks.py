@@ -69,12 +69,12 @@ def _last_block(lines: list[str]) -> tuple[int, int] | None:
         while at < len(lines) and lines[at].startswith(indent):
             at += 1
         is_fatal = start == 0 or not lines[start - 1].startswith(_NOT_FATAL)
-        if is_fatal and at < len(lines) and at > start + 1 and _says_exception(line, lines[at]):
+        if is_fatal and at < len(lines) and at > start + 1 and _is_exception_line(line, lines[at]):
             found = start, at
     return found
 
 
-def _says_exception(opening: str, line: str) -> bool:
+def _is_exception_line(opening: str, line: str) -> bool:
     if opening == _GROUP_HEADER:
         return line.startswith(_GROUP_MARGIN) and bool(_type_in(line[len(_GROUP_MARGIN) :]))
     if opening == _HEADER:

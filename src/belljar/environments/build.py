@@ -141,7 +141,7 @@ class Build:
     def _install_instruments(self, uv: str | None) -> None:
         """An index may lack them: then all but coverage works here, and who asks for that is told."""
         argv = [*self._installer(uv), "--target", str(_instruments(self.root)), *_INSTRUMENTS]
-        status, _ = self._stream(argv, self.environ, _say_nothing)
+        status, _ = self._stream(argv, self.environ, _ignore)
         if status:
             shutil.rmtree(_instruments(self.root), ignore_errors=True)
             self.progress(f"{', '.join(_INSTRUMENTS)} cannot be installed: coverage cannot be measured here")
@@ -184,9 +184,9 @@ class Build:
             paths += [entry.path for entry in os.scandir(stdlib) if entry.name not in _STDLIB_NOT_COMPILED]
         argv = [str(self.python), "-I", "-W", "ignore", "-m", "compileall", "-qq"]
         environ = {"PATH": os.defpath, "LANG": self.environ["LANG"]}  # packages run code at every start, by .pth files
-        failed, _ = self._stream([*argv, "-j", "0", *paths], environ, _say_nothing)
+        failed, _ = self._stream([*argv, "-j", "0", *paths], environ, _ignore)
         if failed:  # a file that does not compile, or no way to start workers; the second pass does what is missing
-            self._stream([*argv, *paths], environ, _say_nothing)
+            self._stream([*argv, *paths], environ, _ignore)
 
     def _step(self, failure: str, argv: Sequence[str], remedy: str, environ: Mapping[str, str] | None = None) -> None:
         status, tail = self._stream(argv, environ or self.environ, self.progress)
@@ -204,13 +204,13 @@ class Build:
         """Run a program to its end, passing its lines on; return its status and last lines."""
         tail: deque[str] = deque(maxlen=_OUTPUT_LINES_KEPT)
 
-        def hear(line: str) -> None:
+        def on_line(line: str) -> None:
             shown = _without_passwords(line.rstrip())
             if shown:
                 tail.append(shown)
                 progress(shown)
 
-        return run(argv, environ, self.lock, hear, self.check), list(tail)
+        return run(argv, environ, self.lock, on_line, self.check), list(tail)
 
 
 #: Runs in the new environment: imports, then writes down what it found. Must stay readable to Python 3.9.
@@ -277,7 +277,7 @@ def _instruments(root: Path) -> Path:
     return root / "share/instruments"
 
 
-def _say_nothing(_line: str) -> None:
+def _ignore(_line: str) -> None:
     pass
 
 

@@ -93,7 +93,7 @@ def write(root: int, path: str, chunks: Iterable[bytes | memoryview]) -> None:
                     os.unlink(own_name, dir_fd=directory)
                 raise
         except OSError as error:
-            raise _told(error, path) from error
+            raise _as_error(error, path) from error
 
 
 def delete(root: int, path: str) -> None:
@@ -129,7 +129,7 @@ def _directory(root: int, names: list[str]) -> Iterator[int]:
     except BaseException as error:
         os.close(current)
         if isinstance(error, OSError):
-            raise _told(error, "/".join(names)) from error
+            raise _as_error(error, "/".join(names)) from error
         raise
     try:
         yield current
@@ -137,7 +137,7 @@ def _directory(root: int, names: list[str]) -> Iterator[int]:
         os.close(current)
 
 
-def _told(error: OSError, path: str) -> Exception:
+def _as_error(error: OSError, path: str) -> Exception:
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM):
         return NoRoom(error.strerror or path)
     return NotThere(path)

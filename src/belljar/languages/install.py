@@ -145,7 +145,7 @@ def carry_out(machine: Machine, planned: InstallPlan, tell: Tell, tell_lines: Te
         tell(str(step))
         if step.directory is not None:
             step.directory.mkdir(parents=True, exist_ok=True)
-        code, lines = _run(step.argv, tell_lines or _say_nothing)
+        code, lines = _run(step.argv, tell_lines or _ignore)
         if code != 0 and step.argv[-1] != "update":  # one unreachable source must not stop us when others have it all
             raise SandboxFault("\n".join((f"this ended with {code}: {step}", *lines)))
         if step.directory is not None and step.toolchain is not None:
@@ -158,7 +158,7 @@ def carry_out(machine: Machine, planned: InstallPlan, tell: Tell, tell_lines: Te
             machine.prepare(toolchain)
 
 
-def _say_nothing(_line: str) -> None:
+def _ignore(_line: str) -> None:
     pass
 
 

@@ -22,7 +22,7 @@ import msgspec
 from belljar.contract.errors import InvalidSettings, SandboxFault, ToolFailed
 from belljar.contract.tools import ToolSpec
 from belljar.settings import ToolServerSettings
-from belljar.tools.mcp_transport import Line, writing
+from belljar.tools.mcp_transport import McpConnection, writing
 from belljar.tools.source import Arguments, Changed, Tool, name_in_python
 
 _log = logging.getLogger("belljar.tools")
@@ -40,7 +40,7 @@ class McpServer:
         self._name = name
         self._server = server
         self._start_seconds = start_seconds
-        self._line = Line(name, server, self._hang_up)
+        self._line = McpConnection(name, server, self._hang_up)
         self._life: asyncio.Task[None] | None = None
         self._client: Any = None
         self._tools: list[Tool] | None = None  # None: nobody has told yet

@@ -44,7 +44,7 @@ def writing() -> Iterator[Letter]:
         _letter.reset(before)
 
 
-class Line:
+class McpConnection:
     """One connection. `streams` is what the SDK calls a transport; `on_end` is called when the server has left."""
 
     def __init__(self, name: str, server: ToolServerSettings, on_end: Callable[[], None]) -> None:

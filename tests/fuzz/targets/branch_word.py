@@ -25,7 +25,7 @@ async def _talk(data: bytes) -> None:
         except OSError:
             pass  # a kernel before 6.5 branches nothing
         channel.send_packet(theirs, data[: channel.PACKET_BYTES_MAX], [0] * count)
-        word = branch._hear(ours, b"copy")
+        word = branch._receive(ours, b"copy")
     if word.pidfd >= 0:
         os.close(word.pidfd)
     assert word.pid == os.getpid()

@@ -8,8 +8,8 @@ from typing import Any
 
 import harness
 
-from belljar.backends.gvisor.pool import NONSENSE, GvisorPool, _Asked
-from belljar.backends.gvisor.relay import Lines
+from belljar.backends.gvisor.pool import NONSENSE, GvisorPool, _PendingRun
+from belljar.backends.gvisor.relay import StdioLines
 from belljar.backends.gvisor.session import RelayedProcess
 from belljar.contract.execution import Execution, Limits
 from belljar.settings import RequestSettings
@@ -30,12 +30,12 @@ async def _talk(data: bytes) -> None:
     execution = Execution(code="", limits=Limits())
     read, write = os.pipe()
     os.set_blocking(read, False)
-    asked = _Asked(1, execution, _BOUNDS, None, Lines(1, pool._send))
-    asked.lines.lend([write])
+    asked = _PendingRun(1, execution, _BOUNDS, None, StdioLines(1, pool._send))
+    asked.relay.lend([write])
     os.close(write)
-    pool._enrol(lambda message, blob: asked.hear(message, blob))
+    pool._enrol(lambda message, blob: asked.receive(message, blob))
     body = RelayedProcess(2, pool._send, pool, lambda: None)
-    pool._enrol(body.hear)
+    pool._enrol(body.receive)
     inbox = bytearray()
     try:
         for chunk in harness.pieces(data):
@@ -45,7 +45,7 @@ async def _talk(data: bytes) -> None:
     except NONSENSE:  # as it says that reads them: the container is then lost
         pass
     finally:
-        asked.lines.close()
+        asked.relay.close()
         await body.release()
         os.close(read)
         pool._greeted.cancel()

@@ -31,7 +31,7 @@ async def _talk(data: bytes) -> None:
     async def send(said: bytes) -> None:
         assert said
 
-    asked = await protocols.hear(receive, send)
+    asked = await protocols.receive_request(receive, send)
     assert 0 <= asked.port < 65536
     assert asked.host.isascii()
     assert not set(asked.host) & set("\r\n \0/@")

@@ -7,7 +7,7 @@ import json
 
 import harness
 
-from belljar.frontends.mcp.stdio_transport import Lines, Outlet
+from belljar.frontends.mcp.stdio_transport import Outlet, StdioLines
 
 ALLOWED = ()
 TOKENS = (b'{"jsonrpc":"2.0","id":1,"method":"ping"}', b'"\\ud800"', b"\xff", b"\n", b'"id":"a"')
@@ -31,7 +31,7 @@ async def _talk(data: bytes) -> None:
     reader.feed_data(data)
     reader.feed_eof()
     outlet = _Kept()
-    async for line in Lines(reader, outlet):
+    async for line in StdioLines(reader, outlet):
         assert line.decode()
     for text in outlet.texts:
         assert json.loads(text)["error"]["code"] < 0

@@ -25,7 +25,7 @@ _READERS = {
 }
 
 
-def _hear(word: int, number: int, body: bytes) -> None:
+def _receive(word: int, number: int, body: bytes) -> None:
     if word == wire.Word.FAILED:
         assert isinstance(wire.read_error(body), BelljarError)
     elif word in _READERS:
@@ -34,7 +34,7 @@ def _hear(word: int, number: int, body: bytes) -> None:
 
 async def _talk(data: bytes) -> None:
     size, data = (data[0] + 1, data[1:]) if data else (1, data)
-    line = wire.Line(_hear, lambda: None)
+    line = wire.Connection(_receive, lambda: None)
     for at in range(0, len(data), size):
         line.data_received(data[at : at + size])
 

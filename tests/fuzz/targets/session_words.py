@@ -39,14 +39,14 @@ class _Steward:
     """Does what the session asks of the container, as far as it must to come to an end."""
 
     def __init__(self) -> None:
-        self.lines: list[int] = []  # of the cell that runs
+        self.relay: list[int] = []  # of the cell that runs
         self.questions: list[int] = []
 
     def send(self, message: dict[str, Any], blob: bytes = b"") -> None:
         if message["do"] == "kill":
-            asyncio.get_running_loop().call_soon(self.body.hear, {"ended": {"status": 9}}, b"")
+            asyncio.get_running_loop().call_soon(self.body.receive, {"ended": {"status": 9}}, b"")
         elif message["do"] == "send":
-            self.lines = [kind["line"] for kind in message["kinds"]]
+            self.relay = [kind["line"] for kind in message["kinds"]]
         elif message["do"] == "file":
             self.questions.append(message["asked"])
 
@@ -60,9 +60,9 @@ async def _talk(data: bytes) -> None:
     await harness.turns(2)
     is_wrong, data = (data[0] & 1, data[1:]) if data else (0, data)
     if not is_wrong:
-        body.hear(_INTRODUCTION, channel.build({}))
+        body.receive(_INTRODUCTION, channel.build({}))
         await harness.turns(3)
-        body.hear({"line": 1}, channel.build({}, b"ready"))
+        body.receive({"line": 1}, channel.build({}, b"ready"))
         await harness.turns(3)
     try:
         for piece in harness.pieces(data):
@@ -88,13 +88,13 @@ def _do(session: GvisorSession, steward: _Steward, what: int, content: bytes) ->
         return [asyncio.create_task(session.list_files())]
     if what == _LIST and steward.questions:
         message, blob = channel.parse(len(content).to_bytes(4, "big") + content) if content else ({}, b"")
-        body.hear({**message, "asked": steward.questions.pop()}, blob)
-    elif what in (_STDOUT, _PICTURE) and len(steward.lines) >= 3:
-        body.hear({"line": steward.lines[0 if what == _STDOUT else 2]}, content)
+        body.receive({**message, "asked": steward.questions.pop()}, blob)
+    elif what in (_STDOUT, _PICTURE) and len(steward.relay) >= 3:
+        body.receive({"line": steward.relay[0 if what == _STDOUT else 2]}, content)
     elif what == _PACKET:
-        body.hear({"line": 1}, content)
+        body.receive({"line": 1}, content)
     elif what == _END:
-        body.hear({"ended": {"status": content[0] if content else None}}, b"")
+        body.receive({"ended": {"status": content[0] if content else None}}, b"")
     return []
 
 

@@ -45,19 +45,19 @@ def _descriptors(kind: int) -> tuple[list[int], list[int]]:
 
 def run(data: bytes) -> None:
     _said.clear()
-    say, event_loop.say = (
-        event_loop.say,
+    text_result, event_loop.text_result = (
+        event_loop.text_result,
         lambda message, blob=b"": _said.append((message, blob)),
     )  # there is no host in here
     try:
         _run(data)
     finally:
-        event_loop.say = say
+        event_loop.text_result = text_result
 
 
 def _run(data: bytes) -> None:
     kinds = [{"kind": "socket", "line": 1}, {"kind": "pipe", "line": 2}]
-    held = relay.Lines(1)
+    held = relay.StdioLines(1)
     channel, pipe = held.open(kinds, b"")
     guest = socket.socket(fileno=channel)
     guest.setblocking(False)
@@ -75,7 +75,7 @@ def _run(data: bytes) -> None:
         assert len(message.get("sent", ())) <= 8
 
 
-def _speak(held: relay.Lines, guest: socket.socket, kept: list[int], packet: bytes) -> None:
+def _speak(held: relay.StdioLines, guest: socket.socket, kept: list[int], packet: bytes) -> None:
     kind, content = (packet[0] % 10, packet[1:]) if packet else (0, b"")
     sent, own = _descriptors(kind)
     kept += own
@@ -87,7 +87,7 @@ def _speak(held: relay.Lines, guest: socket.socket, kept: list[int], packet: byt
         relay.close_all(sent)
     for number in list(held._sockets):
         if number in held._sockets:
-            held._hear_socket(number)
+            held._read_socket(number)
     if content[:1] == b"p":
         os.write(kept[0], content)
     elif content[:1] == b"c":

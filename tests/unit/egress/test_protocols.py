@@ -38,7 +38,7 @@ _WORDS = st.sampled_from(
 )
 
 
-async def _hear(pieces: list[bytes]) -> tuple[protocols.Asked | None, bytes]:
+async def _hear(pieces: list[bytes]) -> tuple[protocols.ProxyRequest | None, bytes]:
     """What is understood of these pieces, one read each; and what was answered meanwhile."""
     left = [piece for piece in pieces if piece]
     answered = bytearray()
@@ -55,7 +55,7 @@ async def _hear(pieces: list[bytes]) -> tuple[protocols.Asked | None, bytes]:
         answered.extend(said)
 
     try:
-        return await protocols.hear(receive, send), bytes(answered)
+        return await protocols.receive_request(receive, send), bytes(answered)
     except (Refused, EOFError):
         return None, bytes(answered)
 

@@ -32,7 +32,7 @@ class ContainerWarden(WardenHandle):
         self._socket = self._vessel.take_socket()
         try:
             channel.send(self._socket, {"log": True}, descriptors=[self.log.write])
-            await self._settle(orders)
+            await self._finish_start(orders)
         except channel.ChannelClosed as error:
             raise StartFailed("the container has ended") from error
 

@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 from belljar.backends.container.container import Contents, checked
 from belljar.backends.container.engine_api import EngineApi
 from belljar.backends.container.pool import describe
-from belljar.backends.gvisor.relay import Lines
+from belljar.backends.gvisor.relay import DescriptorRelay
 from belljar.backends.gvisor.session import GvisorSession, RelayedProcess
 from belljar.backends.local.features.feature import GuestFeature
 from belljar.backends.local.pool.view import import_pattern
@@ -177,7 +177,7 @@ class GvisorPool:
         """
         run: _Heard = asyncio.Queue()
         number = self._enrol(lambda message, blob: run.put_nowait((message, blob)))
-        asked = _Asked(number, execution, self._bounds, watcher, Lines(number, self._send))
+        asked = _Asked(number, execution, self._bounds, watcher, DescriptorRelay(number, self._send))
         try:
             is_python = execution.language == "python"
             is_heavy = is_python and self._heavy_pattern and self._heavy_pattern.search(execution.code)
@@ -191,14 +191,14 @@ class GvisorPool:
                 await asyncio.shield(self._kill_and_wait(number, run))
                 raise
         finally:
-            asked.lines.close()
+            asked.relay.close()
             self._send({"do": "done", "run": number})
             self._forget(number)
 
-    def _enrol(self, hear: Callable[[dict[str, Any], bytes], None]) -> int:
+    def _enrol(self, receive: Callable[[dict[str, Any], bytes], None]) -> int:
         self._check_not_lost()
         self._next_run += 1
-        self._runs[self._next_run] = hear
+        self._runs[self._next_run] = receive
         return self._next_run
 
     def _forget(self, number: int) -> None:
@@ -209,7 +209,7 @@ class GvisorPool:
         """A session that has not begun yet, in a guest that is allowed so much."""
         self._check_not_lost()
         body = RelayedProcess(self._next_run + 1, self._send, self, lambda: self._forget(body.number))
-        self._enrol(body.hear)
+        self._enrol(body.receive)
         order = {"do": "open", "run": body.number, "memory_bytes": limits.memory_bytes + _OWN_BYTES, **body.numbers}
         self._send({**order, "allowance": _allowance(allowed)})
         return GvisorSession(body, limits, self._bounds, None)
@@ -229,7 +229,7 @@ class GvisorPool:
         execution = asked.execution
         shows = kind == PACKAGES
         packet = program_packet(execution, shows, extras, source)
-        kinds, lent = asked.lines.lend([descriptor for extra in extras for descriptor in extra.descriptors])
+        kinds, lent = asked.relay.lend([descriptor for extra in extras for descriptor in extra.descriptors])
         message = {
             "do": "run",
             "run": asked.number,
@@ -268,7 +268,7 @@ class GvisorPool:
                 raise JailSetupFailed(step, reason)
             if asked.watcher is not None and asked.watcher.is_behind:
                 await asked.watcher.caught_up()
-            asked.hear(message, blob)
+            asked.receive(message, blob)
             if "ended" in message:
                 wall_seconds = time.monotonic() - asked.began
                 found = await self._fetch(asked, message["ended"], run)
@@ -362,8 +362,8 @@ class GvisorPool:
 
     def _lose(self, reason: str) -> None:
         self.is_lost = True
-        for hear in list(self._runs.values()):
-            hear({"lost": reason}, b"")
+        for receive in list(self._runs.values()):
+            receive({"lost": reason}, b"")
         if not self._greeted.done():
             self._greeted.set_exception(EnvironmentBroken(f"a container of {self.image!r} ended: {reason}"))
             self._greeted.exception()  # whoever waits raises it; nobody may
@@ -379,10 +379,15 @@ class _Asked:
     """One run while it goes on: what has been heard of it so far."""
 
     def __init__(
-        self, number: int, execution: Execution, bounds: RequestSettings, watcher: Watcher | None, lines: Lines
+        self,
+        number: int,
+        execution: Execution,
+        bounds: RequestSettings,
+        watcher: Watcher | None,
+        relay: DescriptorRelay,
     ) -> None:
         self.number = number
-        self.lines = lines
+        self.relay = relay
         self.execution = execution
         self.watcher = watcher
         self.began = 0.0
@@ -390,7 +395,7 @@ class _Asked:
         self._seen = {"stdout": 0, "stderr": 0}
         self._pictures = PictureReader(bounds)
 
-    def hear(self, message: dict[str, Any], blob: bytes) -> None:
+    def receive(self, message: dict[str, Any], blob: bytes) -> None:
         """Output, pictures, and the start."""
         watcher = self.watcher
         if "stream" in message:
@@ -401,7 +406,7 @@ class _Asked:
             if fitting and watcher is not None:
                 watcher.wrote(stream, fitting)
         elif "line" in message:
-            self.lines.hear(message, blob)
+            self.relay.receive(message, blob)
         elif "pictures" in message:
             for picture in self._pictures.feed(blob):
                 if watcher is not None:

@@ -42,7 +42,7 @@ class _Frame(NamedTuple):
     blob: bytes
 
 
-class Lines:
+class DescriptorRelay:
     """All lines of one run or session. Close them, however it ends."""
 
     def __init__(self, run: int, send: Send) -> None:
@@ -113,7 +113,7 @@ class Lines:
 
     # ---- what comes from there
 
-    def hear(self, message: dict[str, Any], blob: bytes) -> None:
+    def receive(self, message: dict[str, Any], blob: bytes) -> None:
         """One frame about a line.
 
         Raises:
@@ -226,10 +226,10 @@ def _read(message: dict[str, Any], blob: bytes) -> _Frame:
     number, sent = message.get("line"), message.get("sent") or []
     if not isinstance(number, int) or not isinstance(sent, list) or len(sent) > _DESCRIPTORS:
         raise ValueError("a frame about a line cannot be read")
-    lines: list[int | None] = []
+    relay: list[int | None] = []
     for each in sent:
         line = each.get("line") if isinstance(each, dict) and each.get("kind") == "socket" else None
         if line is not None and not (isinstance(line, int) and line < 0):
             raise ValueError("a frame names a line that a container cannot open")
-        lines.append(line)
-    return _Frame(number, bool(message.get("closed")), lines, blob)
+        relay.append(line)
+    return _Frame(number, bool(message.get("closed")), relay, blob)

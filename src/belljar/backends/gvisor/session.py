@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from belljar import channel
-from belljar.backends.gvisor.relay import Lines, Send
+from belljar.backends.gvisor.relay import DescriptorRelay, Send
 from belljar.backends.local.session.cell_run import End
 from belljar.backends.local.session.process import SessionFamily, SessionProcess
 from belljar.backends.local.session.session import LocalSession
@@ -51,21 +51,21 @@ class RelayedProcess(SessionProcess):
         self._has_gone = asyncio.Event()
         self._questions = itertools.count(1)
         self._asked: dict[int, asyncio.Future[tuple[dict[str, Any], bytes]]] = {}
-        self.lines = Lines(number, send)
+        self.relay = DescriptorRelay(number, send)
         self.channel, theirs = channel.pair()
         self.channel.setblocking(False)
         self.stdout, stdout = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self.stderr, stderr = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        kinds, _ = self.lines.lend([theirs.fileno(), stdout, stderr])
+        kinds, _ = self.relay.lend([theirs.fileno(), stdout, stderr])
         theirs.close()
         os.close(stdout)
         os.close(stderr)
         self.numbers = dict(zip(("channel", "stdout", "stderr"), (each["line"] for each in kinds), strict=True))
 
-    def hear(self, message: dict[str, Any], blob: bytes) -> None:
+    def receive(self, message: dict[str, Any], blob: bytes) -> None:
         """One frame of the steward's."""
         if "line" in message:
-            self.lines.hear(message, blob)
+            self.relay.receive(message, blob)
         elif "asked" in message:
             answer = self._asked.pop(message["asked"], None)
             if answer is not None and not answer.done():
@@ -119,7 +119,7 @@ class RelayedProcess(SessionProcess):
 
     async def release(self) -> None:
         """Everyone is dead and everything was read."""
-        self.lines.close()
+        self.relay.close()
         self.channel.close()
         os.close(self.stdout)
         os.close(self.stderr)
@@ -137,10 +137,10 @@ class GvisorSession(LocalSession):
 
     _body: RelayedProcess
 
-    def _hear_first_word(self, message: Mapping[str, Any], descriptors: list[int]) -> None:
+    def _receive_first_message(self, message: Mapping[str, Any], descriptors: list[int]) -> None:
         if len(descriptors) == 3:  # stand for its directories; there is no pidfd
             descriptors = [*descriptors, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)]
-        super()._hear_first_word(message, descriptors)
+        super()._receive_first_message(message, descriptors)
 
     def _check_directories(self) -> None:
         """They stay with the steward: what we hold only stands for them."""

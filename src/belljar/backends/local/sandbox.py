@@ -283,9 +283,9 @@ class LocalSandbox:
 
             companions.append(Measurement(execution, execution.coverage, pool.environment))
         if execution.tools:
-            from belljar.backends.local.features.tools import ToolLine  # few programs call tools
+            from belljar.backends.local.features.tools import GuestTools  # few programs call tools
 
-            companions.append(ToolLine(self._tools, execution, self._settings.tools, watcher))
+            companions.append(GuestTools(self._tools, execution, self._settings.tools, watcher))
         if execution.restrict is not None:
             companions.append(PolicyReport(execution, execution.restrict))
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from belljar.aio import wait_until_done, wait_until_gone
 from belljar.backends.runners.wire import (
-    Line,
+    Connection,
     Word,
     contents_of,
     pack,
@@ -45,7 +45,7 @@ class RunnerLost(ZygoteDied):
     """The runner ended, and with it what it ran; another may run that."""
 
 
-class _Asked(NamedTuple):
+class _PendingRun(NamedTuple):
     """Who waits for a run."""
 
     answer: asyncio.Future[Evidence | None]
@@ -61,9 +61,9 @@ class RunnerHandle:
         self.missed = 0  # how often in a row it was looked after, and had said nothing
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
-        self._line = Line(self._hear, self._lose)
+        self._connection = Connection(self._receive, self._lose)
         self._ready: asyncio.Future[None] = self._loop.create_future()
-        self._asked: dict[int, _Asked] = {}
+        self._asked: dict[int, _PendingRun] = {}
         self._parts: dict[int, list[bytes]] = {}  # of runs that have more to tell than fits a frame
         self._joining: set[asyncio.Task[None]] = set()
         self._next = 0
@@ -90,8 +90,8 @@ class RunnerHandle:
                 cwd="/",
             )
         try:
-            await self._loop.create_connection(lambda: self._line, sock=ours)
-            self._line.say(Word.SETTINGS, logging.getLogger().getEffectiveLevel(), pack_settings(settings))
+            await self._loop.create_connection(lambda: self._connection, sock=ours)
+            self._connection.send(Word.SETTINGS, logging.getLogger().getEffectiveLevel(), pack_settings(settings))
             await asyncio.wait_for(self._ready, _START_SECONDS)
         except TimeoutError as error:
             await asyncio.shield(self.close())
@@ -117,8 +117,8 @@ class RunnerHandle:
         contents = contents_of(execution)
         packed = await self._send_ahead(number, execution, contents) if contents else pack(execution)
         answer: asyncio.Future[Evidence | None] = self._loop.create_future()
-        self._asked[number] = _Asked(answer, watcher)
-        self._line.say(_RUN if watcher is None else _RUN_WATCHED, number, packed)
+        self._asked[number] = _PendingRun(answer, watcher)
+        self._connection.send(_RUN if watcher is None else _RUN_WATCHED, number, packed)
         try:
             evidence = await answer
         except asyncio.CancelledError:
@@ -133,9 +133,9 @@ class RunnerHandle:
     async def _send_ahead(self, number: int, execution: Execution, contents: list[bytes]) -> bytes:
         """What is large of it; returns the rest, packed."""
         try:
-            await self._line.say_parts(number, contents)
+            await self._connection.send_parts(number, contents)
         except asyncio.CancelledError:
-            self._line.say(Word.FORGET, number)
+            self._connection.send(Word.FORGET, number)
             raise
         if self.is_lost:
             raise RunnerLost("a runner has ended")
@@ -146,11 +146,11 @@ class RunnerHandle:
         if number not in self._asked:
             return
         dead: asyncio.Future[Evidence | None] = self._loop.create_future()
-        self._asked[number] = _Asked(dead, None)
-        self._line.say(Word.CANCEL, number)
+        self._asked[number] = _PendingRun(dead, None)
+        self._connection.send(Word.CANCEL, number)
         await wait_until_done(dead)
 
-    def _hear(self, word: int, number: int, body: bytes) -> None:
+    def _receive(self, word: int, number: int, body: bytes) -> None:
         self.missed = 0
         if word == _ENDED:
             if self._parts and (parts := self._parts.pop(number, None)) is not None:
@@ -200,12 +200,12 @@ class RunnerHandle:
         else:
             watcher.wrote(_STREAMS[word], body)
         if watcher.is_behind and number not in self._pacing:
-            self._line.say(Word.WAIT, number)
+            self._connection.send(Word.WAIT, number)
             self._pacing[number] = self._loop.create_task(self._go_on_after(watcher, number))
 
     async def _go_on_after(self, watcher: Watcher, number: int) -> None:
         await watcher.caught_up()
-        self._line.say(Word.GO_ON, number)
+        self._connection.send(Word.GO_ON, number)
         del self._pacing[number]
 
     def _go_on(self, number: int) -> None:
@@ -231,7 +231,7 @@ class RunnerHandle:
 
     async def close(self) -> None:
         """Have it end its programs and leave; wait until it is gone."""
-        self._line.close()
+        self._connection.close()
         try:
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await wait_until_gone(self.process)

@@ -53,12 +53,12 @@ class Word(enum.IntEnum):
     CANCELLED = 110
 
 
-class Line(asyncio.Protocol):
+class Connection(asyncio.Protocol):
     """One end of it."""
 
     def __init__(self, hear: Callable[[int, int, bytes], None], lost: Callable[[], None]) -> None:
         self.is_full = False  # the other end does not read as fast as we write
-        self._hear = hear
+        self._receive = hear
         self._lost = lost
         self._loop = asyncio.get_running_loop()
         self._outbox: list[bytes] = []
@@ -110,32 +110,32 @@ class Line(asyncio.Protocol):
                 self._wanted_bytes = _HEAD_BYTES + size
                 break
             start = body + size
-            self._hear(word, number, chunk[body:start])
+            self._receive(word, number, chunk[body:start])
         else:
             self._wanted_bytes = _HEAD_BYTES
         if start < end:
             self._inbox += chunk[start:]
 
-    def say(self, word: int, number: int = 0, body: bytes = b"") -> None:
+    def send(self, word: int, number: int = 0, body: bytes = b"") -> None:
         """Send one frame, with all others of this turn of the loop; to nobody, if the other end is gone."""
         self._outbox.append(_HEAD.pack(len(body), word, number) + body)
         if not self._is_due:
             self._is_due = True
             self._loop.call_soon(self._flush)
 
-    async def say_parts(self, number: int, contents: Sequence[bytes]) -> None:
+    async def send_parts(self, number: int, contents: Sequence[bytes]) -> None:
         """Send large contents, as fast as the other end takes them; other runs have their turn in between."""
         for content in contents:
             for at in range(0, len(content), _LARGE_BYTES):
-                self.say(Word.PART, number, content[at : at + _LARGE_BYTES])
+                self.send(Word.PART, number, content[at : at + _LARGE_BYTES])
                 self._flush()
                 await asyncio.sleep(0)
                 await self.has_room()
 
-    def say_among(self, count: int, word: int, number: int, body: bytes) -> None:
+    def send_among(self, count: int, word: int, number: int, body: bytes) -> None:
         """Send one frame when there are this many, at the latest in a moment: the other end wakes up once for them."""
         if len(self._outbox) + 1 >= count:
-            self.say(word, number, body)
+            self.send(word, number, body)
             return
         self._outbox.append(_HEAD.pack(len(body), word, number) + body)
         if self._later is None and not self._is_due:

@@ -16,7 +16,7 @@ import sys
 from belljar.backends.local import LocalSandbox
 from belljar.backends.runners.wire import (
     MOMENT_SECONDS,
-    Line,
+    Connection,
     Word,
     contents_of,
     pack,
@@ -41,7 +41,7 @@ class Runner:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._line = Line(self._hear, self._on_lost)
+        self._connection = Connection(self._receive, self._on_lost)
         self._left = asyncio.Event()
         self._told: asyncio.Future[tuple[int, bytes]] = self._loop.create_future()
         self._runs: dict[int, asyncio.Task[None]] = {}
@@ -53,9 +53,9 @@ class Runner:
 
     async def serve(self, peer: socket.socket) -> None:
         """Until the server leaves."""
-        await self._loop.create_connection(lambda: self._line, sock=peer)
+        await self._loop.create_connection(lambda: self._connection, sock=peer)
         log_level, body = await self._told
-        logging.basicConfig(handlers=[_FarLog(self._line)], level=log_level)
+        logging.basicConfig(handlers=[_FarLog(self._connection)], level=log_level)
         settings = read_settings(body)
         self._share = -(-settings.pool.max_running // max(1, settings.server.runners))
         environments = Environments(settings.state_dir, settings.environments)
@@ -64,27 +64,27 @@ class Runner:
         leaving = self._loop.create_task(self._left.wait())
         try:
             await asyncio.wait([opening, leaving], return_when=asyncio.FIRST_COMPLETED)
-            if opening.done() and self._say_how_it_went(opening):
+            if opening.done() and self._report_start(opening):
                 gc.collect()
                 gc.freeze()
                 gc.set_threshold(20_000, 20, 20)
-                await self._tell_facts_until(leaving)
+                await self._send_facts_until(leaving)
         finally:
             await _end([opening, leaving, *self._runs.values()])
             await self._sandbox.close()
-            self._line.close()
+            self._connection.close()
 
-    def _say_how_it_went(self, opening: asyncio.Task[None]) -> bool:
+    def _report_start(self, opening: asyncio.Task[None]) -> bool:
         error = opening.exception()
         if error is None:
-            self._line.say(Word.READY)
+            self._connection.send(Word.READY)
         else:
-            self._line.say(Word.FAILED, 0, pack_error(error))
+            self._connection.send(Word.FAILED, 0, pack_error(error))
         return error is None
 
-    async def _tell_facts_until(self, leaving: asyncio.Task[bool]) -> None:
+    async def _send_facts_until(self, leaving: asyncio.Task[bool]) -> None:
         while not leaving.done():
-            self._line.say(Word.FACTS, 0, pack(self._sandbox.facts()))
+            self._connection.send(Word.FACTS, 0, pack(self._sandbox.facts()))
             await asyncio.wait([leaving], timeout=_FACTS_SECONDS)
 
     def _on_lost(self) -> None:
@@ -92,11 +92,11 @@ class Runner:
         if not self._told.done():
             self._told.cancel()
 
-    def _hear(self, word: int, number: int, body: bytes) -> None:
+    def _receive(self, word: int, number: int, body: bytes) -> None:
         if word == _RUN:
             self._runs[number] = self._loop.create_task(self._run(number, body, None))
         elif word == _RUN_WATCHED:
-            watcher = self._watchers[number] = _FarWatcher(number, self._line)
+            watcher = self._watchers[number] = _FarWatcher(number, self._connection)
             self._runs[number] = self._loop.create_task(self._run(number, body, watcher))
         elif word == Word.PART:
             self._parts.setdefault(number, []).append(body)
@@ -120,27 +120,27 @@ class Runner:
                 parts = None
             evidence = await self._sandbox.run(execution, watcher)
             if contents := contents_of(evidence):
-                await self._say_large(number, evidence, contents)
+                await self._send_large(number, evidence, contents)
             else:
-                self._say_ended(number, pack(evidence))
+                self._send_ended(number, pack(evidence))
         except asyncio.CancelledError:
-            self._line.say(Word.CANCELLED, number)
+            self._connection.send(Word.CANCELLED, number)
         except Exception as error:  # noqa: BLE001  (whatever it is, somebody waits)
-            self._line.say(Word.FAILED, number, pack_error(error))
+            self._connection.send(Word.FAILED, number, pack_error(error))
         finally:
             del self._runs[number]
             if watcher is not None:
                 del self._watchers[number]
 
-    async def _say_large(self, number: int, evidence: Evidence, contents: list[bytes]) -> None:
+    async def _send_large(self, number: int, evidence: Evidence, contents: list[bytes]) -> None:
         try:
-            await self._line.say_parts(number, contents)
+            await self._connection.send_parts(number, contents)
         except asyncio.CancelledError:
-            self._line.say(Word.FORGET, number)
+            self._connection.send(Word.FORGET, number)
             raise
-        self._line.say(_ENDED, number, pack_without(evidence, contents))
+        self._connection.send(_ENDED, number, pack_without(evidence, contents))
 
-    def _say_ended(self, number: int, evidence: bytes) -> None:
+    def _send_ended(self, number: int, evidence: bytes) -> None:
         """At once; but where there are as many as may be, and they end one after the other, several at a time.
 
         Others run meanwhile, so nothing stands still, and the server wakes up once for all of them: for their answers,
@@ -149,18 +149,18 @@ class Runner:
         now = self._loop.time()
         gap_seconds, self._ended_at = min(now - self._ended_at, _GAP_SECONDS_MAX), now
         self._gap_seconds += (gap_seconds - self._gap_seconds) * _GAP_WEIGHT
-        if self._gap_seconds < MOMENT_SECONDS and len(self._runs) + self._line.unsent >= self._share:
-            self._line.say_among(self._share // 2, _ENDED, number, evidence)
+        if self._gap_seconds < MOMENT_SECONDS and len(self._runs) + self._connection.unsent >= self._share:
+            self._connection.send_among(self._share // 2, _ENDED, number, evidence)
         else:
-            self._line.say(_ENDED, number, evidence)
+            self._connection.send(_ENDED, number, evidence)
 
 
 class _FarWatcher:
     """Whoever watches sits in the server."""
 
-    def __init__(self, number: int, line: Line) -> None:
+    def __init__(self, number: int, line: Connection) -> None:
         self._number = number
-        self._line = line
+        self._connection = line
         self._goes_on = asyncio.Event()
         self._goes_on.set()
 
@@ -173,15 +173,15 @@ class _FarWatcher:
 
     def started(self) -> None:
         """As `Watcher` says, like all of these."""
-        self._line.say(Word.STARTED, self._number)
+        self._connection.send(Word.STARTED, self._number)
 
     def wrote(self, stream: str, chunk: bytes) -> None:
         """Passed on."""
-        self._line.say(_STREAMS[stream], self._number, chunk)
+        self._connection.send(_STREAMS[stream], self._number, chunk)
 
     def displayed(self, display: Display) -> None:
         """Passed on."""
-        self._line.say(Word.DISPLAYED, self._number, pack(display))
+        self._connection.send(Word.DISPLAYED, self._number, pack(display))
 
     def called(self, call: ToolCalled) -> None:
         """Programs with tools are not run here."""
@@ -194,27 +194,27 @@ class _FarWatcher:
     @property
     def is_behind(self) -> bool:
         """The reader, or the server as a whole."""
-        return self._line.is_full or not self._goes_on.is_set()
+        return self._connection.is_full or not self._goes_on.is_set()
 
     async def caught_up(self) -> None:
         """Both of them."""
         while self.is_behind:
             await self._goes_on.wait()
-            await self._line.has_room()
+            await self._connection.has_room()
 
 
 class _FarLog(logging.Handler):
     """The log is the server's."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: Connection) -> None:
         super().__init__()
-        self._line = line
+        self._connection = line
         self._loop = asyncio.get_running_loop()
 
     def emit(self, record: logging.LogRecord) -> None:
         """From any thread."""
         body = pack((record.name, self.format(record)))
-        self._loop.call_soon_threadsafe(self._line.say, Word.LOG, record.levelno, body)
+        self._loop.call_soon_threadsafe(self._connection.send, Word.LOG, record.levelno, body)
 
 
 async def _end(tasks: list[asyncio.Task[object]]) -> None:

@@ -199,12 +199,12 @@ async def _answer_as_they_finish(service: Service, request: Request, batch: Batc
         event = {"event": "result", "index": index, **result}
         if size <= LARGE:
             async with one_at_a_time:
-                await stream.tell(event)
+                await stream.send(event)
             return
         request.keep(size)
         try:
             async with one_at_a_time:
-                await stream.tell_large(event)
+                await stream.send_large(event)
         finally:
             request.let_go(size)
 
@@ -217,9 +217,9 @@ async def _answer_as_they_finish(service: Service, request: Request, batch: Batc
             raise
         refusal = refusal_of(error)
         service.telemetry.refused(refusal.status, refusal.code)
-        await stream.tell({"event": "error", **refusal.as_json()})
+        await stream.send({"event": "error", **refusal.as_json()})
     else:
-        await stream.tell({"event": "finished", "passed": batch.passed, "failed": batch.failed})
+        await stream.send({"event": "finished", "passed": batch.passed, "failed": batch.failed})
     await stream.end()
 
 

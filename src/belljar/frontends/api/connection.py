@@ -150,9 +150,9 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The client has left, or was let go."""
         super().connection_lost(exc)
-        tell, self._tell_left = self._tell_left, None
-        if tell is not None:
-            tell()
+        send, self._tell_left = self._tell_left, None
+        if send is not None:
+            send()
 
     def abandon(self) -> None:
         """Leave the answer at hand as it is if the client has left, even if the transport is still closing."""
@@ -160,12 +160,12 @@ class Connection(HttpToolsProtocol):
             self.cycle.disconnected = True
             self.transport.abort()
 
-    def on_hang_up(self, tell: Callable[[], object]) -> None:
+    def on_hang_up(self, send: Callable[[], object]) -> None:
         """Call `tell` if the client leaves before the answer to the request at hand is complete."""
         if self.transport.is_closing():
-            self.loop.call_soon(tell)  # not before what it ends has begun
+            self.loop.call_soon(send)  # not before what it ends has begun
         else:
-            self._tell_left = tell
+            self._tell_left = send
 
     def sweep(self, now: float) -> None:
         """Let go of a client that keeps us waiting."""

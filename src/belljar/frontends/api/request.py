@@ -137,9 +137,9 @@ class Request:
         self._room.let_go(self.caller, size)
         self._kept -= size
 
-    def on_hang_up(self, tell: Callable[[], object]) -> None:
+    def on_hang_up(self, send: Callable[[], object]) -> None:
         """Call `tell` if the client leaves before its answer is complete. Only after the body was read."""
-        self.scope[CONNECTION].on_hang_up(tell)
+        self.scope[CONNECTION].on_hang_up(send)
 
     async def while_connected(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Do `work` as long as the client is there to hear of it. Only after the body was read.

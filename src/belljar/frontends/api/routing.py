@@ -35,7 +35,7 @@ class Dialect:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Match:
     """What is at a path."""
 
     methods: Methods
@@ -47,19 +47,19 @@ class RouteTable:
     """Paths and what is there. Of two that claim a path the first one added has it."""
 
     def __init__(self) -> None:
-        self._exact: dict[str, Place] = {}
-        self._patterns: list[tuple[tuple[str, ...], Place]] = []
+        self._exact: dict[str, Match] = {}
+        self._patterns: list[tuple[tuple[str, ...], Match]] = []
 
     def add(self, routes: Mapping[str, Methods], open_to_all: frozenset[str], dialect: Dialect | None = None) -> None:
         """Take over routes. `{name}` in a path stands for one segment, `{name*}` at its end for all that follow."""
         for path, methods in routes.items():
-            place = Place(methods, path in open_to_all, dialect)
+            place = Match(methods, path in open_to_all, dialect)
             if "{" not in path:
                 self._exact.setdefault(path, place)
             else:
                 self._patterns.append((tuple(path.split("/")), place))
 
-    def find(self, path: str) -> tuple[Place, Mapping[str, str]] | None:
+    def find(self, path: str) -> tuple[Match, Mapping[str, str]] | None:
         """What is at `path`, with the segments that a pattern left open."""
         place = self._exact.get(path)
         if place is not None:

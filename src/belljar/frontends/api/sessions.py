@@ -27,7 +27,7 @@ from belljar.frontends.api.session_bodies import (
     read_path,
     read_session,
 )
-from belljar.frontends.api.streaming import Stream, tell_events, wanted_stream
+from belljar.frontends.api.streaming import Stream, send_events, wanted_stream
 
 _FILES_AT_ONCE = 1000  # more are described in a thread
 _RAW = (b"content-type", b"application/octet-stream")
@@ -88,7 +88,7 @@ async def run_cell(service: Service, request: Request) -> None:
             else:
                 events = sessions.stream(caller.owner, session_id, cell, waits=asked.wait, execution_id=cell_id)
                 stream = Stream(request, kind)
-                await request.while_connected(tell_events(service, stream, events, finish))
+                await request.while_connected(send_events(service, stream, events, finish))
                 await stream.end()
         except ConnectionError:
             service.telemetry.left_cell(caller.name, session_id, cell, cell_id)

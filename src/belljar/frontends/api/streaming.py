@@ -49,7 +49,7 @@ class Stream:
         self._kind = kind
         self.has_begun = False
 
-    async def tell(self, event: dict[str, Any]) -> None:
+    async def send(self, event: dict[str, Any]) -> None:
         """Send one event; waits while the client reads more slowly than the program writes."""
         if not self.has_begun:
             await self._begin()
@@ -60,17 +60,17 @@ class Stream:
             body = line + b"\n"
         await self._request.send({"type": "http.response.body", "body": body, "more_body": True})
 
-    async def tell_whole(self, event: Display | Finished) -> None:
+    async def send_whole(self, event: Display | Finished) -> None:
         """Send an event that may be large."""
         size = len(event.content) if isinstance(event, Display) else event.outcome.size_bytes
         if size <= LARGE:
-            await self.tell(describe(event))
+            await self.send(describe(event))
             return
         self._request.keep(size)
-        await self.tell_large(describe(event, LATER))
+        await self.send_large(describe(event, LATER))
         self._request.let_go(size)
 
-    async def tell_large(self, event: dict[str, Any]) -> None:
+    async def send_large(self, event: dict[str, Any]) -> None:
         """Send an event that was made with `LATER`, in pieces."""
         if not self.has_begun:
             await self._begin()
@@ -109,11 +109,11 @@ async def stream_execution(service: Service, request: Request, execution: Execut
     request.on_hang_up(lambda: service.engine.cancel(execution_id))
     events = service.engine.stream(execution, id=execution_id)
     stream = Stream(request, kind)
-    await tell_events(service, stream, events, lambda outcome: service.executed(execution, outcome))
+    await send_events(service, stream, events, lambda outcome: service.executed(execution, outcome))
     await stream.end()
 
 
-async def tell_events(
+async def send_events(
     service: Service, stream: Stream, events: AsyncGenerator[Event, None], finish: Callable[[Outcome], None]
 ) -> None:
     """Tell all that happens and close `events`; `finish` hears of the outcome."""
@@ -123,9 +123,9 @@ async def tell_events(
                 if isinstance(event, Finished):
                     finish(event.outcome)
                 if isinstance(event, Finished | Display):
-                    await stream.tell_whole(event)
+                    await stream.send_whole(event)
                 else:
-                    await stream.tell(describe(event))
+                    await stream.send(describe(event))
     except ConnectionError:
         raise  # nobody is there to be told
     except Exception as error:  # the status is sent; what is wrong can only be told in the stream
@@ -136,4 +136,4 @@ async def tell_events(
             _log.error("a stream could not be finished: %s", error, exc_info=error)
             service.health.doubt()
         service.telemetry.refused(refusal.status, refusal.code)
-        await stream.tell({"event": "error", **refusal.as_json()})
+        await stream.send({"event": "error", **refusal.as_json()})

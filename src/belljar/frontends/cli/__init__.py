@@ -132,12 +132,12 @@ class _Parser(argparse.ArgumentParser):
 def _explain(error: Exception) -> int:
     """One line for whoever typed the command; what to do is in the message."""
     if isinstance(error, OSError):
-        terminal.say(str(error))
+        terminal.note(str(error))
         return OUR_TROUBLE
     if not isinstance(error, BelljarError):
-        terminal.say(f"this should not have happened: {type(error).__name__}: {error} (--debug shows where)")
+        terminal.note(f"this should not have happened: {type(error).__name__}: {error} (--debug shows where)")
         return OUR_TROUBLE
-    terminal.say(error.message)
+    terminal.note(error.message)
     is_usage = isinstance(error, CallerError) and not isinstance(error, InvalidSettings)
     return USAGE if is_usage else OUR_TROUBLE
 

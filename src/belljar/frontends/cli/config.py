@@ -44,7 +44,7 @@ def execute(options: argparse.Namespace) -> int:
     if options.for_serve:
         settings = load(Path(options.config) if "config" in options else None, takes_familiar_names=True)
     else:
-        _tell_what_is_not_read()
+        _warn_about_unread()
     values = _flatten(settings)
     sources = {name: settings.provenance.get(".".join(name), "default") for name in values}
     if options.json:
@@ -55,12 +55,12 @@ def execute(options: argparse.Namespace) -> int:
     return 0
 
 
-def _tell_what_is_not_read() -> None:
+def _warn_about_unread() -> None:
     """On standard error: what is printed stays a settings file."""
     unread = familiar_names(os.environ)
     if unread:
         verb = "is set, but only" if len(unread) == 1 else "are set, but only"
-        terminal.say(f"{', '.join(unread)} {verb} `belljar serve` reads that: belljar config show --for-serve")
+        terminal.note(f"{', '.join(unread)} {verb} `belljar serve` reads that: belljar config show --for-serve")
 
 
 def _flatten(settings: Settings) -> dict[tuple[str, ...], Any]:

@@ -59,7 +59,7 @@ def _create(file: KeyFile, options: argparse.Namespace) -> int:
         print(json.dumps({"name": options.name, "key": text}))
     else:
         print(text)
-        terminal.say(f"this is the key of {options.name!r}; it is kept nowhere and cannot be shown again")
+        terminal.note(f"this is the key of {options.name!r}; it is kept nowhere and cannot be shown again")
     return 0
 
 
@@ -94,7 +94,7 @@ def _revoke(file: KeyFile, options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"name": options.name, "revoked": True}))
     else:
-        terminal.say(f"the key of {options.name!r} is refused from now on")
+        terminal.note(f"the key of {options.name!r} is refused from now on")
     return 0
 
 

@@ -129,7 +129,7 @@ async def check_all(settings: Settings, toolchains: Sequence[Toolchain], tell: A
     async def check_one(toolchain: Toolchain) -> dict[str, str]:
         async with turn:
             tell(f"trying {toolchain.title}")
-            row = await _say_hello(engine, fresh, toolchain)
+            row = await _run_hello(engine, fresh, toolchain)
             return {"name": toolchain.name, "title": toolchain.title, **row}
 
     try:
@@ -139,7 +139,7 @@ async def check_all(settings: Settings, toolchains: Sequence[Toolchain], tell: A
         await engine.close(grace_seconds=0.0)
 
 
-async def _say_hello(engine: Engine, settings: Settings, toolchain: Toolchain) -> dict[str, str]:
+async def _run_hello(engine: Engine, settings: Settings, toolchain: Toolchain) -> dict[str, str]:
     if not machine_of(settings).is_available(toolchain.name):
         return {"state": MISSING, "seconds": "", "detail": how_to_get(toolchain)}
     hello = toolchain.hello
@@ -172,14 +172,14 @@ def _install(settings: Settings, options: argparse.Namespace) -> int:
     with terminal.progress() as tell:
         carry_out(machine, planned, tell, tell if sys.stderr.isatty() else None)  # a log needs no thousand lines of apt
     for each in planned.elsewhere:
-        terminal.say(f"{each.title}: {each.install.note}")
+        terminal.note(f"{each.title}: {each.install.note}")
     still_missing = [
         each.name
         for each in choose(options.names)
         if each not in planned.elsewhere and not machine.is_available(each.name)
     ]
     if still_missing:
-        terminal.say(f"still missing: {', '.join(still_missing)}; `belljar languages list` says what of them")
+        terminal.note(f"still missing: {', '.join(still_missing)}; `belljar languages list` says what of them")
         return 1
     if planned.steps:
         print("installed; `belljar languages check` proves it, and a running server finds it within seconds")

@@ -315,7 +315,7 @@ class _OneRun:
             if notes and line_is_open:
                 os.write(STDERR, b"\n")
             for note in notes:
-                terminal.say(note)
+                terminal.note(note)
             if self._execution.coverage is not None:
                 _show_coverage(outcome.coverage)
         if artifacts and (options.output_dir is not None or not options.json):
@@ -396,7 +396,7 @@ def _notes(outcome: Outcome, limits: Limits) -> Iterator[str]:
 
 def _show_coverage(report: CoverageReport | None) -> None:
     if report is None:
-        terminal.say("no coverage: the program was killed, left without its exit functions, or could not be read")
+        terminal.note("no coverage: the program was killed, left without its exit functions, or could not be read")
         return
     rows = [(each.path, f"{each.percent:g} %", _show_lines(each)) for each in report.files]
     if len(rows) > 1:

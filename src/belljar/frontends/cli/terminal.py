@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _PIPED_WIDTH = 140  # columns for tables that go to a file or a pipe
 
 
-def say(note: str) -> None:
+def note(note: str) -> None:
     """One note on standard error, marked as ours. Nothing is done if nobody can hear it."""
     with contextlib.suppress(OSError, ValueError):
         print(f"belljar: {printable(note)}", file=sys.stderr, flush=True)
@@ -38,7 +38,7 @@ def count(number: int, noun: str) -> str:
 def progress() -> Iterator[Progress]:
     """Something to tell about slow work: one line that changes at a terminal, plain lines elsewhere."""
     if not sys.stderr.isatty():
-        yield say
+        yield note
         return
     live = _LiveLine()
     try:

@@ -80,18 +80,18 @@ class Outlet:
         try:
             for descriptor, chunk in iter(self._chunks.get, None):
                 _write(descriptor, chunk)
-                self._tell(self._written, len(chunk))
+                self._report(self._written, len(chunk))
         except OSError as error:
-            self._tell(self._on_failure, error)
+            self._report(self._on_failure, error)
         else:
-            self._tell(self._emptied.set_result, None)
+            self._report(self._emptied.set_result, None)
 
     def _written(self, size: int) -> None:
         self._unwritten_bytes -= size
         if self._unwritten_bytes <= _UNWRITTEN_BYTES_MAX // 2:
             self._room.set()
 
-    def _tell(self, callback: Callable[[Any], object], argument: object) -> None:
+    def _report(self, callback: Callable[[Any], object], argument: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody wants to know any more
             self._loop.call_soon_threadsafe(callback, argument)
 

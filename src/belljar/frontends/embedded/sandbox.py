@@ -33,7 +33,7 @@ from belljar.contract.tools import ALL_TOOLS
 from belljar.engine.admission.request import admit
 from belljar.engine.engine import Engine
 from belljar.frontends.embedded.portal import CLOSED, FORKED, Call, Life
-from belljar.frontends.embedded.sessions import AsyncSession, Session, SessionAsked, refuse_unknown
+from belljar.frontends.embedded.sessions import AsyncSession, Session, SessionOptions, refuse_unknown
 from belljar.settings import Settings, load
 
 _AHEAD = 16  # `run_many` holds this many times `max_in_flight` answers, so that one slow program delays no others
@@ -43,7 +43,7 @@ _NO_MORE = object()
 _T = TypeVar("_T")
 
 
-class Asked(TypedDict, total=False):
+class RunOptions(TypedDict, total=False):
     """What may be asked beside the code. `timeout` is in seconds of wall time; a Path among `files` is read here."""
 
     language: str
@@ -129,26 +129,26 @@ class AsyncSandbox(_Owned):
     ) -> None:
         await self.close(0.0 if error else 5.0)
 
-    async def run(self, code: str, **asked: Unpack[Asked]) -> Outcome:
+    async def run(self, code: str, **asked: Unpack[RunOptions]) -> Outcome:
         """Run one program to its end; cancelling this ends it.
 
         Raises:
             CallerError: the request must change. Overloaded: it may work later. SandboxFault: we broke.
         """
-        refuse_unknown("run", asked, Asked)
+        refuse_unknown("run", asked, RunOptions)
         if asked.get("tools"):
             with contextlib.ExitStack() as loans:
                 return await self._run(code, await self._lend(asked, loans))
         return await self._run(code, asked)
 
-    async def _run(self, code: str, asked: Asked) -> Outcome:
+    async def _run(self, code: str, asked: RunOptions) -> Outcome:
         execution = await self._admit(code, asked)
         engine = await self._ready()
         return await engine.run(execution)
 
-    async def stream(self, code: str, **asked: Unpack[Asked]) -> AsyncGenerator[Event, None]:
+    async def stream(self, code: str, **asked: Unpack[RunOptions]) -> AsyncGenerator[Event, None]:
         """Yield what a program does while it does it; closing this early (`aclose`) ends the program."""
-        refuse_unknown("stream", asked, Asked)
+        refuse_unknown("stream", asked, RunOptions)
         # Not an asynchronous context manager: an interpreter that exits would close it and this one side by side.
         with contextlib.ExitStack() as loans:
             execution = await self._admit(code, await self._lend(asked, loans))
@@ -209,10 +209,10 @@ class AsyncSandbox(_Owned):
                     raise
                 return error
 
-    def session(self, **asked: Unpack[SessionAsked]) -> AsyncSession:
+    def session(self, **asked: Unpack[SessionOptions]) -> AsyncSession:
         """An interpreter that stays: `async with box.session() as s: await s.run("x = 1")`."""
         self._check_usable()
-        refuse_unknown("session", asked, SessionAsked)
+        refuse_unknown("session", asked, SessionOptions)
         return AsyncSession(self.settings, self._ready, asked)
 
     def facts(self) -> Mapping[str, Any]:
@@ -220,7 +220,7 @@ class AsyncSandbox(_Owned):
         self._check_usable()
         return {} if self._engine is None else self._engine.facts()
 
-    async def _lend(self, asked: Asked, loans: contextlib.ExitStack) -> Asked:
+    async def _lend(self, asked: RunOptions, loans: contextlib.ExitStack) -> RunOptions:
         """Functions among the tools are offered to this one program, until `loans` is closed."""
         given = asked.get("tools")
         if not given or given is True:
@@ -231,7 +231,7 @@ class AsyncSandbox(_Owned):
         assert tools is not None
         return {**asked, "tools": loans.enter_context(tools.lending(given))}
 
-    async def _admit(self, code: str, asked: Asked) -> Execution:
+    async def _admit(self, code: str, asked: RunOptions) -> Execution:
         self._check_usable()
         if any(isinstance(each, Path) for each in _contents(asked.get("files"))):
             return await asyncio.to_thread(_admit, self.settings, code, asked)
@@ -297,7 +297,7 @@ class Sandbox(_Owned):
     ) -> None:
         self.close(0.0 if error else 5.0)
 
-    def run(self, code: str, **asked: Unpack[Asked]) -> Outcome:
+    def run(self, code: str, **asked: Unpack[RunOptions]) -> Outcome:
         """Run one program to its end; an interrupt (Ctrl-C) ends it first.
 
         Raises:
@@ -306,7 +306,7 @@ class Sandbox(_Owned):
         life = self._ready()
         return life.call(life.box.run(code, **asked)).result()
 
-    def stream(self, code: str, **asked: Unpack[Asked]) -> Generator[Event, None, None]:
+    def stream(self, code: str, **asked: Unpack[RunOptions]) -> Generator[Event, None, None]:
         """Yield what a program does while it does it; closing this early ends the program."""
         life = self._ready()
         return self._iterate(life, life.box.stream(code, **asked))
@@ -351,7 +351,7 @@ class Sandbox(_Owned):
             for call in calls:
                 call.wait()
 
-    def session(self, **asked: Unpack[SessionAsked]) -> Session:
+    def session(self, **asked: Unpack[SessionOptions]) -> Session:
         """An interpreter that stays: `with box.session() as s: s.run("x = 1")`."""
         life = self._ready()
         return Session(life.box.session(**asked), functools.partial(self._answer, life))
@@ -415,23 +415,23 @@ def _give_up_walls(settings: Settings, walls: tuple[str, ...]) -> Settings:
     return dataclasses.replace(settings, jail=jail)
 
 
-def _unfold(program: object) -> tuple[str, Asked]:
+def _unfold(program: object) -> tuple[str, RunOptions]:
     """Take apart one of the programs of `run_many`."""
     if isinstance(program, str):
         return program, {}
     if not isinstance(program, Mapping) or "code" not in program:
         raise InvalidExecution("each program must be a string, or a mapping with 'code' in it", field="programs")
-    unknown = program.keys() - Asked.__annotations__.keys() - {"code"}
+    unknown = program.keys() - RunOptions.__annotations__.keys() - {"code"}
     if unknown:
         raise InvalidExecution(
-            f"a program has no {min(map(repr, unknown))}; known are: code, {', '.join(Asked.__annotations__)}",
+            f"a program has no {min(map(repr, unknown))}; known are: code, {', '.join(RunOptions.__annotations__)}",
             field="programs",
         )
     asked = {name: value for name, value in program.items() if name != "code"}
-    return program["code"], cast(Asked, asked)
+    return program["code"], cast(RunOptions, asked)
 
 
-def _admit(settings: Settings, code: str, asked: Asked) -> Execution:
+def _admit(settings: Settings, code: str, asked: RunOptions) -> Execution:
     rest: dict[str, Any] = dict(asked)
     if rest.get("files"):
         rest["files"] = _read_paths(rest["files"], settings.request.files_bytes)

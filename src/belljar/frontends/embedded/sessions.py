@@ -21,7 +21,7 @@ from belljar.engine.engine import Engine
 from belljar.settings import Settings
 
 
-class SessionAsked(TypedDict, total=False):
+class SessionOptions(TypedDict, total=False):
     """What may be asked of a session. Limits hold for its whole life; `timeout` is each cell's, in seconds."""
 
     id: str
@@ -61,7 +61,7 @@ class _Loan:
             self._stack.close()
 
 
-class CellAsked(TypedDict, total=False):
+class CellOptions(TypedDict, total=False):
     """What may be asked beside the code of a cell."""
 
     timeout: float | None
@@ -82,7 +82,7 @@ class AsyncSession:
     """One session, from the event loop of its sandbox. Close it, or use `async with`."""
 
     def __init__(
-        self, settings: Settings, ready: Callable[[], Awaitable[Engine]], asked: SessionAsked, opened: str = ""
+        self, settings: Settings, ready: Callable[[], Awaitable[Engine]], asked: SessionOptions, opened: str = ""
     ) -> None:
         self._settings = settings
         self._ready = ready
@@ -129,19 +129,19 @@ class AsyncSession:
     ) -> None:
         await self.close()
 
-    async def run(self, code: str, **asked: Unpack[CellAsked]) -> Outcome:
+    async def run(self, code: str, **asked: Unpack[CellOptions]) -> Outcome:
         """Run one cell to its end; cancelling this interrupts it.
 
         Raises:
             SessionEnded: it is gone; the reason says why. SessionBusy: a cell runs, and `wait` is false.
         """
-        refuse_unknown("run", asked, CellAsked)
+        refuse_unknown("run", asked, CellOptions)
         engine = await self._engine()
         return await engine.sessions.run("", self.id, self._admit(code, asked), waits=_waits(asked))
 
-    async def stream(self, code: str, **asked: Unpack[CellAsked]) -> AsyncGenerator[Event, None]:
+    async def stream(self, code: str, **asked: Unpack[CellOptions]) -> AsyncGenerator[Event, None]:
         """Yield what a cell does while it does it; closing this early (`aclose`) interrupts the cell."""
-        refuse_unknown("stream", asked, CellAsked)
+        refuse_unknown("stream", asked, CellOptions)
         engine = await self._engine()
         events = engine.sessions.stream("", self.id, self._admit(code, asked), waits=_waits(asked))
         async with contextlib.aclosing(events):
@@ -188,7 +188,7 @@ class AsyncSession:
         """Every regular file of the work directory."""
         return await (await self._engine()).sessions.list_files("", self.id)
 
-    def _admit(self, code: str, asked: CellAsked) -> Execution:
+    def _admit(self, code: str, asked: CellOptions) -> Execution:
         rest: dict[str, Any] = {name: value for name, value in asked.items() if name not in ("wait", "waits")}
         return admit_cell(self._settings, self._limits, code, **rest)
 
@@ -227,12 +227,12 @@ class Session:
     ) -> None:
         self.close()
 
-    def run(self, code: str, **asked: Unpack[CellAsked]) -> Outcome:
+    def run(self, code: str, **asked: Unpack[CellOptions]) -> Outcome:
         """Run one cell to its end; an interrupt of this thread (Ctrl-C) interrupts it."""
         outcome: Outcome = self._call(self._twin.run(code, **asked))
         return outcome
 
-    def stream(self, code: str, **asked: Unpack[CellAsked]) -> Generator[Event, None, None]:
+    def stream(self, code: str, **asked: Unpack[CellOptions]) -> Generator[Event, None, None]:
         """Yield what a cell does while it does it; closing this early interrupts the cell."""
         events = self._twin.stream(code, **asked)
         try:
@@ -272,7 +272,7 @@ class Session:
         return list(self._call(self._twin.files()))
 
 
-def _waits(asked: CellAsked) -> bool:
+def _waits(asked: CellOptions) -> bool:
     return asked.get("wait", True) and asked.get("waits", True)
 
 

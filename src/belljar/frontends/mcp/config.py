@@ -29,7 +29,7 @@ CODE_SANDBOX: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
+class ServerConfig:
     """One server's name, its tools, and what every program that it runs is given."""
 
     name: str = "belljar"
@@ -53,7 +53,7 @@ class Offer:
 _CONTAINER_LANGUAGES = {"python": "python", "py": "python", "javascript": "javascript", "js": "javascript"}
 
 
-def offer_of(settings: Settings, environ: Mapping[str, str], **named: Any) -> Offer:
+def offer_of(settings: Settings, environ: Mapping[str, str], **named: Any) -> ServerConfig:
     """What a server with these settings offers; `named` replaces fields, such as its name.
 
     Raises:
@@ -67,7 +67,7 @@ def offer_of(settings: Settings, environ: Mapping[str, str], **named: Any) -> Of
             f"the image {next(iter(images.values()))!r} needs the container back end: set backend=container; or leave "
             "mcp.python_image, mcp.javascript_image and CONTAINER_IMAGE out, and programs run in the local sandbox"
         )
-    offer = Offer(
+    offer = ServerConfig(
         tools=chosen.tools,
         is_structured=chosen.output == "structured",
         env=_passed_through(chosen.pass_through_env, environ),

@@ -30,8 +30,8 @@ from belljar.frontends.api.context import Service
 from belljar.frontends.api.large_bodies import check
 from belljar.frontends.api.request import Request
 from belljar.frontends.api.responses import Receive, Refusal, Send
-from belljar.frontends.mcp.config import Offer
-from belljar.frontends.mcp.request import HttpVisit, ShortIfAsked, wants_only_its_result
+from belljar.frontends.mcp.config import ServerConfig
+from belljar.frontends.mcp.request import HttpRequest, ShortIfAsked, wants_only_its_result
 
 _log = logging.getLogger("belljar.mcp")
 
@@ -50,7 +50,7 @@ _VISIT = "belljar.visit"
 class Endpoint:
     """An ASGI application; close it when the server stops."""
 
-    def __init__(self, service: Service, offer: Offer) -> None:
+    def __init__(self, service: Service, offer: ServerConfig) -> None:
         self.settings, self.environments = service.settings, service.environments
         self._service = service
         self._offer = offer
@@ -68,20 +68,20 @@ class Endpoint:
             message = f"{prefix} has no MCP sessions; use POST"
             raise Refusal(405, "method_not_allowed", message, headers=((b"allow", b"POST"),))
         managers = self._managers or await self._start()
-        visit = HttpVisit(scope["belljar.caller"], receive, send)
+        mcp_request = HttpRequest(scope["belljar.caller"], receive, send)
         request = Request(scope, dict(scope["headers"]), receive, send, self._service.room)
-        request.caller = visit.caller
+        request.caller = mcp_request.caller
         try:
             if scope["method"] == "POST":
-                visit.body = await request.read()
-                await check(visit.body)
-                if wants_only_its_result(request.headers, visit.body):
-                    visit.shorten()
-                    request.on_hang_up(visit.leave)
-            inner = {**scope, _VISIT: visit, "user": self._user_of(visit.caller.owner)}
-            await managers[prefix].handle_request(inner, visit.receive, visit.send)
+                mcp_request.body = await request.read()
+                await check(mcp_request.body)
+                if wants_only_its_result(request.headers, mcp_request.body):
+                    mcp_request.shorten()
+                    request.on_hang_up(mcp_request.leave)
+            inner = {**scope, _VISIT: mcp_request, "user": self._user_of(mcp_request.caller.owner)}
+            await managers[prefix].handle_request(inner, mcp_request.receive, mcp_request.send)
         finally:
-            visit.close()
+            mcp_request.close()
             request.release()
 
     @property
@@ -181,6 +181,6 @@ class Endpoint:
             await self._stop.wait()
 
 
-def _visit_of(context: Any) -> HttpVisit:
-    visit: HttpVisit = context.request.scope[_VISIT]
-    return visit
+def _visit_of(context: Any) -> HttpRequest:
+    mcp_request: HttpRequest = context.request.scope[_VISIT]
+    return mcp_request

@@ -36,7 +36,7 @@ class ShortIfAsked:
         return _IS_SHORT.get()
 
 
-class HttpVisit:
+class HttpRequest:
     """Lasts as long as its request; close it then."""
 
     def __init__(self, caller: Caller, receive: Receive, send: Send) -> None:
@@ -47,7 +47,7 @@ class HttpVisit:
         self._is_read = False
         self._is_answered = False
         self._has_left = False
-        self._tell: Callable[[], object] | None = None
+        self._report: Callable[[], object] | None = None
         self._patience: asyncio.TimerHandle | None = None
         self._stream: _Stream | None = None
 
@@ -58,7 +58,7 @@ class HttpVisit:
 
     def on_leaving(self, tell: Callable[[], object]) -> None:
         """Call `tell` when the client hangs up before it has its answer."""
-        self._tell = tell
+        self._report = tell
         if self._has_left:
             tell()
 
@@ -66,8 +66,8 @@ class HttpVisit:
         """The connection is over, or the answer is complete."""
         if not self._is_answered:
             self._has_left = True
-            if self._tell is not None:
-                self._tell()
+            if self._report is not None:
+                self._report()
 
     async def receive(self) -> Message:
         """The body at once, then only the end of the connection."""

@@ -96,7 +96,7 @@ def text_block(text: str) -> Json:
     return {"type": "text", "text": text}
 
 
-def say(text: str, structured: Json | None = None, *, is_error: bool = False) -> Json:
+def text_result(text: str, structured: Json | None = None, *, is_error: bool = False) -> Json:
     """An answer of one text."""
     answer: Json = {"content": [text_block(text)], "isError": is_error}
     if structured is not None:
@@ -114,14 +114,14 @@ def show(outcome: Outcome, session_id: str | None = None, *, is_structured: bool
         resource_block(f"{place}display-{number}", each.content, each.mime)
         for number, each in enumerate(shown.others, 1)
     ]
-    text, rest = tell(outcome, artifacts), [*images, *others, *files]
+    text, rest = describe_outcome(outcome, artifacts), [*images, *others, *files]
     answer: Json = {"content": [*([text_block(text)] if text or not rest else []), *rest], "isError": False}
     if is_structured:
         answer["structuredContent"] = _summarize(outcome, session_id, len(images), artifacts)
     return answer
 
 
-def tell(outcome: Outcome, artifacts: Sequence[Json] = ()) -> str:
+def describe_outcome(outcome: Outcome, artifacts: Sequence[Json] = ()) -> str:
     """A program's output as one text: its stdout alone when all went well, else with what went wrong."""
     parts = [outcome.stdout.rstrip("\n")] if outcome.stdout.strip() else []
     if outcome.stdout_cut:

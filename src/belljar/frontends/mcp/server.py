@@ -17,9 +17,9 @@ from belljar.contract.errors import BelljarError, CallerError, NotFound, Overloa
 from belljar.frontends.access.callers import Caller
 from belljar.frontends.api.responses import Refusal
 from belljar.frontends.mcp import prompts, resources, tools
-from belljar.frontends.mcp.config import Offer
+from belljar.frontends.mcp.config import ServerConfig
 from belljar.frontends.mcp.registry import Tool, select
-from belljar.frontends.mcp.results import say
+from belljar.frontends.mcp.results import text_result
 from belljar.frontends.mcp.tool_call import Call, Host
 
 _log = logging.getLogger("belljar.mcp")
@@ -31,7 +31,7 @@ Json = dict[str, Any]
 Context = ServerRequestContext[Any, Any]
 
 
-class Visit(Protocol):
+class McpRequest(Protocol):
     """Who makes a request, and whether he is still there."""
 
     caller: Caller
@@ -40,7 +40,7 @@ class Visit(Protocol):
         """Call `tell` when he leaves before he has his answer."""
 
 
-def build(host: Host, offer: Offer, visit_of: Callable[[Context], Visit]) -> Server[Any]:
+def build(host: Host, offer: ServerConfig, visit_of: Callable[[Context], McpRequest]) -> Server[Any]:
     """An SDK server that is not connected yet.
 
     Raises:
@@ -50,7 +50,7 @@ def build(host: Host, offer: Offer, visit_of: Callable[[Context], Visit]) -> Ser
 
 
 class _Desk:
-    def __init__(self, host: Host, offer: Offer, visit_of: Callable[[Context], Visit]) -> None:
+    def __init__(self, host: Host, offer: ServerConfig, visit_of: Callable[[Context], McpRequest]) -> None:
         self._host = host
         self._offer = offer
         self._visit_of = visit_of
@@ -125,20 +125,20 @@ class _Desk:
         tool = self._tools.get(params.name)
         if tool is None:
             offered = ", ".join(self._tools)
-            return say(f"Unknown tool: {params.name[:100]}; there are: {offered}", is_error=True)
-        visit = self._visit_of(context)
-        call = self._new_call(context, visit)
+            return text_result(f"Unknown tool: {params.name[:100]}; there are: {offered}", is_error=True)
+        mcp_request = self._visit_of(context)
+        call = self._new_call(context, mcp_request)
         with anyio.CancelScope() as scope:
-            visit.on_leaving(scope.cancel)
+            mcp_request.on_leaving(scope.cancel)
             try:
-                visit.caller.count_request()
+                mcp_request.caller.count_request()
                 return await tool.call(call, tool.read(params.arguments))
             except (BelljarError, Refusal) as error:
-                return say(self._explain(error), is_error=True)
+                return text_result(self._explain(error), is_error=True)
             except Exception as error:  # noqa: BLE001  the boundary of MCP: whatever went wrong becomes an answer
                 self._host.broke(error)
-                return say("the sandbox broke; it is not the program's fault. Try again", is_error=True)
-        return say("the call was cancelled", is_error=True)
+                return text_result("the sandbox broke; it is not the program's fault. Try again", is_error=True)
+        return text_result("the call was cancelled", is_error=True)
 
     def _explain(self, error: BelljarError | Refusal) -> str:
         if isinstance(error, Overloaded):
@@ -148,11 +148,11 @@ class _Desk:
         self._host.broke(error)
         return f"the sandbox could not run this; it is not the program's fault ({error.code}). Try again"
 
-    def _new_call(self, context: Context, visit: Visit) -> Call:
+    def _new_call(self, context: Context, mcp_request: McpRequest) -> Call:
         wants_progress = bool(context.meta and context.meta.get("progress_token") is not None)
         return Call(
             host=self._host,
             offer=self._offer,
-            caller=visit.caller,
+            caller=mcp_request.caller,
             report=context.session.report_progress if wants_progress else None,
         )

@@ -20,7 +20,7 @@ from belljar.engine.engine import Engine
 from belljar.environments import Environments
 from belljar.frontends.access.callers import Caller
 from belljar.frontends.access.keys import Key
-from belljar.frontends.mcp.config import Offer
+from belljar.frontends.mcp.config import ServerConfig
 from belljar.frontends.mcp.stdio_transport import standard_streams
 from belljar.settings import Settings
 
@@ -29,7 +29,7 @@ CALLER = "mcp"
 _SHOWN_CHARACTERS = 120
 
 
-async def serve(settings: Settings, offer: Offer) -> None:
+async def serve(settings: Settings, offer: ServerConfig) -> None:
     """Serve until the client closes our input, or a signal comes; then leave nothing behind."""
     task = asyncio.current_task()
     assert task is not None
@@ -46,15 +46,15 @@ async def serve(settings: Settings, offer: Offer) -> None:
         await host.close()
 
 
-async def _talk(settings: Settings, offer: Offer, host: OwnEngine) -> None:
+async def _talk(settings: Settings, offer: ServerConfig, host: OwnEngine) -> None:
     async with standard_streams(settings.server.body_bytes) as (lines, outlet):
         gc.disable()  # what an import makes stays; looking through it for garbage costs a sixth of the start
         from mcp.server.stdio import stdio_server
 
         from belljar.frontends.mcp.server import build
 
-        visit = _OnlyVisit(Caller(Key(name=CALLER, network=True, tools=True), settings))
-        server = build(host, offer, lambda context: visit)
+        mcp_request = _StdioRequest(Caller(Key(name=CALLER, network=True, tools=True), settings))
+        server = build(host, offer, lambda context: mcp_request)
         gc.freeze()
         gc.enable()
 
@@ -70,7 +70,7 @@ async def _talk(settings: Settings, offer: Offer, host: OwnEngine) -> None:
             await server.run(incoming, outgoing, server.create_initialization_options())
 
 
-class _OnlyVisit:
+class _StdioRequest:
     """The one client. When it leaves, the SDK cancels its calls itself."""
 
     def __init__(self, caller: Caller) -> None:
@@ -136,7 +136,7 @@ class OwnEngine:
 
     async def _open(self) -> Engine:
         build_engine = await asyncio.to_thread(_import_assembly)
-        engine: Engine = build_engine(self.settings, self._tell)
+        engine: Engine = build_engine(self.settings, self._report)
         self._engine = engine
         await engine.open()
         self._news = None
@@ -146,7 +146,7 @@ class OwnEngine:
         assert self._opening is not None
         return self._opening.cancelled() or self._opening.exception() is not None
 
-    def _tell(self, news: str) -> None:
+    def _report(self, news: str) -> None:
         self._news = f"preparing the sandbox: {news.strip()[:_SHOWN_CHARACTERS]}"
         _log.info("%s", news)
 

@@ -26,14 +26,14 @@ _OWN_MIN = 3  # never one of the standard three
 _PARSE_ERROR, _INVALID_PARAMS = -32700, -32602
 
 
-class Lines:
+class StdioLines:
     """Incoming messages, one per line; ends with the client. Broken text is refused through `outlet`."""
 
     def __init__(self, reader: asyncio.StreamReader, outlet: Outlet) -> None:
         self._reader = reader
         self._outlet = outlet
 
-    def __aiter__(self) -> Lines:
+    def __aiter__(self) -> StdioLines:
         return self
 
     async def __anext__(self) -> bytes:
@@ -124,7 +124,7 @@ class Outlet:
 
 
 @contextlib.asynccontextmanager
-async def standard_streams(line_bytes: int) -> AsyncIterator[tuple[Lines, Outlet]]:
+async def standard_streams(line_bytes: int) -> AsyncIterator[tuple[StdioLines, Outlet]]:
     """Take over standard input and output; lines longer than `line_bytes` end the conversation."""
     loop = asyncio.get_running_loop()
     with _moved(0, os.O_RDONLY) as source, _moved(1, None) as sink:
@@ -132,7 +132,7 @@ async def standard_streams(line_bytes: int) -> AsyncIterator[tuple[Lines, Outlet
         incoming = await _feed(loop, reader, source)
         outlet = await _drain_into(loop, sink)
         try:
-            yield Lines(reader, outlet), outlet
+            yield StdioLines(reader, outlet), outlet
         finally:
             outlet.close()
             if incoming is not None:

@@ -21,7 +21,7 @@ from belljar.engine.engine import Engine
 from belljar.engine.sessions import Sessions
 from belljar.environments import Environments
 from belljar.frontends.access.callers import Caller
-from belljar.frontends.mcp.config import Offer
+from belljar.frontends.mcp.config import ServerConfig
 from belljar.settings import Settings
 
 _PROGRESS_SECONDS = 1.0
@@ -98,7 +98,7 @@ class Call:
     """What a tool works with."""
 
     host: Host
-    offer: Offer
+    offer: ServerConfig
     caller: Caller
     report: Report | None = None  # None: the client did not ask for progress
 

@@ -53,7 +53,7 @@ class Measure:
             measured = Coverage(
                 data_file=None, config_file=False, branch=self._branch, include=list(self._paths), messages=False
             )
-            measured._warn = _say_nothing
+            measured._warn = _ignore
             if sys.version_info >= (3, 12) and not self._branch:
                 measured.set_option("run:core", "sysmon")  # leaves the trace function to the program, and is quick
             measured.start()
@@ -91,9 +91,9 @@ class Measure:
         try:
             self._coverage.stop()
             if os.getpid() == self._owner:
-                self._tell(self._report())
+                self._notify(self._report())
             else:
-                self._tell_parent()
+                self._notify_parent()
         except Exception:  # noqa: BLE001  (no report is the report)
             pass
         finally:
@@ -101,13 +101,13 @@ class Measure:
                 del sys.modules[name]
             sys.modules.update(theirs)
 
-    def _tell_parent(self) -> None:
+    def _notify_parent(self) -> None:
         data = self._coverage.get_data()
         read = data.arcs if self._branch else data.lines
         ran = {path: read(path) for path in data.measured_files() if path in self._paths}
         os.write(self._children, json.dumps(ran).encode() + b"\n")
 
-    def _hear_children(self, data: Any) -> None:
+    def _receive_from_children(self, data: Any) -> None:
         size = os.fstat(self._children).st_size
         for line in os.pread(self._children, size, 0).splitlines():
             ran = {path: found for path, found in json.loads(line).items() if path in self._paths}
@@ -118,7 +118,7 @@ class Measure:
 
     def _report(self) -> list[dict[str, Any]]:
         data = self._coverage.get_data()
-        self._hear_children(data)
+        self._receive_from_children(data)
         return [found for path in sorted(data.measured_files()) if path in self._paths for found in self._analyze(path)]
 
     def _analyze(self, path: str) -> list[dict[str, Any]]:
@@ -139,7 +139,7 @@ class Measure:
             report["missing_branches"] = sorted([start, end] for start, ends in gone.items() for end in ends)
         return [report]
 
-    def _tell(self, report: list[dict[str, Any]]) -> None:
+    def _notify(self, report: list[dict[str, Any]]) -> None:
         text = json.dumps(report, separators=(",", ":")).encode()
         if LENGTH_BYTES + len(text) <= os.fstat(self._answer).st_size:
             os.pwrite(self._answer, text, LENGTH_BYTES)
@@ -168,5 +168,5 @@ def prepare(argument: dict[str, Any], descriptors: list[int]) -> None:
             del sys.modules[name]
 
 
-def _say_nothing(*_args: Any, **_options: Any) -> None:
+def _ignore(*_args: Any, **_options: Any) -> None:
     pass

@@ -58,7 +58,7 @@ class _Call:
         self.wake.acquire()
 
 
-class _Line:
+class _ToolSocket:
     """The socket of this process, and the calls that wait for answers."""
 
     def __init__(self, descriptor: int) -> None:
@@ -160,7 +160,7 @@ def _wake(call: _Call) -> None:
         pass  # awake already
 
 
-_line: _Line | None = None
+_line: _ToolSocket | None = None
 _argument_bytes = 0
 
 
@@ -173,7 +173,7 @@ def prepare(argument: dict[str, Any], descriptors: list[int]) -> None:
     if _line is not None:
         _line.replace(moved)
         return
-    _line = _Line(moved)
+    _line = _ToolSocket(moved)
     os.register_at_fork(after_in_child=_after_fork)
     module, awaitable = _Tools("tools"), _Tools("tools.aio")
     module.__doc__ = "Functions of the host. Each returns a JSON value, or raises ToolError."

@@ -37,7 +37,7 @@ def main() -> None:
         event_loop.watch(woken, lambda: _reap(woken))
         facts = container_entry.describe(sys.argv[1:])
         guests.show(facts)
-        event_loop.say({"ready": facts})
+        event_loop.send({"ready": facts})
         _serve()
     except BaseException:  # noqa: BLE001  (the end of the container: say why)
         traceback.print_exc()
@@ -104,7 +104,7 @@ def _reap(woken: int) -> None:
             guest = run.guest
             if guest is not None and not run.was_told:
                 if not guest.first:
-                    guest.hear_news()  # it may have lived and died since we last looked
+                    guest.read_news()  # it may have lived and died since we last looked
                 if guest.first == pid:
                     guest.has_left = True
                     run.settle()

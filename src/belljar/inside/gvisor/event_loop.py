@@ -36,7 +36,7 @@ def open_streams(obey: Callable[[dict[str, Any], bytes], None], caught_up: Calla
     os.dup2(2, 1)
     os.set_blocking(_host_in, False)
     os.set_blocking(_host_out, False)
-    watch(_host_in, _hear)
+    watch(_host_in, _receive)
 
 
 def watch(descriptor: int, reader: Callable[[], object], events: int = select.POLLIN) -> None:
@@ -67,7 +67,7 @@ def is_behind() -> bool:
     return len(_out) > _BEHIND_BYTES
 
 
-def say(message: dict[str, Any], blob: bytes = b"") -> None:
+def send(message: dict[str, Any], blob: bytes = b"") -> None:
     """Tell the host."""
     text = json.dumps(message, separators=(",", ":")).encode()
     _out.extend(FRAME.pack(len(text), len(blob)))
@@ -90,7 +90,7 @@ def _flush() -> None:
     _caught_up()
 
 
-def _hear() -> None:
+def _receive() -> None:
     try:
         chunk = os.read(_host_in, 1 << 20)
     except BlockingIOError:

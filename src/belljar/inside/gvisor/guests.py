@@ -128,7 +128,7 @@ class Guest:
         for descriptor in (self.stdout, self.stderr, self.news):
             os.set_blocking(descriptor, False)
 
-    def hear_news(self) -> bool:
+    def read_news(self) -> bool:
         """Who its first process is, and later how the program ended; False at the end of the news."""
         try:
             chunk = os.read(self.news, 256)
@@ -162,7 +162,7 @@ class Guest:
 
     def close(self) -> None:
         """End whatever lives of it."""
-        self.hear_news()
+        self.read_news()
         self.signal(signal.SIGKILL)
         self.channel.close()
         for descriptor in (self.stdout, self.stderr, self.news):

@@ -27,7 +27,7 @@ _RIGHTS = (socket.SOL_SOCKET, socket.SCM_RIGHTS)
 _ZERO = b"\0"
 
 
-class Lines:
+class DescriptorRelay:
     """All lines of one run or session."""
 
     def __init__(self, run: int) -> None:
@@ -82,9 +82,9 @@ class Lines:
         if self._is_paused:
             return
         if number in self._pipes:
-            event_loop.watch(self._pipes[number], lambda: self._hear_pipe(number))
+            event_loop.watch(self._pipes[number], lambda: self._read_pipe(number))
         else:
-            event_loop.watch(self._sockets[number].fileno(), lambda: self._hear_socket(number))
+            event_loop.watch(self._sockets[number].fileno(), lambda: self._read_socket(number))
 
     def pause(self, is_paused: bool) -> None:
         """The host has enough for now, or can take more."""
@@ -101,18 +101,18 @@ class Lines:
 
     # ---- from the guest
 
-    def _hear_pipe(self, number: int) -> bool:
+    def _read_pipe(self, number: int) -> bool:
         try:
             chunk = os.read(self._pipes[number], event_loop.READ_BYTES)
         except BlockingIOError:
             return False
         if chunk:
-            event_loop.say({"run": self._run, "line": number}, chunk)
+            event_loop.send({"run": self._run, "line": number}, chunk)
             return True
         self._drop(number)
         return False
 
-    def _hear_socket(self, number: int) -> bool:
+    def _read_socket(self, number: int) -> bool:
         peer = self._sockets[number]
         space = socket.CMSG_SPACE(_DESCRIPTORS * 4)
         try:
@@ -126,9 +126,9 @@ class Lines:
             self._drop(number)
             return False
         for pipe in list(self._pipes):  # what was written before this was said comes before it
-            while pipe in self._pipes and self._hear_pipe(pipe):
+            while pipe in self._pipes and self._read_pipe(pipe):
                 pass
-        event_loop.say({"run": self._run, "line": number, "sent": [self._take(each) for each in sent]}, packet)
+        event_loop.send({"run": self._run, "line": number, "sent": [self._take(each) for each in sent]}, packet)
         return True
 
     def _take(self, descriptor: int) -> dict[str, Any]:
@@ -145,21 +145,21 @@ class Lines:
 
     def _drop(self, number: int) -> None:
         self.hang_up(number)
-        event_loop.say({"run": self._run, "line": number, "closed": True})
+        event_loop.send({"run": self._run, "line": number, "closed": True})
 
     def drain(self) -> None:
         """The guest is dead: tell all that it has left in its lines."""
         self.pause(False)
         for number in list(self._sockets):
-            while number in self._sockets and self._hear_socket(number):
+            while number in self._sockets and self._read_socket(number):
                 pass
         for number in list(self._pipes):
-            while number in self._pipes and self._hear_pipe(number):
+            while number in self._pipes and self._read_pipe(number):
                 pass
         for number, memfd in self._files.items():
             with open(memfd, "rb", closefd=False) as file:
                 file.seek(0)
-                event_loop.say({"run": self._run, "line": number}, file.read().rstrip(_ZERO))
+                event_loop.send({"run": self._run, "line": number}, file.read().rstrip(_ZERO))
 
     # ---- from the host
 

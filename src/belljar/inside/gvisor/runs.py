@@ -11,7 +11,7 @@ from typing import Any
 
 from belljar import channel
 from belljar.inside.gvisor import event_loop, guests, workdir, zygote
-from belljar.inside.gvisor.relay import Lines, close_all, open_to_all
+from belljar.inside.gvisor.relay import DescriptorRelay, close_all, open_to_all
 
 _INLINE_BYTES = 60 * 1024
 _UNKNOWN_ERROR = "it could not be"
@@ -29,7 +29,7 @@ class Tenant:
         self.deadline_passed = self.is_out_of_memory = False
         self.was_told = False  # the host knows how it ended
         self.guest: guests.Guest | None = None
-        self.lines = Lines(number)
+        self.relay = DescriptorRelay(number)
         self._asked = asked
         self._blob = blob
         self._must_die = False
@@ -52,11 +52,11 @@ class Tenant:
         elif word == "interrupt" and self.guest is not None:
             self.guest.signal(signal.SIGINT)
         elif word == "send":
-            self.lines.send(message["line"], blob[: message["bytes"]], message["kinds"], blob[message["bytes"] :])
+            self.relay.send(message["line"], blob[: message["bytes"]], message["kinds"], blob[message["bytes"] :])
         elif word == "hang up":
-            self.lines.hang_up(message["line"])
+            self.relay.hang_up(message["line"])
         elif word == "pause":
-            self.lines.pause(message["is_paused"])
+            self.relay.pause(message["is_paused"])
 
     def look(self, now: float) -> None:
         """No cgroup counts the memory of all its processes together, so we add it up now and then."""
@@ -70,13 +70,13 @@ class Tenant:
         """Hear who the guest's first process is, and how it ends."""
         assert self.guest is not None
         self.next_look = time.monotonic() + self.look_seconds
-        self.guest.hear_news()
+        self.guest.read_news()
         event_loop.watch(self.guest.news, self._on_news)
 
     def _on_news(self) -> None:
         guest = self.guest
         assert guest is not None
-        if not guest.hear_news():
+        if not guest.read_news():
             event_loop.unwatch(guest.news)
             self.settle()
         elif self._must_die:
@@ -92,7 +92,7 @@ class Tenant:
         """Wait status, CPU in microseconds, largest resident set."""
         guest = self.guest
         assert guest is not None
-        guest.hear_news()  # all of it was written before its first process left
+        guest.read_news()  # all of it was written before its first process left
         event_loop.unwatch(guest.news)
         if len(guest.said) >= zygote.BORN.size + zygote.ENDED.size:
             return zygote.ENDED.unpack_from(guest.said, zygote.BORN.size)
@@ -102,11 +102,11 @@ class Tenant:
         """No program ran."""
         if not self.was_told:
             self.was_told = True
-            event_loop.say({"run": self.number, "failed": step, "reason": reason})
+            event_loop.send({"run": self.number, "failed": step, "reason": reason})
 
     def close(self) -> None:
         """Let go of everything."""
-        self.lines.close()
+        self.relay.close()
         if self.guest is not None:
             event_loop.unwatch(self.guest.news)
             self.guest.close()
@@ -142,7 +142,7 @@ class Run(Tenant):
                 descriptors.append(theirs)
                 os.set_blocking(self._pictures, False)
                 event_loop.watch(self._pictures, self._on_pictures)
-            descriptors += self.lines.open(asked["kinds"], lent)
+            descriptors += self.relay.open(asked["kinds"], lent)
             stdin = memoryview(self._blob)[end + len(lent) :]
             if stdin:
                 theirs, self._stdin = os.pipe2(os.O_CLOEXEC)
@@ -181,7 +181,7 @@ class Run(Tenant):
         if descriptors:
             self._work_dir = descriptors[0]
         self.deadline = time.monotonic() + self._asked["wall_seconds"]
-        event_loop.say({"run": self.number, "started": True})
+        event_loop.send({"run": self.number, "started": True})
 
     def _on_output(self, stream: str, descriptor: int) -> bool:
         if event_loop.is_behind() and not self.was_told:
@@ -198,7 +198,7 @@ class Run(Tenant):
             return False
         room = max(0, self._asked["output_bytes"] - self._seen[stream])
         self._seen[stream] += len(chunk)
-        event_loop.say({"run": self.number, "stream": stream, "bytes": len(chunk)}, chunk[:room])
+        event_loop.send({"run": self.number, "stream": stream, "bytes": len(chunk)}, chunk[:room])
         self._check_flood()
         return True
 
@@ -216,7 +216,7 @@ class Run(Tenant):
             event_loop.unwatch(self._pictures)
             return False
         self._seen["pictures"] += len(chunk)
-        event_loop.say({"run": self.number, "pictures": True}, chunk)
+        event_loop.send({"run": self.number, "pictures": True}, chunk)
         self._check_flood()
         return True
 
@@ -255,7 +255,7 @@ class Run(Tenant):
                 pass
         while self._pictures >= 0 and self._on_pictures():
             pass
-        self.lines.drain()
+        self.relay.drain()
         self._stop_watching()
         ended = {
             "status": status,
@@ -266,7 +266,7 @@ class Run(Tenant):
             "out_of_memory": self.is_out_of_memory,
             "paths": self._walk(),
         }
-        event_loop.say({"run": self.number, "ended": ended})
+        event_loop.send({"run": self.number, "ended": ended})
         guests.refill(self._asked["weight"], self._asked["default_allowance"])
 
     def _walk(self) -> list[str]:
@@ -290,7 +290,7 @@ class Run(Tenant):
                 break
             found.append([path, len(text)])
             content += text
-        event_loop.say({"run": self.number, "files": found, "is_over": is_over}, bytes(content))
+        event_loop.send({"run": self.number, "files": found, "is_over": is_over}, bytes(content))
 
     def _stop_watching(self) -> None:
         guest = self.guest
@@ -321,9 +321,9 @@ class Session(Tenant):
         """Get a guest of sessions, and pass on what it and the host say to each other."""
         asked = self._asked
         self.guest = guest = guests.take(guests.SESSION, asked["allowance"])
-        self.lines.speak(asked["channel"], guest.channel.dup())
-        self.lines.listen(asked["stdout"], os.dup(guest.stdout))
-        self.lines.listen(asked["stderr"], os.dup(guest.stderr))
+        self.relay.speak(asked["channel"], guest.channel.dup())
+        self.relay.listen(asked["stdout"], os.dup(guest.stdout))
+        self.relay.listen(asked["stderr"], os.dup(guest.stderr))
         self.watch_news()
 
     def obey(self, word: str, message: dict[str, Any], blob: bytes) -> None:
@@ -343,12 +343,12 @@ class Session(Tenant):
         except OSError as error:
             answer["error"] = error.errno or 0
             answer["reason"] = error.strerror or _UNKNOWN_ERROR
-        event_loop.say(answer, content)
+        event_loop.send(answer, content)
 
     def _work(self, message: dict[str, Any], blob: bytes) -> Any:
-        if not self.lines.kept:
+        if not self.relay.kept:
             raise FileNotFoundError(2, "it has no directory yet")
-        root, path = self.lines.kept[0], message.get("path", "")
+        root, path = self.relay.kept[0], message.get("path", "")
         if message["work"] == "list":
             return workdir.describe(root)
         if message["work"] == "read":
@@ -370,5 +370,5 @@ class Session(Tenant):
         self.was_told = True
         self.next_look = 0.0
         status, _, _ = self.end()
-        self.lines.drain()
-        event_loop.say({"run": self.number, "ended": {"status": status, "out_of_memory": self.is_out_of_memory}})
+        self.relay.drain()
+        event_loop.send({"run": self.number, "ended": {"status": status, "out_of_memory": self.is_out_of_memory}})

@@ -54,7 +54,7 @@ def begin(order: dict[str, Any], descriptors: list[int]) -> int:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         _make(order, descriptors)
     except BaseException as error:  # noqa: BLE001  (the end of the process: say why)
-        _say(descriptors[0], {"failed": f"{type(error).__name__}: {error}"})
+        _send(descriptors[0], {"failed": f"{type(error).__name__}: {error}"})
     finally:
         os._exit(0)
 
@@ -87,18 +87,18 @@ def _make(order: dict[str, Any], descriptors: list[int]) -> None:
         try:
             copy_tree(_readable(source), target)
         except OSError as error:
-            _say(report, {"uncopied": str(error)})
+            _send(report, {"uncopied": str(error)})
             return
     made = [os.open(f"ns/{name}", os.O_RDONLY, dir_fd=own) for name in _NAMES]
     version = order["landlock_version"]
-    _say(report, {}, [*made, *fresh, *([landlock.shield(version)] if version else [])])
+    _send(report, {}, [*made, *fresh, *([landlock.shield(version)] if version else [])])
 
 
 def _readable(directory: int) -> int:
     return os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=directory)
 
 
-def _say(report: int, message: dict[str, Any], descriptors: list[int] | None = None) -> None:
+def _send(report: int, message: dict[str, Any], descriptors: list[int] | None = None) -> None:
     with socket.socket(fileno=os.dup(report)) as peer:
         channel.send(peer, message, descriptors=descriptors or [])
 

@@ -349,7 +349,7 @@ class Warden:
             finally:
                 os._exit(0)
         report.close()
-        text, records, is_short = _hear_to_the_end(answer)
+        text, records, is_short = _receive_to_the_end(answer)
         os.waitpid(helper, 0)
         if text.isdigit() and not is_short:
             return int(text), records
@@ -409,7 +409,7 @@ def _open_ipc_records() -> list[int]:
         return []
 
 
-def _hear_to_the_end(peer: socket.socket) -> tuple[str, list[int], bool]:
+def _receive_to_the_end(peer: socket.socket) -> tuple[str, list[int], bool]:
     """What is said of a jail in the making, what came with it, and whether some of that did not fit.
 
     It ends when the sleeper has exec'd: then its namespaces can be joined.

@@ -11,23 +11,23 @@ import pytest
 
 from belljar import channel
 from belljar.backends.gvisor import relay as module
-from belljar.backends.gvisor.relay import Lines
+from belljar.backends.gvisor.relay import DescriptorRelay
 
 
-def with_lines(main: Callable[[Lines, Any, list[dict[str, Any]]], Coroutine[Any, Any, None]]) -> None:
+def with_lines(main: Callable[[DescriptorRelay, Any, list[dict[str, Any]]], Coroutine[Any, Any, None]]) -> None:
     """Lend a socket as line 1; nothing may be open afterwards that was not before."""
 
     async def run() -> None:
         before = set(os.listdir("/proc/self/fd"))
         ours, theirs = channel.pair()
         said: list[dict[str, Any]] = []
-        lines = Lines(1, lambda message, blob: said.append(message))
+        relay = DescriptorRelay(1, lambda message, blob: said.append(message))
         with ours, theirs:
-            lines.lend([theirs.fileno()])
+            relay.lend([theirs.fileno()])
             try:
-                await main(lines, ours, said)
+                await main(relay, ours, said)
             finally:
-                lines.close()
+                relay.close()
         assert set(os.listdir("/proc/self/fd")) == before
 
     asyncio.run(run())
@@ -46,19 +46,19 @@ def with_lines(main: Callable[[Lines, Any, list[dict[str, Any]]], Coroutine[Any,
     ],
 )
 def test_a_frame_that_breaks_the_rules_is_refused(message: dict[str, Any]) -> None:
-    async def main(lines: Lines, ours: Any, said: list[dict[str, Any]]) -> None:
+    async def main(relay: DescriptorRelay, ours: Any, said: list[dict[str, Any]]) -> None:
         with pytest.raises(ValueError, match="a frame"):
-            lines.hear(message, b"x")
-        lines.hear({"line": 1}, b"still there")
+            relay.receive(message, b"x")
+        relay.receive({"line": 1}, b"still there")
         assert channel.Peer.recv(ours, 100) == b"still there"
 
     with_lines(main)
 
 
 def test_a_packet_that_no_socket_takes_is_dropped() -> None:
-    async def main(lines: Lines, ours: Any, said: list[dict[str, Any]]) -> None:
-        lines.hear({"line": 1}, b"x" * (64 << 20))
-        lines.hear({"line": 1}, b"next")
+    async def main(relay: DescriptorRelay, ours: Any, said: list[dict[str, Any]]) -> None:
+        relay.receive({"line": 1}, b"x" * (64 << 20))
+        relay.receive({"line": 1}, b"next")
         assert channel.Peer.recv(ours, 100) == b"next"
 
     with_lines(main)
@@ -68,24 +68,24 @@ def test_a_container_that_does_not_wait_is_refused(monkeypatch: pytest.MonkeyPat
     """Frames without a blob count as well: what is unread is held in our memory."""
     monkeypatch.setattr(module, "_UNREAD_BYTES_MAX", 2 << 20)
 
-    async def main(lines: Lines, ours: Any, said: list[dict[str, Any]]) -> None:
+    async def main(relay: DescriptorRelay, ours: Any, said: list[dict[str, Any]]) -> None:
         with pytest.raises(ValueError, match="more than is read"):
             for _ in range(100_000):
-                lines.hear({"line": 1}, b"x")
+                relay.receive({"line": 1}, b"x")
         assert said[-1]["is_paused"] is True
 
     with_lines(main)
 
 
 def test_a_line_that_is_closed_while_it_is_waited_for_holds_nothing_up() -> None:
-    async def main(lines: Lines, ours: Any, said: list[dict[str, Any]]) -> None:
+    async def main(relay: DescriptorRelay, ours: Any, said: list[dict[str, Any]]) -> None:
         other, theirs = channel.pair()
         with other, theirs:
-            lines.lend([theirs.fileno()])
+            relay.lend([theirs.fileno()])
             for _ in range(1000):
-                lines.hear({"line": 1}, b"x" * 4096)  # until its buffer is full, and then some
-            lines.hear({"line": 2}, b"for another line")
-            lines._drop(1)
+                relay.receive({"line": 1}, b"x" * 4096)  # until its buffer is full, and then some
+            relay.receive({"line": 2}, b"for another line")
+            relay._drop(1)
             async with asyncio.timeout(10):
                 while True:
                     try:

@@ -22,7 +22,14 @@ from hypothesis import strategies as st
 
 from belljar.backends.local import LocalSandbox
 from belljar.backends.runners import RunnersSandbox
-from belljar.backends.runners.wire import MOMENT_SECONDS, Line, pack_error, pack_settings, read_error, read_settings
+from belljar.backends.runners.wire import (
+    MOMENT_SECONDS,
+    Connection,
+    pack_error,
+    pack_settings,
+    read_error,
+    read_settings,
+)
 from belljar.contract import errors
 from belljar.contract.errors import (
     BelljarError,
@@ -418,8 +425,8 @@ class Written:
         """It need not be."""
 
 
-def line_to(wire: Written, hear: Callable[[int, int, bytes], None] = lambda *_: None) -> Line:
-    line = Line(hear, lambda: None)
+def line_to(wire: Written, hear: Callable[[int, int, bytes], None] = lambda *_: None) -> Connection:
+    line = Connection(hear, lambda: None)
     line.connection_made(wire)  # type: ignore[arg-type]
     return line
 
@@ -434,7 +441,7 @@ def test_frames_arrive_however_the_stream_is_cut(frames: list[tuple[int, int, by
         wire = Written()
         line = line_to(wire, lambda *frame: heard.append(frame))
         for frame in frames:
-            line.say(*frame)
+            line.send(*frame)
         await asyncio.sleep(0)
         sent = b"".join(wire.pieces)
         edges = [0, *sorted(cut for cut in cuts if cut < len(sent)), len(sent)]
@@ -450,7 +457,7 @@ def test_frames_that_can_wait_are_sent_together() -> None:
         wire = Written()
         line = line_to(wire)
         for number in range(6):
-            line.say_among(3, 1, number, b"x")
+            line.send_among(3, 1, number, b"x")
             await asyncio.sleep(0)
             assert line.unsent == (number + 1) % 3
         assert [len(piece) for piece in wire.pieces] == [30, 30]
@@ -463,13 +470,13 @@ def test_no_frame_waits_for_long(end: str) -> None:
     async def main() -> None:
         wire = Written()
         line = line_to(wire)
-        line.say_among(3, 1, 7, b"x")
+        line.send_among(3, 1, 7, b"x")
         await asyncio.sleep(0)
         assert not wire.pieces
         if end == "in_a_moment":
             await until(lambda: wire.pieces, "it is sent")
         elif end == "with_another":
-            line.say(2, 8)
+            line.send(2, 8)
             await asyncio.sleep(0)
         else:
             line.close()

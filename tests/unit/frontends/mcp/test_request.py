@@ -11,7 +11,7 @@ import pytest
 
 from belljar.frontends.access.callers import Caller
 from belljar.frontends.access.keys import Key
-from belljar.frontends.mcp.request import HttpVisit, ShortIfAsked, wants_only_its_result
+from belljar.frontends.mcp.request import HttpRequest, ShortIfAsked, wants_only_its_result
 from belljar.settings import Settings
 from tests.unit.frontends.mcp.conftest import OlderClient
 
@@ -83,24 +83,24 @@ class Client:
                 self.came.clear()
                 await self.came.wait()
 
-    def visit(self) -> HttpVisit:
-        visit = HttpVisit(Caller(Key(name="test"), Settings()), self.receive, self.send)
-        visit.shorten(silent_seconds=0.01)
-        return visit
+    def mcp_request(self) -> HttpRequest:
+        mcp_request = HttpRequest(Caller(Key(name="test"), Settings()), self.receive, self.send)
+        mcp_request.shorten(silent_seconds=0.01)
+        return mcp_request
 
 
-async def answer(visit: HttpVisit, document: bytes, status: int = 200) -> None:
-    await visit.send({"type": "http.response.start", "status": status, "headers": []})
-    await visit.send({"type": "http.response.body", "body": document})
+async def answer(mcp_request: HttpRequest, document: bytes, status: int = 200) -> None:
+    await mcp_request.send({"type": "http.response.start", "status": status, "headers": []})
+    await mcp_request.send({"type": "http.response.body", "body": document})
 
 
 def test_who_waits_long_is_told_that_we_are_still_there() -> None:
     async def scene() -> None:
         client = Client()
-        visit = client.visit()
+        mcp_request = client.mcp_request()
         await client.has(4)
-        await answer(visit, b'{"id":1}', 404)
-        visit.close()
+        await answer(mcp_request, b'{"id":1}', 404)
+        mcp_request.close()
         start, *pings, last = client.got
         assert start["status"] == 200
         assert (b"content-type", b"text/event-stream") in start["headers"]
@@ -117,12 +117,12 @@ def test_who_waits_long_is_told_that_we_are_still_there() -> None:
 def test_nothing_is_left_of_a_visit_that_is_over(is_answered: bool) -> None:
     async def scene() -> None:
         client = Client()
-        visit = client.visit()
+        mcp_request = client.mcp_request()
         if is_answered:
-            await answer(visit, b"{}")
+            await answer(mcp_request, b"{}")
         else:
             await client.has(2)  # it streams by now
-        visit.close()
+        mcp_request.close()
         await asyncio.sleep(0)  # a task that was told to end needs a turn
         await asyncio.sleep(0)
         told = len(client.got)
@@ -138,7 +138,7 @@ def test_nothing_is_left_of_a_visit_that_is_over(is_answered: bool) -> None:
 def test_the_switch_stands_for_the_request_at_hand() -> None:
     async def one(is_short: bool) -> bool:
         if is_short:
-            Client().visit().close()
+            Client().mcp_request().close()
         await asyncio.sleep(0)
         return bool(ShortIfAsked())
 

@@ -63,7 +63,7 @@ class Measurement(HostFeature):
         os.close(self._file)
 
 
-class _Told(msgspec.Struct):
+class _Report(msgspec.Struct):
     """What a guest says of one file."""
 
     path: str
@@ -73,7 +73,7 @@ class _Told(msgspec.Struct):
     missing_branches: list[tuple[int, int]] | None = None
 
 
-_decode = msgspec.json.Decoder(list[_Told]).decode
+_decode = msgspec.json.Decoder(list[_Report]).decode
 
 
 def read_report(content: bytes, line_counts: Mapping[str, int], asked: Coverage) -> CoverageReport | None:
@@ -89,7 +89,7 @@ def read_report(content: bytes, line_counts: Mapping[str, int], asked: Coverage)
     return CoverageReport(percent=_percent(covered, counted), files=tuple(each for each, _, _ in read))
 
 
-def _read_file(told: _Told, most: int, branch: bool) -> tuple[FileCoverage, int, int]:
+def _read_file(told: _Report, most: int, branch: bool) -> tuple[FileCoverage, int, int]:
     """One file of so many lines, with how much of it was covered, and of how much."""
     _check_rising(told.executed, 1, most)
     _check_rising(told.missing, 1, most)

@@ -15,7 +15,7 @@ from belljar.settings import ToolSettings
 from belljar.tools.guest_socket import Bridge
 
 
-class ToolLine(HostFeature):
+class GuestTools(HostFeature):
     """Open as long as the program runs. Close it, whatever happens."""
 
     def __init__(

@@ -168,10 +168,10 @@ class StandbyRun(Run):
 
     def _check_start(self, status: int | None) -> None:
         if self._standby.packet:
-            self._hear_door()
+            self._receive_from_door()
         super()._check_start(status)
 
-    def _hear_door(self) -> None:
+    def _receive_from_door(self) -> None:
         """Once, before the program begins, our own code says that it has taken it; then its end of the door closes."""
         try:
             message, _, _ = channel.receive(self._waiting.door)

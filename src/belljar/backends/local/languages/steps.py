@@ -78,7 +78,7 @@ class Commands:
         plan = toolchain.plan(execution.code, paths, execution.limits.memory_bytes)
         if toolchain.compile is None:
             seen = await self._run(toolchain, plan, execution, watcher, None)
-            return await self._tell_syntax_error(toolchain, plan, execution, seen)
+            return await self._report_syntax_error(toolchain, plan, execution, seen)
         compiled, compilation = await self._compile(toolchain, plan, execution)
         if compilation.status is not Status.OK:
             if watcher is not None:
@@ -182,7 +182,7 @@ class Commands:
             places=self._places[toolchain.name],
         )
 
-    async def _tell_syntax_error(
+    async def _report_syntax_error(
         self, toolchain: Toolchain, plan: Plan, execution: Execution, seen: Evidence
     ) -> Evidence:
         """A run that failed is a failed compilation if the toolchain says that it cannot read the program."""

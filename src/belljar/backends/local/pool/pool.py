@@ -505,7 +505,7 @@ class LocalPool(ZygoteListener):
                 self._ready[guest.kind].remove(guest)
                 if not self._is_closing and not self.is_lost and not guest.jail.was_taken_away():
                     self._start_failures += 1
-                    _log.error("a ready guest ended unused (status %s): %s", status, heard_failure(guest.channel))
+                    _log.error("a ready guest ended unused (status %s): %s", status, read_failure(guest.channel))
             self.release(guest)
 
         return ended
@@ -580,7 +580,7 @@ class LocalPool(ZygoteListener):
         }
 
 
-def heard_failure(peer: channel.Peer) -> str:
+def read_failure(peer: channel.Peer) -> str:
     """What a guest that could not start has said."""
     try:
         message, _, sent = channel.receive(peer, FIRST_WORD_DESCRIPTORS, channel.NOW)

@@ -123,11 +123,11 @@ class Gate:
             if not events[0][1] & select.POLLIN:
                 self.close()  # nobody is left behind this filter
                 return
-            unexpected += not self._hear_one()
+            unexpected += not self._receive_one()
         self._stop_reading()
         self._pause = self._loop.call_later(_BUSY_PAUSE_SECONDS if self._passes else _PAUSE_SECONDS, self._resume)
 
-    def _hear_one(self) -> bool:
+    def _receive_one(self) -> bool:
         """Whether it was expected."""
         received = bytearray(_QUESTION.size)
         try:

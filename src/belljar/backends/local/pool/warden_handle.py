@@ -93,9 +93,9 @@ class WardenHandle:
                 start_new_session=True,
                 cwd="/",
             )
-        await self._settle(orders)
+        await self._finish_start(orders)
 
-    async def _settle(self, orders: Mapping[str, Any]) -> None:
+    async def _finish_start(self, orders: Mapping[str, Any]) -> None:
         """Whoever is at the other end of the socket now builds a pool to these orders."""
         self._socket.setblocking(False)
         self._loop.add_reader(self._socket, self._on_readable)
@@ -105,7 +105,7 @@ class WardenHandle:
     async def start_zygote(self, python: str, environ: Mapping[str, str], control: int) -> tuple[int, int]:
         """A new zygote with `control` as its socket: its pid, and a pidfd of it that the caller owns."""
         message = {"python": python, "environ": dict(environ)}
-        pid, pidfd = await self._hear_of(self._ask(message, [control, self.log.write]))
+        pid, pidfd = await self._await_answer(self._ask(message, [control, self.log.write]))
         return pid, pidfd
 
     async def find_missing(self, pids: Sequence[int]) -> list[int]:
@@ -123,7 +123,7 @@ class WardenHandle:
         finally:
             for each in devices:  # the message holds it now
                 os.close(each)
-        pid, *descriptors = await self._hear_of(asked)
+        pid, *descriptors = await self._await_answer(asked)
         return pid, descriptors
 
     def renew(self, jail_init: int, disk_bytes: int) -> asyncio.Future[list[int]]:
@@ -135,17 +135,17 @@ class WardenHandle:
 
         Its port, and it, which the caller owns.
         """
-        port, listener = await self._hear_of(self._ask({"listen": port}, [place]), is_process=False)
+        port, listener = await self._await_answer(self._ask({"listen": port}, [place]), is_process=False)
         return port, listener
 
     async def graft(self, order: Mapping[str, Any], descriptors: Sequence[int]) -> tuple[int, int]:
         """Have the namespaces of a branch made (`inside/warden/branch_namespaces.py`): pid and pidfd of their maker."""
-        pid, pidfd = await self._hear_of(self._ask({"graft": dict(order)}, descriptors))
+        pid, pidfd = await self._await_answer(self._ask({"graft": dict(order)}, descriptors))
         return pid, pidfd
 
     async def deposit(self, order: Mapping[str, Any], descriptors: Sequence[int]) -> tuple[int, int]:
         """Have a file written, as `inside/warden/file_writer.py` says: pid and pidfd of the process that writes it."""
-        pid, pidfd = await self._hear_of(self._ask({"deposit": dict(order)}, descriptors))
+        pid, pidfd = await self._await_answer(self._ask({"deposit": dict(order)}, descriptors))
         return pid, pidfd
 
     def watch(self, pid: int, ended: Reaped) -> None:
@@ -178,7 +178,7 @@ class WardenHandle:
         return answer
 
     @staticmethod
-    async def _hear_of(asked: asyncio.Future[Any], is_process: bool = True) -> Any:
+    async def _await_answer(asked: asyncio.Future[Any], is_process: bool = True) -> Any:
         """The answer. Who is cancelled when it has just come gives back what came with it."""
         try:
             return await asked
@@ -199,7 +199,7 @@ class WardenHandle:
                 self._lose()
                 return
             else:
-                self._hear(message, descriptors)
+                self._receive(message, descriptors)
 
     def _give_up(self, message: dict[str, Any]) -> None:
         """An answer for whose descriptors we have no room: that request alone fails, and what was made is ended."""
@@ -210,7 +210,7 @@ class WardenHandle:
         if not answer.cancelled():
             answer.set_exception(OutOfDescriptors("this process has no file descriptors left"))
 
-    def _hear(self, message: dict[str, Any], descriptors: list[int]) -> None:
+    def _receive(self, message: dict[str, Any], descriptors: list[int]) -> None:
         if "reaped" in message:
             seen = message["status"], message["cpu_seconds"]
             ended = self._watched.pop(message["reaped"], None)
@@ -407,9 +407,9 @@ class ZygoteHandle:
             guest, status, cpu_microseconds = protocol.ENDED.unpack_from(packet, len(channel.NO_MESSAGE))
             self._listener.guest_ended(guest, status, cpu_microseconds / 1e6)
         else:
-            self._hear(packet)
+            self._receive(packet)
 
-    def _hear(self, packet: bytes) -> None:
+    def _receive(self, packet: bytes) -> None:
         try:
             message, _ = channel.parse(packet)
         except channel.ChannelClosed:

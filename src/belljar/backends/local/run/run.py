@@ -186,14 +186,14 @@ class Run(MonitoredRun):
     def _await_start(self, elapsed_seconds: float = 0.0) -> None:
         """A program's time begins when it does: a busy machine may take longer to fork it than it may run."""
         if not self._has_started:
-            self._hear_guest()
+            self._read_start()
         if self._has_started:
             left = max(0.0, self._limits.wall_seconds - elapsed_seconds)
             self._timers["wall"] = self._loop.call_later(left, self._on_deadline)
         else:
             self._timers["wall"] = self._loop.call_later(_SETTLE_SECONDS, self._await_start)
 
-    def _hear_guest(self) -> None:
+    def _read_start(self) -> None:
         """What our own code in the guest says, once, before the program starts; then it closes the socket."""
         peer = self._guest.channel
         try:
@@ -219,7 +219,7 @@ class Run(MonitoredRun):
         self._timers["silence"] = self._loop.call_later(_SILENCE_SECONDS, self._on_silence)
 
     def _check_started(self) -> None:
-        self._hear_guest()
+        self._read_start()
         if not self._has_started:
             self._on_silence()
 
@@ -347,7 +347,7 @@ class Run(MonitoredRun):
     def _check_start(self, status: int | None) -> None:
         """Raise unless the program was started, and how it ended is known."""
         if not self._has_started:
-            self._hear_guest()
+            self._read_start()
         if self._failure is not None:
             step, reason = self._failure
             if step == _NO_DESCRIPTORS:

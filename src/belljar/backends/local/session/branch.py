@@ -54,7 +54,7 @@ class Branch(NamedTuple):
     pidfd: int
 
 
-class _Place(NamedTuple):
+class _BranchPlace(NamedTuple):
     namespaces: list[int]  # user, mount, network and ipc
     directories: list[int]
     shield: list[int]  # a landlock ruleset, unless landlock was given up
@@ -129,7 +129,9 @@ async def _give_up(parent: SessionProcess, jail_slot: JailSlot) -> None:
         parent.family.pool.give_back(jail_slot)
 
 
-async def _make_place(parent: SessionProcess, jail_slot: JailSlot, directories: list[int], limits: Limits) -> _Place:
+async def _make_place(
+    parent: SessionProcess, jail_slot: JailSlot, directories: list[int], limits: Limits
+) -> _BranchPlace:
     """Namespaces and directories for one branch; the first also makes the user namespace of all, before any other."""
     async with asyncio.timeout(_PLACE_SECONDS), parent.founding if parent.nest < 0 else contextlib.nullcontext():
         made = await _have_made(parent, jail_slot, directories, limits)
@@ -140,7 +142,7 @@ async def _make_place(parent: SessionProcess, jail_slot: JailSlot, directories: 
             for descriptor in made:
                 os.close(descriptor)
             raise
-    return _Place(made[:4], made[4:7], made[7:])
+    return _BranchPlace(made[:4], made[4:7], made[7:])
 
 
 async def _have_made(parent: SessionProcess, jail_slot: JailSlot, directories: list[int], limits: Limits) -> list[int]:
@@ -200,7 +202,7 @@ async def _settle(
     parent: SessionProcess,
     jail_slot: JailSlot,
     gate: Gate,
-    making: asyncio.Task[_Place],
+    making: asyncio.Task[_BranchPlace],
     order: Callable[[list[int]], Awaitable[None]],
     forking: asyncio.Lock,
 ) -> Branch:
@@ -330,7 +332,7 @@ def _holds_capabilities(pid: int) -> bool:
     return len(held) != _CAPABILITY_SETS or any(int(each, 16) for each in held)
 
 
-async def _drop(making: asyncio.Task[_Place]) -> None:
+async def _drop(making: asyncio.Task[_BranchPlace]) -> None:
     """Close our copies of what was made: a copy that uses it has its own."""
     await cancel_and_wait(making)
     if not making.cancelled() and making.exception() is None:
@@ -354,7 +356,7 @@ def _do_not_fit() -> CannotBranch:
 async def _admit_passer(peer: socket.socket, jail_slot: JailSlot) -> None:
     """Put the process that forks the copy into the branch's cgroup, and let it go on. It ends when it has forked."""
     await wait_until_readable(peer)  # as long as the session may take to answer
-    with _speaker(_hear(peer, b"passing")) as (pid, pidfd):
+    with _speaker(_receive(peer, b"passing")) as (pid, pidfd):
         assert jail_slot.cgroup is not None
         admit(jail_slot.cgroup, pid, pidfd)
         try:
@@ -384,7 +386,7 @@ def admit(cgroup: JailCgroup, pid: int, pidfd: int) -> None:
 async def _meet(peer: socket.socket, jail_slot: JailSlot) -> _Copy:
     """Hear the copy's first word, and see that it is where it should be. The caller owns the pidfd."""
     await _answered("the copy said nothing", peer)
-    with _speaker(_hear(peer, b"copy")) as (pid, pidfd):
+    with _speaker(_receive(peer, b"copy")) as (pid, pidfd):
         if jail_slot.cgroup is None or pid not in jail_slot.cgroup.processes():
             raise CannotBranch(_ODD)
         if has_ended(pidfd):  # asked last: else the number may have been another's when it was looked for
@@ -398,7 +400,7 @@ class _Word(NamedTuple):
     pidfd: int
 
 
-def _hear(peer: socket.socket, due: bytes) -> _Word:
+def _receive(peer: socket.socket, due: bytes) -> _Word:
     """One word, and who has said it: by the kernel's word, not by the speaker's."""
     try:
         packet, ancillary, flags, _ = peer.recvmsg(channel.PACKET_BYTES_MAX, _ROOM, socket.MSG_CMSG_CLOEXEC)

@@ -49,7 +49,7 @@ class End(NamedTuple):
     memory_peak_bytes: int
 
 
-class Place(Protocol):
+class CellHost(Protocol):
     """The session that a cell runs in."""
 
     cgroup: JailCgroup | None
@@ -80,7 +80,7 @@ class CellRun(MonitoredRun):
     """A cell at work. `finish` must be awaited to its end, or cancelled: both leave the session idle or ended."""
 
     def __init__(
-        self, place: Place, number: int, cell: Execution, watcher: Watcher | None, bounds: RequestSettings
+        self, place: CellHost, number: int, cell: Execution, watcher: Watcher | None, bounds: RequestSettings
     ) -> None:
         super().__init__(cell.limits, place.cgroup, watcher, bounds, asyncio.get_running_loop())
         self.number = number

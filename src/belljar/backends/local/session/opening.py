@@ -38,7 +38,7 @@ class Opening:
         """How many may come with the next word."""
         return 0 if self.first_word.done() else FIRST_WORD_DESCRIPTORS
 
-    def hear_first(self, message: Mapping[str, Any], descriptors: list[int]) -> bool:
+    def receive_first(self, message: Mapping[str, Any], descriptors: list[int]) -> bool:
         """Our own code speaks, in a process that holds nothing of the caller's. If True, the caller owns what came."""
         if len(descriptors) == FIRST_WORD_DESCRIPTORS:
             self.first_word.set_result(None)
@@ -48,7 +48,7 @@ class Opening:
         self.first_word.set_exception(JailSetupFailed(str(message.get("failed")), str(message.get("reason"))))
         return False
 
-    def hear_second(self, message: Mapping[str, Any], blob: bytes) -> bool:
+    def receive_second(self, message: Mapping[str, Any], blob: bytes) -> bool:
         """Whether it was one of the words that are due."""
         why = read_refusal(message)
         if why is not None:

@@ -172,11 +172,11 @@ class LocalSession(SessionFiles):
             self._on_broken_channel()
             return
         if not self._opening.first_word.done():
-            self._hear_first_word(message, descriptors)
+            self._receive_first_message(message, descriptors)
         elif self.cgroup is not None and self.cgroup.oom_kills() > 0:
             self.end("memory")  # of a child: the cell itself may not even have noticed
         elif not self._opening.ready.done():
-            if not self._opening.hear_second(message, blob):
+            if not self._opening.receive_second(message, blob):
                 self.end("crash")
         elif self._turn is not None and message.get("ended") == self._turn.number and "error" in message:
             self._turn.answer(message)
@@ -204,8 +204,8 @@ class LocalSession(SessionFiles):
     def _was_lost(self) -> bool:
         return self._body.family.pool.is_lost or self._body.was_taken_away()
 
-    def _hear_first_word(self, message: Mapping[str, Any], descriptors: list[int]) -> None:
-        if self._opening.hear_first(message, descriptors):
+    def _receive_first_message(self, message: Mapping[str, Any], descriptors: list[int]) -> None:
+        if self._opening.receive_first(message, descriptors):
             *self._directories, self._pidfd = descriptors
 
     # ---- cells

@@ -46,7 +46,7 @@ print(json.dumps(taken))
 
 
 @dataclass(slots=True, kw_only=True)
-class Line:
+class Measurement:
     """One line of the table."""
 
     name: str
@@ -92,7 +92,7 @@ def execute(options: argparse.Namespace) -> int:
 _HEADS = ("", "p50 ms", "p99 ms", "runs/s", "rate / fork's")
 
 
-def _rows(lines: list[Line]) -> Iterator[tuple[str, ...]]:
+def _rows(lines: list[Measurement]) -> Iterator[tuple[str, ...]]:
     seen = [line.as_json() for line in lines]
     fork_rate = seen[0]["runs_per_second"]
     for each in seen:
@@ -101,13 +101,13 @@ def _rows(lines: list[Line]) -> Iterator[tuple[str, ...]]:
         yield each["name"], *milliseconds, f"{rate:.0f}", f"{rate / fork_rate:.2f}"
 
 
-async def _measure(settings: Settings, environment: str, runs: int) -> list[Line]:
-    fork = Line(name="bare fork of a Python, no walls")
-    cold = Line(name="cold start: python -I -S -c")
-    one = Line(name="belljar, one at a time")
-    many = Line(name=f"belljar, {_IN_FLIGHT} in flight")
+async def _measure(settings: Settings, environment: str, runs: int) -> list[Measurement]:
+    fork = Measurement(name="bare fork of a Python, no walls")
+    cold = Measurement(name="cold start: python -I -S -c")
+    one = Measurement(name="belljar, one at a time")
+    many = Measurement(name=f"belljar, {_IN_FLIGHT} in flight")
     async with AsyncSandbox(settings=settings) as box:
-        await _run_side_by_side(box, environment, Line(name=""), 2 * _IN_FLIGHT, _IN_FLIGHT)  # fills cells and caches
+        await _run_side_by_side(box, environment, Measurement(name=""), 2 * _IN_FLIGHT, _IN_FLIGHT)  # fills caches
         for _ in range(_ROUNDS):
             await asyncio.to_thread(_fork_bare, fork, runs // _ROUNDS)
             await asyncio.to_thread(_start_cold, cold, max(4, runs // _ROUNDS // 10))
@@ -116,14 +116,14 @@ async def _measure(settings: Settings, environment: str, runs: int) -> list[Line
     return [fork, cold, one, many]
 
 
-def _fork_bare(line: Line, runs: int) -> None:
+def _fork_bare(line: Measurement, runs: int) -> None:
     asked = subprocess.run([*_COLD[:-1], _FORK, str(runs)], capture_output=True, check=True, stdin=subprocess.DEVNULL)
     taken = json.loads(asked.stdout)
     line.seconds += taken
     line.total_seconds += sum(taken)
 
 
-def _start_cold(line: Line, runs: int) -> None:
+def _start_cold(line: Measurement, runs: int) -> None:
     for _ in range(runs):
         began = time.perf_counter()
         subprocess.run(_COLD, capture_output=True, check=True, stdin=subprocess.DEVNULL)
@@ -131,7 +131,7 @@ def _start_cold(line: Line, runs: int) -> None:
         line.total_seconds += line.seconds[-1]
 
 
-async def _run_side_by_side(box: AsyncSandbox, environment: str, line: Line, runs: int, in_flight: int) -> None:
+async def _run_side_by_side(box: AsyncSandbox, environment: str, line: Measurement, runs: int, in_flight: int) -> None:
     left = iter(range(runs))
 
     async def work() -> None:

@@ -96,7 +96,7 @@ async def _press(options: argparse.Namespace) -> Load:
     load = Load(seconds=options.seconds, connections=options.connections)
     request, host, port = _build_request(options)
     began = time.perf_counter()
-    workers = [_ask_on(load, request, host, port, began) for _ in range(options.connections)]
+    workers = [_request_on(load, request, host, port, began) for _ in range(options.connections)]
     await asyncio.gather(*workers)
     return load
 
@@ -117,7 +117,7 @@ def _build_request(options: argparse.Namespace) -> tuple[bytes, str, int]:
     return head.encode() + content, parts.hostname, parts.port or 80
 
 
-async def _ask_on(load: Load, request: bytes, host: str, port: int, began: float) -> None:
+async def _request_on(load: Load, request: bytes, host: str, port: int, began: float) -> None:
     """One connection, kept as long as it lasts."""
     writer: asyncio.StreamWriter | None = None
     try:

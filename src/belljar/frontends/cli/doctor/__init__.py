@@ -42,7 +42,7 @@ def execute(options: argparse.Namespace) -> int:
     """Examine and print; 0 when all is well."""
     settings = load_settings(options)
     with terminal.progress() as tell:
-        tables = _examine(settings, tell if not options.json else _say_nothing, options.languages)
+        tables = _examine(settings, tell if not options.json else _ignore, options.languages)
     missing = [row for rows in tables.values() for row in rows if row.state == MISSING]
     if options.json:
         tree = {name: [dataclasses.asdict(row) for row in rows] for name, rows in tables.items()}
@@ -209,7 +209,7 @@ def _image_rows(settings: Settings) -> Iterator[Row]:
     for name, image in {"default": settings.container.image, **images}.items():
         row = Row(name=name, state=OK, seen="", meaning="an image in which programs run, warm")
         try:
-            with Sandbox(settings=settings, progress=_say_nothing) as box:
+            with Sandbox(settings=settings, progress=_ignore) as box:
                 outcome = box.run("import sys; print(sys.version.split()[0])", environment=name)
         except NotOffered:
             yield dataclasses.replace(row, seen=f"image {image}, without Python: for other languages only")
@@ -229,11 +229,11 @@ def _run(settings: Settings, environment: str, code: str, *, network: bool = Fal
         pool=dataclasses.replace(settings.pool, max_running=1, ready_guests=0),
     )
     seconds = min(_HEAVY_SECONDS, settings.ceiling_limits.wall_seconds)
-    with Sandbox(settings=narrowed, progress=_say_nothing) as box:
+    with Sandbox(settings=narrowed, progress=_ignore) as box:
         return box.run(code, environment=environment, timeout=seconds, network=network)
 
 
-def _say_nothing(_line: str) -> None:
+def _ignore(_line: str) -> None:
     pass
 
 

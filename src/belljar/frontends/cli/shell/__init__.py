@@ -15,7 +15,7 @@ from belljar.frontends.cli.run import for_one_environment, read_files, split_var
 from belljar.frontends.cli.shell.keyboard import editing
 from belljar.frontends.cli.shell.prompt import HELP, Prompt
 from belljar.frontends.cli.shell.screen import Screen
-from belljar.frontends.cli.shell.session_hosts import Here, Loop, Place, There
+from belljar.frontends.cli.shell.session_hosts import Here, Loop, SessionHost, There
 from belljar.settings import Settings
 
 _EPILOG = f"""\
@@ -97,7 +97,7 @@ def execute(options: argparse.Namespace) -> int:
             loop.do(place.close())
 
 
-def _find_place(settings: Settings, options: argparse.Namespace) -> Place:
+def _find_place(settings: Settings, options: argparse.Namespace) -> SessionHost:
     limits = {"wall_seconds": options.timeout, "memory_mb": options.memory, "disk_mb": options.disk}
     named = {name: value for name, value in limits.items() if value is not None}
     env = dict(split_variable(each) for each in options.env)

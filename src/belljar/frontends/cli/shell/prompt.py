@@ -17,7 +17,7 @@ from belljar.frontends.cli import save_artifacts, terminal
 from belljar.frontends.cli.shell.cell_reader import Cell
 from belljar.frontends.cli.shell.keyboard import Keyboard
 from belljar.frontends.cli.shell.screen import Screen
-from belljar.frontends.cli.shell.session_hosts import Live, Loop, Place
+from belljar.frontends.cli.shell.session_hosts import Live, Loop, SessionHost
 
 _LEAVING = {"exit", "quit", "exit()", "quit()", ".exit"}
 _PATIENCE = 3  # interrupts of one cell; the last one gives it up, whatever becomes of the session
@@ -64,7 +64,7 @@ class _Seat:
 class Prompt:
     """One person, or one pipe, and the sessions they use."""
 
-    def __init__(self, loop: Loop, place: Place, screen: Screen, *, keeps_states: bool) -> None:
+    def __init__(self, loop: Loop, place: SessionHost, screen: Screen, *, keeps_states: bool) -> None:
         self._loop = loop
         self._place = place
         self._screen = screen
@@ -143,12 +143,12 @@ class Prompt:
             print()
             return
         except SessionEnded as error:
-            self._screen.say(error.message)
+            self._screen.note(error.message)
             self._replace()
             self._has_failed = True
             return
         except BelljarError as error:
-            self._screen.say(error.message)
+            self._screen.note(error.message)
             self._has_failed = True
             return
         self._has_failed |= outcome is None or not outcome.ok
@@ -181,7 +181,7 @@ class Prompt:
                     self._screen.finish(event.outcome, self._limits())
                     return event.outcome
         self._loop.do(_end(events))
-        self._screen.say("the cell was given up")
+        self._screen.note("the cell was given up")
         return None
 
     def _limits(self) -> Limits:
@@ -210,24 +210,24 @@ class Prompt:
         try:
             self._loop.do(self._now.live.state())
         except NotFound as error:
-            self._screen.say(error.message)
+            self._screen.note(error.message)
             self._replace()
         except BelljarError as error:
-            self._screen.say(error.message)
+            self._screen.note(error.message)
 
     def _replace(self) -> None:
         """The session is gone: go on in the state before, in another, or in a new one."""
         if self._now.trail:
             self._now.state = self._now.trail.pop()
-            self._screen.say("back to the state before that cell")
+            self._screen.note("back to the state before that cell")
             return
         del self._seats[self._now.number]
         if self._seats:
             self._now = next(reversed(self._seats.values()))
-            self._screen.say(f"now in session {self._now.number}")
+            self._screen.note(f"now in session {self._now.number}")
         else:
             self._now = self._take_seat(self._loop.do(self._place.open()), None)
-            self._screen.say("a new session was opened; what the old one knew is lost")
+            self._screen.note("a new session was opened; what the old one knew is lost")
 
     # ---- branches
 
@@ -256,7 +256,7 @@ class Prompt:
                 raise CallerError(
                     f"not run, since it would change a session of somebody else: {error.message}"
                 ) from error
-            self._screen.say(f"this cell cannot be undone: {error.message}")
+            self._screen.note(f"this cell cannot be undone: {error.message}")
             return
         kept, self._now.state = (copy, now) if now.is_ours else (now, copy)
         self._now.trail.append(kept)
@@ -271,12 +271,12 @@ class Prompt:
         for _ in range(min(count, len(seat.trail))):
             self._close_state(seat.state)
             seat.state = seat.trail.pop()
-        self._screen.say(f"before cell {seat.state.next_cell} again")
+        self._screen.note(f"before cell {seat.state.next_cell} again")
 
     def _branch(self, words: list[str]) -> None:
         for _ in range(_number(words, 1)):
             seat = self._take_seat(self._loop.do(self._now.live.branch(reseed=True)), self._now)
-            self._screen.say(
+            self._screen.note(
                 f"session {seat.number} is a branch of {self._now.number}; go there with :switch {seat.number}"
             )
 
@@ -326,14 +326,14 @@ class Prompt:
             raise CallerError(f"cannot read {local}: {error.strerror}") from error
         path = path or Path(local).name
         self._loop.do(self._now.live.upload(path, content))
-        self._screen.say(f"{len(content):,} bytes are now in {path}")
+        self._screen.note(f"{len(content):,} bytes are now in {path}")
 
     def _download(self, words: list[str]) -> None:
         path, local = _names(words, ":download PATH [FILE]")
         target = Path(local or Path(path).name).expanduser()
         content = self._loop.do(self._now.live.download(path))
         save_artifacts.save(target.parent, [File(path=target.name, content=content)], replace=False)
-        self._screen.say(f"{len(content):,} bytes are now in {target}")
+        self._screen.note(f"{len(content):,} bytes are now in {target}")
 
     def _list_files(self, _words: list[str]) -> None:
         for each in self._loop.do(self._now.live.files()):
@@ -355,7 +355,7 @@ class Prompt:
                 raise CallerError(f"there is no command :{name}; :help lists them")
             command(words)
         except (BelljarError, ValueError) as error:
-            self._screen.say(str(error))
+            self._screen.note(str(error))
             self._has_failed = True
         except KeyboardInterrupt:
             print()

@@ -72,12 +72,12 @@ class Screen:
             self._write(sys.stderr, trace or f"{error.type}: {error.message}\n", "red")
         self._close_line()
         for note in _notes(outcome, limits):
-            self.say(note)
+            self.note(note)
 
-    def say(self, text: str) -> None:
+    def note(self, text: str) -> None:
         """A note of ours."""
         self._close_line()
-        terminal.say(text)
+        terminal.note(text)
 
     def _begin(self, number: int) -> None:
         self._number = number
@@ -109,7 +109,7 @@ class Screen:
             if not os.path.lexists(self._pictures / name):
                 break
         save_artifacts.save(self._pictures, [File(path=name, content=display.content)], replace=False)
-        self.say(f"picture saved as {self._pictures / name}")
+        self.note(f"picture saved as {self._pictures / name}")
 
     def _close_line(self) -> None:
         if self._line_is_open:

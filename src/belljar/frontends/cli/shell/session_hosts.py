@@ -15,7 +15,7 @@ from typing import Any, Protocol, Self, TypeVar
 from belljar.assembly import build_engine
 from belljar.client.async_client import AsyncClient
 from belljar.client.retries import Retries
-from belljar.client.session_request import SessionAsked
+from belljar.client.session_request import SessionOptions
 from belljar.client.sessions import AsyncSession
 from belljar.contract.errors import InvalidSettings
 from belljar.contract.execution import Event
@@ -59,7 +59,7 @@ class Live(Protocol):
         """End it."""
 
 
-class Place(Protocol):
+class SessionHost(Protocol):
     """Opens sessions."""
 
     async def open(self) -> Live:
@@ -136,7 +136,7 @@ class _SessionHere:
 class There:
     """A server."""
 
-    def __init__(self, url: str, api_key: str | None, asked: SessionAsked) -> None:
+    def __init__(self, url: str, api_key: str | None, asked: SessionOptions) -> None:
         """Raises CallerError: the URL or the key cannot be one, or httpx is not installed."""
         options = {"api_key": api_key} if api_key else {}
         try:

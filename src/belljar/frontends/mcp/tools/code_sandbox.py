@@ -11,7 +11,7 @@ from msgspec import Meta
 from belljar.contract.errors import BelljarError, CallerError, Overloaded
 from belljar.contract.execution import Outcome, Status, cut_note
 from belljar.frontends.mcp.registry import Tool
-from belljar.frontends.mcp.results import explain, say
+from belljar.frontends.mcp.results import explain, text_result
 from belljar.frontends.mcp.tool_call import Call
 from belljar.frontends.mcp.tools.run import prepare
 
@@ -45,9 +45,9 @@ async def _run(call: Call, code: str, language: str, advice: str) -> Json:
     except BelljarError as error:
         if not isinstance(error, (CallerError, Overloaded)):
             call.host.broke(error)
-        return say(_failure(f"Error: {error.message}"))
+        return text_result(_failure(f"Error: {error.message}"))
     cut = f"\n{cut_note(execution.limits)}" if outcome.stdout_cut and outcome.ok else ""
-    return say(_result(outcome, advice) + cut)
+    return text_result(_result(outcome, advice) + cut)
 
 
 def _result(outcome: Outcome, advice: str) -> str:

@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from belljar.contract.sessions import rfc3339
 from belljar.frontends.mcp.registry import Tool
-from belljar.frontends.mcp.results import EMBEDDED_BYTES, mime_of, resource_block, say, text_block, uri_of
+from belljar.frontends.mcp.results import EMBEDDED_BYTES, mime_of, resource_block, text_block, text_result, uri_of
 from belljar.frontends.mcp.tool_call import Call
 from belljar.frontends.mcp.tools.run import GROUP, GivenFile
 from belljar.frontends.mcp.tools.sessions import SessionId
@@ -46,7 +46,7 @@ async def upload_file(call: Call, asked: UploadFile) -> Json:
     content = GivenFile(path=asked.path, content=asked.content, encoding=asked.encoding).read("upload_file")
     sessions = await call.sessions()
     await call.wait(sessions.write_file(call.caller.owner, asked.session_id, asked.path, content))
-    return say(f"{asked.path}: {len(content)} bytes written")
+    return text_result(f"{asked.path}: {len(content)} bytes written")
 
 
 async def download_file(call: Call, asked: DownloadFile) -> Json:
@@ -54,7 +54,7 @@ async def download_file(call: Call, asked: DownloadFile) -> Json:
     sessions = await call.sessions()
     content = await call.wait(sessions.read_file(call.caller.owner, asked.session_id, asked.path))
     if len(content) > EMBEDDED_BYTES:
-        return say(
+        return text_result(
             f"{asked.path} has {len(content)} bytes, and at most {EMBEDDED_BYTES} can be returned; read it in pieces "
             "with run_code",
             is_error=True,
@@ -69,7 +69,7 @@ async def list_files(call: Call, asked: ListFiles) -> Json:
     files = await call.wait(sessions.list_files(call.caller.owner, asked.session_id))
     listed = [{"path": each.path, "bytes": each.size_bytes, "modified_at": rfc3339(each.modified_at)} for each in files]
     text = "\n".join(f"{each['path']} ({each['bytes']} bytes)" for each in listed) or "there are no files"
-    return say(text, {"files": listed} if call.offer.is_structured else None)
+    return text_result(text, {"files": listed} if call.offer.is_structured else None)
 
 
 FILES_SCHEMA: Json = {

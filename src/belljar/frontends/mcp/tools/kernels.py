@@ -17,7 +17,7 @@ from belljar.contract.sessions import SessionState
 from belljar.engine.admission.request import admit_cell, admit_session
 from belljar.frontends.api.dialects.kernels.names import error_of, id_of, name_of
 from belljar.frontends.mcp.registry import Tool
-from belljar.frontends.mcp.results import say, sort_displays
+from belljar.frontends.mcp.results import sort_displays, text_result
 from belljar.frontends.mcp.tool_call import Call
 from belljar.frontends.mcp.tools.run import Nothing
 
@@ -46,7 +46,7 @@ async def execute_python_code(call: Call, asked: ExecutePython) -> Json:
     """A cell."""
     state = await _find_or_open(call, id_of(asked.session_id))
     cell = admit_cell(call.caller.settings, state.limits, asked.code, timeout=asked.timeout, caller=call.caller.name)
-    return _tell(call, _result(await call.run_cell(state.id, cell), cell, name_of(state.id)))
+    return _report(call, _result(await call.run_cell(state.id, cell), cell, name_of(state.id)))
 
 
 async def list_active_sessions(call: Call, asked: Nothing) -> Json:
@@ -62,7 +62,7 @@ async def list_active_sessions(call: Call, asked: Nothing) -> Json:
         }
         for each in states
     }
-    return _tell(call, {"sessions": shown, "total": len(shown)})
+    return _report(call, {"sessions": shown, "total": len(shown)})
 
 
 async def terminate_session(call: Call, asked: TerminateSession) -> Json:
@@ -71,8 +71,8 @@ async def terminate_session(call: Call, asked: TerminateSession) -> Json:
     try:
         await call.wait(sessions.close(call.caller.owner, id_of(asked.session_id)))
     except NotFound:
-        return _tell(call, {"error": f"Session {asked.session_id[:200]} not found"})
-    return _tell(call, {"message": f"Session {asked.session_id} terminated"})
+        return _report(call, {"error": f"Session {asked.session_id[:200]} not found"})
+    return _report(call, {"message": f"Session {asked.session_id} terminated"})
 
 
 async def _find_or_open(call: Call, session_id: str) -> SessionState:
@@ -114,9 +114,9 @@ def _result(outcome: Outcome, cell: Execution, session_id: str) -> Json:
     return {"output": output, "images": images, "session_id": session_id}
 
 
-def _tell(call: Call, result: Json) -> Json:
+def _report(call: Call, result: Json) -> Json:
     """As JSON text, and as structure where that is wanted."""
-    return say(json.dumps(result, indent=2, ensure_ascii=False), result if call.offer.is_structured else None)
+    return text_result(json.dumps(result, indent=2, ensure_ascii=False), result if call.offer.is_structured else None)
 
 
 EXECUTE_PYTHON_CODE = Tool(

@@ -16,7 +16,7 @@ from belljar.contract.files import File
 from belljar.engine.admission.request import admit, admit_cell
 from belljar.frontends.mcp.languages import describe_languages
 from belljar.frontends.mcp.registry import Tool
-from belljar.frontends.mcp.results import OUTCOME_SCHEMA, say, show
+from belljar.frontends.mcp.results import OUTCOME_SCHEMA, show, text_result
 from belljar.frontends.mcp.tool_call import Call
 
 Json = dict[str, Any]
@@ -132,7 +132,7 @@ async def list_languages(call: Call, asked: Nothing) -> Json:
         for each in languages
         if each["available"]
     ]
-    return say("\n".join(lines) or "none", {"languages": languages} if call.offer.is_structured else None)
+    return text_result("\n".join(lines) or "none", {"languages": languages} if call.offer.is_structured else None)
 
 
 LANGUAGES_SCHEMA: Json = {

@@ -10,7 +10,7 @@ from msgspec import Meta
 from belljar.contract.errors import CallerError
 from belljar.contract.restriction import DEFAULT_IMPORTS
 from belljar.frontends.mcp.registry import Tool
-from belljar.frontends.mcp.results import say
+from belljar.frontends.mcp.results import text_result
 from belljar.frontends.mcp.tool_call import Call
 from belljar.frontends.safe_execute import CPU_SECONDS, admit_restricted, answer, refuse
 
@@ -30,8 +30,8 @@ async def python_code_execution(call: Call, asked: RestrictedCode) -> Json:
     try:
         execution = admit_restricted(call.caller.settings, asked.code, caller=call.caller.name)
     except CallerError as error:
-        return say(refuse(type(error).__name__, error.message))
-    return say(answer(execution, await call.run(execution)))
+        return text_result(refuse(type(error).__name__, error.message))
+    return text_result(answer(execution, await call.run(execution)))
 
 
 PYTHON_CODE_EXECUTION = Tool(

@@ -11,7 +11,7 @@ from belljar.contract.files import File
 from belljar.contract.sessions import SessionState
 from belljar.engine.admission.request import admit_session
 from belljar.frontends.mcp.registry import Tool
-from belljar.frontends.mcp.results import say
+from belljar.frontends.mcp.results import text_result
 from belljar.frontends.mcp.tool_call import Call
 from belljar.frontends.mcp.tools.run import GROUP, GivenFile
 
@@ -91,18 +91,18 @@ async def branch_session(call: Call, asked: BranchSession) -> Json:
     """Copies of a live session."""
     copies = await call.branch_session(asked.session_id, asked.count)
     structured = {"sessions": [state.as_json() for state in copies]} if call.offer.is_structured else None
-    return say("\n".join(f"session_id: {state.id}" for state in copies), structured)
+    return text_result("\n".join(f"session_id: {state.id}" for state in copies), structured)
 
 
 async def close_session(call: Call, asked: CloseSession) -> Json:
     """The end of a session."""
     sessions = await call.sessions()
     await call.wait(sessions.close(call.caller.owner, asked.session_id))
-    return say(f"session {asked.session_id} is closed")
+    return text_result(f"session {asked.session_id} is closed")
 
 
 def _show(call: Call, state: SessionState, text: str) -> Json:
-    return say(text, state.as_json() if call.offer.is_structured else None)
+    return text_result(text, state.as_json() if call.offer.is_structured else None)
 
 
 def _end(state: SessionState) -> str:

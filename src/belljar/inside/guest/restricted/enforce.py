@@ -68,7 +68,7 @@ def _check_source(source: bytes, rules: Any, source_module: Any, is_private: Any
         traceback.print_exception(type(error), error, None)
         _leave(1)
     if problems:
-        _tell(REFUSED)
+        _notify(REFUSED)
         sys.stderr.write(_describe(problems, source.decode("utf-8", "replace").splitlines()))
         _leave(1)
 
@@ -93,7 +93,7 @@ def _line(lines: list[str], number: int) -> str:
     return lines[number - 1].strip()[:200] if 0 < number <= len(lines) else ""
 
 
-def _tell(what: bytes) -> None:
+def _notify(what: bytes) -> None:
     try:
         os.write(_report, what)
     except OSError:
@@ -116,7 +116,7 @@ def _final_answer(answer: Any = None) -> NoReturn:
 def _excepthook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
     """The interpreter's own, without our frames; and a refusal that ends the program is reported."""
     if isinstance(error, tuple(_refusal)):
-        _tell(REFUSED)
+        _notify(REFUSED)
         error.__cause__ = error.__context__ = None
     seen: set[int] = set()
     each: BaseException | None = error
@@ -157,7 +157,7 @@ class _Printed(io.TextIOWrapper):
             return super().write(text)
         if not self._was_cut:
             self._was_cut = True
-            _tell(CUT)
+            _notify(CUT)
             super().write(
                 f"{text[: self._left]}\n[cut: what is printed after the first {self._characters_max:,} characters is "
                 "dropped; print less]\n"

@@ -66,20 +66,20 @@ class CodeExec:
         """POST /py_exec."""
         body, is_wrapped = await _read(request)
         if body is None:
-            await _say(request, "1\nInvalid JSON input")
+            await _answer_text(request, "1\nInvalid JSON input")
             return
         code = await self._with_test(service, body)
         if code is None:
-            await _say(request, "-1\nFailed to get test from test bank")
+            await _answer_text(request, "-1\nFailed to get test from test bank")
             return
         status, text = await _run_python(service, request, body, code)
         if is_wrapped:
             inner = json.dumps({"output": text, "status": status})
-            await _say(request, encode_json({"status": "SUCCESS", "result": {"result": inner}}))
+            await _answer_text(request, encode_json({"status": "SUCCESS", "result": {"result": inner}}))
         elif body.json_resp:
-            await _say(request, encode_json({"output": text, "status": status}))
+            await _answer_text(request, encode_json({"output": text, "status": status}))
         else:
-            await _say(request, f"{status}\n{text}")
+            await _answer_text(request, f"{status}\n{text}")
 
     async def _with_test(self, service: Service, body: Body) -> str | None:
         if body.testhash is None:
@@ -92,20 +92,20 @@ class CodeExec:
         """POST /any_exec."""
         body, _ = await _read(request)
         if body is None:
-            await _say(request, "1\nInvalid JSON input")
+            await _answer_text(request, "1\nInvalid JSON input")
         elif body.testhash is not None:
-            await _say(request, "-1\nTesthash is not supported for this endpoint")
+            await _answer_text(request, "-1\nTesthash is not supported for this endpoint")
         else:
-            await _say(request, await _run_any(service, request, body))
+            await _answer_text(request, await _run_any(service, request, body))
 
     async def measure(self, service: Service, request: Request) -> None:
         """POST /py_coverage."""
         body, _ = await _read(request)
         if body is None:
-            await _say(request, "-1")
+            await _answer_text(request, "-1")
             return
         percent = await _measure(service, request, body)
-        await _say(request, encode_json({"coverage": percent}))
+        await _answer_text(request, encode_json({"coverage": percent}))
 
     async def run_wrapped(self, service: Service, request: Request) -> None:
         """POST /: where a client with an EXECUTOR_AUTH sends its programs. GET / needs no key, this does."""
@@ -114,19 +114,19 @@ class CodeExec:
         await self.run_python(service, request)
 
 
-async def _say_alive(service: Service, request: Request) -> None:
+async def _answer_alive(service: Service, request: Request) -> None:
     """GET /: whether anybody is there. Clients take everything but 200 and 404 for a reason to wait for ever."""
-    await _say(request, "OK")
+    await _answer_text(request, "OK")
 
 
-async def _say_healthy(service: Service, request: Request) -> None:
+async def _answer_healthy(service: Service, request: Request) -> None:
     """GET /health."""
     if service.health.trouble:
         raise Refusal(503, service.health.trouble, "no program can be run here at the moment")
-    await _say(request, "OK")
+    await _answer_text(request, "OK")
 
 
-async def _say(request: Request, text: str | bytes) -> None:
+async def _answer_text(request: Request, text: str | bytes) -> None:
     content = text.encode() if isinstance(text, str) else text
     await reply(request.send, content, content_type=(b"content-type", _TEXT))
 
@@ -289,8 +289,8 @@ DIALECT = Dialect(
         "/py_exec": {"POST": _routes.run_python},
         "/any_exec": {"POST": _routes.run_any},
         "/py_coverage": {"POST": _routes.measure},
-        "/health": {"GET": _say_healthy},
-        "/": {"GET": _say_alive, "POST": _routes.run_wrapped},
+        "/health": {"GET": _answer_healthy},
+        "/": {"GET": _answer_alive, "POST": _routes.run_wrapped},
     },
     refuse=refuse,
     open_to_all=frozenset({"/health", "/"}),

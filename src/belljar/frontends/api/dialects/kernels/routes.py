@@ -69,7 +69,7 @@ class _Cell:
 async def execute(service: Service, request: Request) -> None:
     """POST …/execute: a line for each thing that happens."""
     async with _prepare(service, request) as cell:
-        stream = _Lines(request, cell.headers)
+        stream = _EventStream(request, cell.headers)
         await request.while_connected(_stream(service, request, cell, stream))
         await stream.end()
 
@@ -106,28 +106,28 @@ async def _prepare(service: Service, request: Request) -> AsyncIterator[_Cell]:
             yield _Cell(execution, state.id, events)
 
 
-async def _run(service: Service, request: Request, cell: _Cell, tell: Callable[[Line], Awaitable[None]]) -> None:
+async def _run(service: Service, request: Request, cell: _Cell, send: Callable[[Line], Awaitable[None]]) -> None:
     async with contextlib.aclosing(lines_of(cell.events, cell.execution)) as lines:
         async for line in lines:
             if isinstance(line, Outcome):
                 service.health.ran()
                 service.telemetry.ran_cell(request.caller.name, cell.session, cell.execution, line)
             else:
-                await tell(line)
+                await send(line)
 
 
-async def _stream(service: Service, request: Request, cell: _Cell, stream: _Lines) -> None:
+async def _stream(service: Service, request: Request, cell: _Cell, stream: _EventStream) -> None:
     try:
-        await _run(service, request, cell, stream.tell)
+        await _run(service, request, cell, stream.send)
     except Exception as error:  # once the status is sent, what is wrong can only be told in the stream
         if not stream.has_begun or isinstance(error, ConnectionError):
             raise
         if not isinstance(error, CallerError):
             service.health.doubt()
-        await stream.tell({"error": refusal_of(error).message, "traceback": []})
+        await stream.send({"error": refusal_of(error).message, "traceback": []})
 
 
-class _Lines:
+class _EventStream:
     """The body of a streaming answer; that of a cell which says nothing is empty."""
 
     def __init__(self, request: Request, headers: Headers) -> None:
@@ -135,7 +135,7 @@ class _Lines:
         self._headers = headers
         self.has_begun = False
 
-    async def tell(self, line: Line) -> None:
+    async def send(self, line: Line) -> None:
         """Send one line; waits while the client reads more slowly than the cell writes."""
         await self._begin()
         await self._request.send({"type": "http.response.body", "body": encode_json(line) + b"\n", "more_body": True})

@@ -84,7 +84,7 @@ async def list_sessions(service: Service, request: Request) -> None:
 async def show_session(service: Service, request: Request) -> None:
     """GET …/sessions/{id}."""
     request.caller.count_request()
-    sessions, owner, session_id = service.engine.sessions, request.caller.owner, _asked_id(request)
+    sessions, owner, session_id = service.engine.sessions, request.caller.owner, _requested_id(request)
     state = sessions.get(owner, session_id)
     files = await sessions.list_files(owner, session_id)
 
@@ -105,14 +105,14 @@ async def show_session(service: Service, request: Request) -> None:
 
 async def terminate_session(service: Service, request: Request) -> None:
     """DELETE …/sessions/{id}: gone, with all it started, when this is answered."""
-    session_id = _asked_id(request)
+    session_id = _requested_id(request)
     await service.engine.sessions.close(request.caller.owner, session_id)
     await reply(request.send, encode_json({"message": f"Session {name_of(session_id)} terminated"}))
 
 
 async def interrupt_session(service: Service, request: Request) -> None:
     """POST …/sessions/{id}/interrupt: as good as done if nothing runs."""
-    session_id = _asked_id(request)
+    session_id = _requested_id(request)
     service.engine.sessions.interrupt(request.caller.owner, session_id)
     await reply(request.send, encode_json({"message": f"Session {name_of(session_id)} interrupted"}))
 
@@ -180,7 +180,7 @@ def _no_download(url: str) -> str:
     return f"{shown}: this server fetches nothing; send the file itself, as files: [{{path, content, encoding}}]"
 
 
-def _asked_id(request: Request) -> str:
+def _requested_id(request: Request) -> str:
     return id_of(request.parameters["id"])
 
 

@@ -85,17 +85,17 @@ class Feeds:
     """The feeds of every session."""
 
     def __init__(self) -> None:
-        self._sessions: OrderedDict[Key, _Line] = OrderedDict()
+        self._sessions: OrderedDict[Key, _LogLine] = OrderedDict()
 
     def knows(self, key: Key) -> bool:
         """Whether anything was ever run under that id, of late."""
         return key in self._sessions
 
-    def touch(self, key: Key) -> _Line:
+    def touch(self, key: Key) -> _LogLine:
         """The session's line of feeds."""
         line = self._sessions.get(key)
         if line is None:
-            line = self._sessions[key] = _Line()
+            line = self._sessions[key] = _LogLine()
         line.used_at = now = time.monotonic()
         self._sessions.move_to_end(key)
         while len(self._sessions) > _SESSIONS_MAX or now - next(iter(self._sessions.values())).used_at > _KEPT_SECONDS:
@@ -131,7 +131,7 @@ class Feeds:
         self._sessions.pop(key, None)
 
 
-class _Line:
+class _LogLine:
     """One session's feeds."""
 
     def __init__(self) -> None:

@@ -63,7 +63,7 @@ class PutBody(Struct):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
+class _Submission:
     """One piece of code to run, and where."""
 
     code: str
@@ -80,7 +80,7 @@ def _read(body: bytes) -> ExecuteBody:
     return read_body(ExecuteBody, body)
 
 
-def _understand(asked: ExecuteBody) -> _Asked:
+def _understand(asked: ExecuteBody) -> _Submission:
     for name, server in (("context_id", "E2B"), ("env_vars", "E2B"), ("dataset", "SandboxFusion")):
         if getattr(asked, name) is not UNSET:
             raise Refusal(404, "not_found", f"{name} is a field of {server}'s API, which is not served here")
@@ -88,7 +88,7 @@ def _understand(asked: ExecuteBody) -> _Asked:
         raise Refusal(400, "blank", "Code cannot be empty")
     session_id = None if asked.session_id is UNSET else asked.session_id
     key = "" if session_id is None else _session_key(session_id)
-    return _Asked(code=asked.code, seconds=asked.timeout, session_id=session_id, key=key)
+    return _Submission(code=asked.code, seconds=asked.timeout, session_id=session_id, key=key)
 
 
 class XMaster:
@@ -109,7 +109,7 @@ class XMaster:
             answer = await self._run(service, request, asked)
         await reply(request.send, encode_json({**answer, "session_id": asked.shown_id}))
 
-    async def _run(self, service: Service, request: Request, asked: _Asked) -> dict[str, Any]:
+    async def _run(self, service: Service, request: Request, asked: _Submission) -> dict[str, Any]:
         caller, execution_id = request.caller, new_id()
         if asked.seconds is not None and asked.seconds <= 0:
             return {"output": "", "error": _timed_out(asked.seconds), "execution_time": 0.0}
@@ -128,7 +128,7 @@ class XMaster:
         _count(service, caller, asked, execution, outcome)
         return _describe(asked, execution, outcome)
 
-    async def _cell(self, service: Service, caller: Caller, asked: _Asked) -> Execution:
+    async def _cell(self, service: Service, caller: Caller, asked: _Submission) -> Execution:
         """A cell of the session, which is opened if it is not there."""
         assert asked.session_id is not None
         try:
@@ -177,18 +177,18 @@ class XMaster:
             self._backlog.start(self._run_told(service, caller, asked, feed), held.pop_all())
         await reply(request.send, encode_json({"status": "success", "session_id": asked.shown_id}))
 
-    async def _run_told(self, service: Service, caller: Caller, asked: _Asked, feed: Feed) -> None:
+    async def _run_told(self, service: Service, caller: Caller, asked: _Submission, feed: Feed) -> None:
         feed.put(make_line("tool_result", "start"))
         said = ""
         try:
-            answer = await self._tell_run(service, caller, asked, feed)
+            answer = await self._stream_run(service, caller, asked, feed)
             said = answer["error"] or answer["output"]
         except BelljarError as error:
             said = error.message
         finally:
             feed.end(make_line("code_result", "running", content=said), make_line("tool_result", "end"))
 
-    async def _tell_run(self, service: Service, caller: Caller, asked: _Asked, feed: Feed) -> dict[str, Any]:
+    async def _stream_run(self, service: Service, caller: Caller, asked: _Submission, feed: Feed) -> dict[str, Any]:
         if asked.seconds is not None and asked.seconds <= 0:
             return {"output": "", "error": _timed_out(asked.seconds)}
         events: AsyncGenerator[Event, None]
@@ -351,7 +351,7 @@ def _tools(service: Service, caller: Caller) -> tuple[str, ...]:
     return tuple(names) if isinstance(allowed, bool) else tuple(name for name in names if name in allowed)
 
 
-def _one_shot(service: Service, caller: Caller, asked: _Asked) -> Execution:
+def _one_shot(service: Service, caller: Caller, asked: _Submission) -> Execution:
     code, tools = wrap_program(asked.code, _tools(service, caller))
     return admit(
         caller.settings,
@@ -363,7 +363,7 @@ def _one_shot(service: Service, caller: Caller, asked: _Asked) -> Execution:
     )
 
 
-def _count(service: Service, caller: Caller, asked: _Asked, execution: Execution, outcome: Outcome) -> None:
+def _count(service: Service, caller: Caller, asked: _Submission, execution: Execution, outcome: Outcome) -> None:
     if asked.session_id is None:
         service.executed(execution, outcome)
     else:
@@ -376,7 +376,7 @@ def _output_limit(caller: Caller) -> dict[str, float]:
     return {"output_kb": caller.settings.ceiling_limits.output_bytes / 1024}
 
 
-def _seconds(caller: Caller, asked: _Asked) -> float:
+def _seconds(caller: Caller, asked: _Submission) -> float:
     most = caller.settings.ceiling_limits.wall_seconds
     return most if asked.seconds is None else min(float(asked.seconds), most)
 
@@ -393,7 +393,7 @@ _REASONS = {
 }
 
 
-def _describe(asked: _Asked, execution: Execution, outcome: Outcome) -> dict[str, Any]:
+def _describe(asked: _Submission, execution: Execution, outcome: Outcome) -> dict[str, Any]:
     output, error = outcome.stdout, outcome.stderr or None
     if error is not None and execution.code is asked.code:  # it ran as it is
         if outcome.status is Status.OK:  # a warning, of the compiler
@@ -412,7 +412,7 @@ def _describe(asked: _Asked, execution: Execution, outcome: Outcome) -> dict[str
     return {"output": output, "error": error, "execution_time": outcome.usage.wall_seconds}
 
 
-async def _say_healthy(service: Service, request: Request) -> None:
+async def _answer_healthy(service: Service, request: Request) -> None:
     await reply(request.send, b'{"status":"ok"}')
 
 
@@ -432,7 +432,7 @@ DIALECT = Dialect(
         "/call_tool/{name}": {"POST": _routes.call_tool},
         "/put_item": {"POST": _routes.put_item},
         "/stream_put_item": {"POST": _routes.put_items},
-        "/health": {"GET": _say_healthy},
+        "/health": {"GET": _answer_healthy},
     },
     refuse=refuse,
     open_to_all=frozenset({"/health"}),
