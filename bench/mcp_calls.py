@@ -104,7 +104,7 @@ def _message(method: str, params: dict[str, Any]) -> bytes:
 
 
 def measure(calls: int, rounds: int) -> dict[str, Any]:
-    """CellRun by turn; the first round only warms up."""
+    """Turn by turn; the first round only warms up."""
     with start("belljar", _COMMAND) as server, contextlib.ExitStack() as stack:
         ways = [make(server.port) for make in (plain, newest, older)]
         for way in ways:

@@ -257,7 +257,7 @@ def cut_note(limits: Limits) -> str:
 
 
 def classify(seen: Evidence) -> Status:
-    """CellRun observed facts into the one word the caller reads.
+    """Turn observed facts into the one word the caller reads.
 
     Order matters: a program killed for memory or time also shows SIGKILL, so causes are asked about before
     symptoms; and a caller who gave up must not read a cause that only his giving up produced.

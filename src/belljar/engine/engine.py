@@ -316,7 +316,7 @@ def new_id() -> str:
 
 
 def judge(execution_id: str, execution: Execution, seen: Evidence, queue_seconds: float) -> Outcome:
-    """CellRun what was observed into what is answered."""
+    """Turn what was observed into what is answered."""
     status = classify(seen)
     stderr = _decode(seen.stderr, seen.stderr_cut)
     may_show_error = status in (Status.FAILED, Status.DENIED) and seen.exit_code == 1

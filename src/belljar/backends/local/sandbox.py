@@ -328,7 +328,7 @@ class LocalSandbox:
                 f"environment {order.environment!r} has no IPython, which sessions need; use another",
                 field="environment",
             )
-        # The kernel's own processor limit is for a process's life, and a session's jails have clocks of their own.
+        # The kernel's own processor limit is for a process's life, and a session's cells have clocks of their own.
         allowed = dataclasses.replace(order.limits, cpu_seconds=_UNLIMITED_SECONDS)
         session, jail_init = await self._seat(pool, order, allowed)
         session.foreign = foreign

@@ -84,15 +84,15 @@ class NetworkAccess:
         return {**named, **upper, **certificates, "NODE_USE_ENV_PROXY": "1", **env}
 
     async def complete(self, evidence: Evidence) -> Evidence:
-        """The evidence of a jail, with what it used.
+        """The evidence of a cell, with what it used.
 
         Raises:
-            SandboxFault: the process that goes out has died; the next jail has another.
+            SandboxFault: the process that goes out has died; the next cell has another.
         """
         counts = await self._passage.renew()
         if counts is None:
             await self._open_again()
-            raise _lost("jail")
+            raise _lost("cell")
         return dataclasses.replace(evidence, network=NetworkUse(**counts))
 
     async def _open_again(self) -> None:

@@ -44,7 +44,7 @@ class GuestTools(HostFeature):
 
 
 class SessionTools:
-    """Open as long as the session lives; counts, and is told of, one jail at a time. Close it, whatever happens."""
+    """Open as long as the session lives; counts, and is told of, one cell at a time. Close it, whatever happens."""
 
     def __init__(self, host: ToolHost | None, keys: Sequence[str], settings: ToolSettings) -> None:
         if host is None:
@@ -56,7 +56,7 @@ class SessionTools:
 
     @property
     def unsent(self) -> GuestFeature | None:
-        """What the guest must still get: a branch gets it with its first jail. It has the functions already."""
+        """What the guest must still get: a branch gets it with its first cell. It has the functions already."""
         if self._theirs < 0:
             return None
         return GuestFeature("tools", {"argument_bytes": self._settings.argument_bytes}, (self._theirs,))
@@ -68,15 +68,15 @@ class SessionTools:
             self._theirs = -1
 
     def begin(self, watcher: Watcher | None) -> None:
-        """A jail starts."""
+        """A cell starts."""
         self._bridge.begin(watcher)
 
     def complete(self, evidence: Evidence) -> Evidence:
-        """The evidence of the jail, with what it called."""
+        """The evidence of the cell, with what it called."""
         return _with_calls(evidence, self._bridge.end())
 
     def end(self) -> None:
-        """The jail is over, however it ended."""
+        """The cell is over, however it ended."""
         self._bridge.end()
 
     def branch(self) -> SessionTools:
