@@ -19,13 +19,14 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from belljar.aio import wait_until_done
-from belljar.contract.backend import Watcher
+from belljar.contract.backend import Sandbox, Watcher
 from belljar.contract.errors import (
     InvalidExecution,
     NotFound,
+    NotOffered,
     SessionBusy,
     SessionEnded,
     SessionExists,
@@ -34,9 +35,11 @@ from belljar.contract.errors import (
 )
 from belljar.contract.execution import Event, Evidence, Execution, Outcome
 from belljar.contract.sessions import LiveSession, SessionOrder, SessionState, WorkFile
-
-if TYPE_CHECKING:
-    from belljar.engine.engine import Engine
+from belljar.contract.tools import ToolHost
+from belljar.engine.outcomes import new_id
+from belljar.engine.slots import Slots
+from belljar.engine.streams import follow
+from belljar.settings import SessionSettings
 
 _log = logging.getLogger("belljar.sessions")
 _REMEMBERED_MAX = 10_000
@@ -97,9 +100,14 @@ class _Session:
 class Sessions:
     """Every session of one engine."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._settings = engine.settings.sessions
+    def __init__(
+        self, sandbox: Sandbox, slots: Slots, settings: SessionSettings, tools: ToolHost | None = None
+    ) -> None:
+        self._sandbox = sandbox
+        self._slots = slots
+        self._settings = settings
+        self._tools = tools
+        self._background: set[asyncio.Task[None]] = set()  # sessions that expire
         self._live: dict[_Key, _Session] = {}
         self._coming: Counter[str] = Counter()  # by caller: being opened, and counted already
         self._opening: dict[_Key, asyncio.Event] = {}  # set once it is there, or could not be opened
@@ -135,11 +143,11 @@ class Sessions:
         Raises:
             TooManySessions, SessionExists, NotOffered, UnknownEnvironment, SandboxFault.
         """
-        self._engine.check_open()
+        self._slots.check_open()
         if not order.id:
             order = dataclasses.replace(order, id=new_session_id())
         if order.tools:
-            order = dataclasses.replace(order, tools=self._engine.select_tools(order.tools))
+            order = dataclasses.replace(order, tools=select_tools(self._tools, order.tools))
         key = order.caller, order.id
         before = self._live.get(key)
         if key in self._opening or (before is not None and before.live.ended is None):
@@ -159,11 +167,11 @@ class Sessions:
         return session.state()
 
     async def _start(self, order: SessionOrder, first: Execution | None) -> LiveSession:
-        live = await self._engine.sandbox.open_session(order)
+        live = await self._sandbox.open_session(order)
         try:
             if first is not None:
-                await self._engine.run(first, place=live.run)
-            self._engine.check_open()
+                await self._slots.run(first, live.run)
+            self._slots.check_open()
         except BaseException:
             await live.close()
             raise
@@ -274,7 +282,7 @@ class Sessions:
                 return await session.live.run(cell, watcher)
 
             try:
-                outcome = await self._engine.run(cell, id=execution_id, watcher=watcher, place=run_cell)
+                outcome = await self._slots.run(cell, run_cell, execution_id, watcher)
             finally:
                 session.touch()
         number = numbered[0] if numbered else session.cells + 1
@@ -284,11 +292,10 @@ class Sessions:
         self, caller: str, id: str, cell: Execution, *, waits: bool = True, execution_id: str | None = None
     ) -> AsyncGenerator[Event, None]:
         """Run one cell and yield what it does while it does it; closing this early interrupts it first."""
-        execution_id = execution_id or "x_" + os.urandom(16).hex()
-        return self._engine.stream(
-            cell,
-            id=execution_id,
-            start=lambda watcher: self.run(caller, id, cell, waits=waits, execution_id=execution_id, watcher=watcher),
+        execution_id = execution_id or new_id()
+        return follow(
+            execution_id,
+            lambda watcher: self.run(caller, id, cell, waits=waits, execution_id=execution_id, watcher=watcher),
         )
 
     def interrupt(self, caller: str, id: str) -> bool:
@@ -311,7 +318,7 @@ class Sessions:
             raise SessionBusy(
                 f"session {_show(id)} runs a cell; branch it when that has ended", id=str(id)[:_SHOWN_CHARACTERS]
             )
-        self._engine.check_open()
+        self._slots.check_open()
         async with session.turn:
             await self._make_room(caller, count)
             try:
@@ -379,6 +386,7 @@ class Sessions:
         for error in await asyncio.gather(*ending, return_exceptions=True):
             if error is not None:
                 _log.error("a session could not be ended", exc_info=error)
+        await asyncio.gather(*self._background, return_exceptions=True)
 
     async def _close(self, session: _Session, reason: str) -> None:
         try:
@@ -414,7 +422,9 @@ class Sessions:
         if session.is_busy or session.idle_until > time.monotonic():
             self._expect_expiry(session)
         elif self._live.get(session.key) is session:
-            self._engine.in_background(self._close(session, "expired"))
+            closing = asyncio.create_task(self._close(session, "expired"))
+            self._background.add(closing)
+            closing.add_done_callback(self._background.discard)
 
     def facts(self) -> Mapping[str, Any]:
         """Numbers for monitoring."""
@@ -438,6 +448,17 @@ _WHY = {
     "expired": "it was unused for too long",
     "replaced": "the server was full and it was unused for longest",
 }
+
+
+def select_tools(tools: ToolHost | None, names: Sequence[str]) -> tuple[str, ...]:
+    """The keys of the tools that are named.
+
+    Raises:
+        UnknownTool: there is no such tool. NotOffered: there are none.
+    """
+    if tools is None:
+        raise NotOffered("tools are not offered here; leave them out", field="tools")
+    return tools.select(names)
 
 
 def new_session_id() -> str:

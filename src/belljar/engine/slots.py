@@ -17,12 +17,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import Any
 
-from belljar.contract.errors import Draining, QueueFull
+from belljar.contract.backend import Watcher
+from belljar.contract.errors import Draining, InvalidExecution, QueueFull
+from belljar.contract.execution import Evidence, Execution, Outcome
+from belljar.engine.outcomes import DECODED_BYTES, judge, new_id
 
 _RETRY_SECONDS_MIN = 1.0
 _RETRY_SECONDS_MAX = 60.0
 _GAP_WEIGHT = 1 / 32  # how much the newest gap between two turns changes the estimate
+
+Work = Callable[[Execution, Watcher | None], Awaitable[Evidence]]
 
 _Line = OrderedDict[asyncio.Future[None], None]  # ordered, and any member can leave in constant time
 
@@ -171,3 +178,119 @@ class SlotQueue:
 
 def _draining() -> Draining:
     return Draining("the engine is shutting down and takes nothing new; try again later or elsewhere")
+
+
+class Slots:
+    """Runs executions, each in a slot of the queue, and ends them by their ids.
+
+    The path of `run` is walked thousands of times a second, so it makes no task, writes no log and keeps one dictionary
+    entry: which task runs which id. That is all `cancel` needs: it interrupts that task where it waits for the sandbox,
+    and `run` turns the interruption into an outcome. An interruption that did not come from `cancel` is the caller's
+    own and is raised again, after the sandbox has ended the program.
+    """
+
+    def __init__(self, max_running: int, max_queued: int) -> None:
+        self.queue = SlotQueue(max_running, max_queued)
+        self.is_open = False
+        self._tasks: dict[str, asyncio.Task[Any]] = {}  # of every execution that waits or runs, by its id
+        self._cancelled: set[str] = set()  # ids whose task was interrupted by `cancel`
+        self._emptied = asyncio.Event()
+        #: Asked when an execution gets its slot: raises Overloaded, or returns what to call at its end.
+        self.reserve: Callable[[Execution], Awaitable[Callable[[], None]] | None] | None = None
+
+    async def run(
+        self, execution: Execution, work: Work, id: str | None = None, watcher: Watcher | None = None
+    ) -> Outcome:
+        """Wait for a slot, do the work in it, and judge what was seen. Cancelling this ends the work first.
+
+        Raises:
+            Overloaded: too many wait already, or the engine is closing.
+            SandboxFault: the program could not be run.
+        """
+        execution_id = id or new_id()
+        task = self._enter(execution_id)
+        cancels_before = task.cancelling()
+        queue_seconds = 0.0
+        queue = self.queue
+        try:
+            if not queue.take_free():
+                joined = time.monotonic()
+                await queue.acquire(execution.caller)
+                queue_seconds = time.monotonic() - joined
+            give_back = None
+            try:
+                if self.reserve is not None and (coming := self.reserve(execution)) is not None:
+                    give_back = await coming
+                seen = await work(execution, watcher)
+            finally:
+                queue.release()
+                if give_back is not None:
+                    give_back()
+        except asyncio.CancelledError:
+            if execution_id not in self._cancelled:
+                raise
+            seen = Evidence(cancelled=True)
+        finally:
+            by_us = self._leave(execution_id)
+        if (by_us and task.uncancel() > cancels_before) or (seen.cancelled and not by_us):
+            raise asyncio.CancelledError  # the caller gave up as well, or alone: it expects no outcome
+        if len(seen.stdout) + len(seen.stderr) > DECODED_BYTES:
+            return await asyncio.to_thread(judge, execution_id, execution, seen, queue_seconds)
+        return judge(execution_id, execution, seen, queue_seconds)
+
+    def cancel(self, execution_id: str) -> bool:
+        """End a program that waits or runs; its outcome says `cancelled`. False if there is none of that id."""
+        task = self._tasks.get(execution_id)
+        if task is None:
+            return False
+        if execution_id not in self._cancelled:
+            self._cancelled.add(execution_id)
+            task.cancel()
+        return True
+
+    def check_open(self) -> None:
+        """Raise unless something new may begin."""
+        if self.queue.closed:
+            raise _draining()
+        if not self.is_open:
+            raise RuntimeError("await engine.open() before running anything")
+
+    async def drain(self, grace_seconds: float) -> None:
+        """Let what runs finish within the grace, then cancel the rest; the queue is closed already.
+
+        Cancelling this ends only the grace.
+        """
+        try:
+            async with asyncio.timeout(grace_seconds):
+                await self._wait_until_empty()
+        except TimeoutError:
+            pass
+        finally:
+            for each in list(self._tasks):
+                self.cancel(each)
+            await self._wait_until_empty()
+
+    def _enter(self, execution_id: str) -> asyncio.Task[Any]:
+        self.check_open()
+        if execution_id in self._tasks:
+            raise InvalidExecution(
+                f"an execution with the id {execution_id!r} runs already; choose another", field="id"
+            )
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks[execution_id] = task
+        return task
+
+    def _leave(self, execution_id: str) -> bool:
+        """Forget an execution; whether `cancel` was asked to end it."""
+        del self._tasks[execution_id]
+        if self.queue.closed and not self._tasks:
+            self._emptied.set()
+        if execution_id not in self._cancelled:
+            return False
+        self._cancelled.remove(execution_id)
+        return True
+
+    async def _wait_until_empty(self) -> None:
+        if self._tasks:
+            await self._emptied.wait()

@@ -14,7 +14,8 @@ import pytest
 
 from belljar.contract.errors import Draining, InvalidExecution, QueueFull, UnknownEnvironment
 from belljar.contract.execution import Event, Execution, Finished, Limits, Outcome, Output, Started, Status
-from belljar.engine.engine import UNREAD_BYTES_MAX, Engine
+from belljar.engine.engine import Engine
+from belljar.engine.streams import UNREAD_BYTES_MAX
 
 OpenEngine = Callable[..., contextlib.AbstractAsyncContextManager[Engine]]
 

@@ -19,7 +19,7 @@ from msgspec import UNSET
 
 from belljar.contract.errors import CallerError, Draining, Overloaded, SandboxFault, TooLarge
 from belljar.contract.execution import Execution, Outcome, Status, Usage
-from belljar.engine.engine import new_id
+from belljar.engine.outcomes import new_id
 from belljar.frontends.api.bodies import (
     BatchBody,
     CaseBody,

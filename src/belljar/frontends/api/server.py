@@ -253,7 +253,7 @@ def _assemble(settings: Settings, engine: Engine, keys: KeyRing, log: Log, web: 
     telemetry = Telemetry(log, engine.facts, shows_content=server.debug)
     engine.sessions.on_end = telemetry.ended
     room = BodyRoom(server.body_bytes, server.bodies_bytes)
-    engine.reserve = AnswerRoom(room, settings, callers.find).reserve
+    engine.slots.reserve = AnswerRoom(room, settings, callers.find).reserve
     return Service(
         settings=settings,
         engine=engine,

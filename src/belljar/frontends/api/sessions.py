@@ -12,7 +12,7 @@ from typing import Any
 
 from belljar.contract.execution import Outcome
 from belljar.contract.sessions import SessionState, WorkFile, rfc3339
-from belljar.engine.engine import new_id
+from belljar.engine.outcomes import new_id
 from belljar.frontends.api.context import Service
 from belljar.frontends.api.large_answers import reply_outcome
 from belljar.frontends.api.large_bodies import decode

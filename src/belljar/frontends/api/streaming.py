@@ -14,7 +14,7 @@ from typing import Any
 
 from belljar.contract.errors import CallerError
 from belljar.contract.execution import Display, Event, Execution, Finished, Outcome, describe
-from belljar.engine.engine import new_id
+from belljar.engine.outcomes import new_id
 from belljar.frontends.api.context import Service
 from belljar.frontends.api.large_answers import LARGE, LATER, pieces_of
 from belljar.frontends.api.request import Request

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from belljar import __version__
-from belljar.engine.engine import new_id
+from belljar.engine.outcomes import new_id
 from belljar.environments import Environments
 from belljar.frontends.api.bodies import admit_body, read_execute
 from belljar.frontends.api.context import Service

@@ -15,7 +15,7 @@ import pytest
 import belljar
 from belljar.contract.execution import Display, Evidence
 from belljar.engine.admission.request import admit
-from belljar.engine.engine import judge
+from belljar.engine.outcomes import judge
 from belljar.frontends import safe_execute
 from belljar.settings import Settings
 

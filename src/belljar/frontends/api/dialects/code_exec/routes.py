@@ -19,7 +19,7 @@ from msgspec import Struct
 from belljar.contract.errors import CallerError, Draining, Overloaded
 from belljar.contract.execution import Execution, Outcome, Status, cut_note
 from belljar.engine.admission.request import admit
-from belljar.engine.engine import new_id
+from belljar.engine.outcomes import new_id
 from belljar.frontends.access.callers import Caller
 from belljar.frontends.api.context import Service
 from belljar.frontends.api.dialects.code_exec.hashed_tests import HashedTests

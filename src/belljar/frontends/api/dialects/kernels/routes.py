@@ -17,7 +17,7 @@ from belljar import __version__
 from belljar.contract.errors import CallerError
 from belljar.contract.execution import Event, Execution, Outcome
 from belljar.engine.admission.request import admit_cell
-from belljar.engine.engine import new_id
+from belljar.engine.outcomes import new_id
 from belljar.frontends.api.context import Service
 from belljar.frontends.api.dialects.fastapi import read_whole
 from belljar.frontends.api.dialects.kernels.events import Line, lines_of

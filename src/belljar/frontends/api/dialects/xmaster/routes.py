@@ -21,7 +21,7 @@ from belljar.contract.errors import BelljarError, NotFound, ToolFailed
 from belljar.contract.execution import Event, Execution, Finished, Outcome, Status, ToolAnswered, ToolCalled, cut_note
 from belljar.contract.sessions import SessionState
 from belljar.engine.admission.request import admit, admit_cell, admit_session
-from belljar.engine.engine import new_id
+from belljar.engine.outcomes import new_id
 from belljar.frontends.access.callers import Caller
 from belljar.frontends.api.context import Service
 from belljar.frontends.api.dialects.fastapi import read_body, read_whole, refuse, unprocessable
