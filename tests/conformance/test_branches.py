@@ -436,7 +436,7 @@ def test_nothing_is_left_when_a_family_is_gone(settings: Settings, host: Host) -
         def is_quiet() -> bool:
             facts = box.facts()["sandbox"]
             most = 2 * settings.pool.ready_guests  # of two weights
-            return bool(facts["guests"] == facts["ready_guests"] == facts["cells"] == most)
+            return bool(facts["guests"] == facts["ready_guests"] == facts["jails"] == most)
 
         live_as_a_family(box)
         host.wait_until(is_quiet, "quiet")

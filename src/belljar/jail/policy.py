@@ -38,5 +38,6 @@ CONFIGURATION_FILES = (
 #: One inode for this many bytes of a writable directory, so that empty files are limited too.
 BYTES_PER_INODE = 8192
 
+PATH_BYTES_MAX = 1024  # of a file that is returned, as `contract/files.py` has it for one that is sent
 OPEN_FILES_MAX = 1024
 FILE_BYTES_MAX = 4 << 30  # a sparse file may claim no more; real bytes are limited by the directories' own size

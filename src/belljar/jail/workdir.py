@@ -12,8 +12,7 @@ import os
 import stat
 from collections.abc import Callable, Generator, Iterable, Sequence
 
-from belljar.contract.files import PATH_BYTES_MAX
-from belljar.jail import syscalls
+from belljar.jail import policy, syscalls
 
 DEPTH_MAX = 32
 ENTRIES_MAX = 50_000
@@ -97,7 +96,7 @@ def walk(root: int) -> Generator[str, None, None]:
 
 def _can_be_asked_for(path: str) -> bool:
     try:
-        return len(path.encode("utf-8")) <= PATH_BYTES_MAX
+        return len(path.encode("utf-8")) <= policy.PATH_BYTES_MAX
     except UnicodeEncodeError:
         return False
 

@@ -380,7 +380,7 @@ def test_nothing_is_left_of_sessions_however_they_end(full_settings: Settings) -
             def is_quiet() -> bool:
                 """Whether all there is beside the one that stays is a guest of each kind that waits."""
                 facts = engine.sandbox.facts()
-                return (facts["ready_guests"], facts["guests"], facts["cells"]) == (2, 3, 3)
+                return (facts["ready_guests"], facts["guests"], facts["jails"]) == (2, 3, 3)
 
             for code in ends:
                 await one(code)
