@@ -16,6 +16,7 @@ import pytest
 import belljar
 from belljar.contract.execution import Finished, Output
 from belljar.contract.files import PATH_BYTES_MAX
+from belljar.jail import policy
 from belljar.jail.workdir import DEPTH_MAX, TooMuch, collect
 
 EVERYTHING = 1 << 30
