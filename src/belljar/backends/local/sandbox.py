@@ -421,7 +421,7 @@ class LocalSandbox:
         if self._ways_out is not None:
             await self._ways_out.close()
             self._ways_out = None
-        if hasattr(self, "_berths"):
+        if hasattr(self, "_jail_slots"):
             self._jail_slots.close()
         self._give_back()
 

@@ -371,7 +371,7 @@ class LocalPool(ZygoteListener):
         self._zygotes.note_fork(zygote)
         return guest
 
-    def take_berth(self) -> JailSlot | None:
+    def take_jail_slot(self) -> JailSlot | None:
         """A cgroup for a branch, which lives in another's jail; None when all are in use."""
         return self._jail_slots.take()
 

@@ -94,7 +94,7 @@ async def copy_session(
     pool, gate = parent.family.pool, parent.family.guest.zygote.gate
     if gate is None or gate.is_closed:
         raise CannotBranch("this machine cannot supervise a branch: it needs seccomp's user notification for itself")
-    jail_slot = pool.take_berth()
+    jail_slot = pool.take_jail_slot()
     if jail_slot is None:
         raise Overloaded("no jail is free for a branch; try again later")
     assert jail_slot.cgroup is not None
