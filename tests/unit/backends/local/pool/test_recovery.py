@@ -327,7 +327,7 @@ def test_a_cell_whose_maker_is_cancelled_when_it_has_just_come_is_gone(settings:
             hear = pool._warden._hear
             with pytest.MonkeyPatch.context() as patch:
                 # Before the task has had its turn to take the answer.
-                patch.setattr(pool._warden, "_hear", lambda *heard: (hear(*heard), making.cancel()))
+                patch.setattr(pool._warden, "_receive", lambda *heard: (hear(*heard), making.cancel()))
                 with pytest.raises(asyncio.CancelledError):
                     await making
             async with asyncio.timeout(10):
