@@ -270,7 +270,7 @@ def test_a_stuck_warden_does_not_hold_up_an_answer_for_ever(own_box: Sandbox) ->
 def test_a_stuck_warden_does_not_hold_up_a_file_for_ever(own_box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     with contextlib.suppress(SessionEnded), own_box.session() as session:
         assert session.run("x = 1").ok
-        monkeypatch.setattr("belljar.backends.local.pool.pool.CELL_SECONDS", 1.0)
+        monkeypatch.setattr("belljar.backends.local.pool.pool.JAIL_SECONDS", 1.0)
         os.kill(warden_and_zygote()[0], signal.SIGSTOP)
         began = time.monotonic()
         with pytest.raises((SandboxFault, SessionEnded)):
@@ -324,7 +324,7 @@ def test_a_cell_whose_maker_is_cancelled_when_it_has_just_come_is_gone(settings:
             warden = warden_and_zygote()[0]
             before = await local_world.settled_descriptors(), len(children(warden))
             making = asyncio.create_task(pool._jails.make())
-            hear = pool._warden._hear
+            hear = pool._warden._receive
             with pytest.MonkeyPatch.context() as patch:
                 # Before the task has had its turn to take the answer.
                 patch.setattr(pool._warden, "_receive", lambda *heard: (hear(*heard), making.cancel()))
