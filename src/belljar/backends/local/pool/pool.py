@@ -261,11 +261,11 @@ class LocalPool(ZygoteListener):
             self._warden.kill()
 
     def drop_taken_away(self) -> None:
-        """Lease no guest, and fork into no cell, that was ended from outside: its end is reported a moment later."""
+        """Lease no guest, and fork into no jail, that was ended from outside: its end is reported a moment later."""
         for ready in self._ready.values():
-            for guest in [each for each in ready if each.cell.was_taken_away()]:
+            for guest in [each for each in ready if each.jail.was_taken_away()]:
                 ready.remove(guest)
-        self._stock.idle[:] = [cell for cell in self._stock.idle if not cell.was_taken_away()]
+        self._jails.idle[:] = [jail for jail in self._jails.idle if not jail.was_taken_away()]
 
     def let_go_of_unused(self) -> None:
         """Drop heavy zygotes and their ready guests when nobody has asked for one in a while; replace old ones."""

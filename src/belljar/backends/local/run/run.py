@@ -257,10 +257,10 @@ class Run(MonitoredRun):
             wall_seconds = time.monotonic() - self._started_at
             jail, cgroup = self._guest.jail, self._cgroup
             if status in (_SIGKILL, _START_FAILED) and not self._is_killed() and jail.was_taken_away():
-                self._hear_guest()
+                self._read_start()
                 if status == _SIGKILL or not self._has_started:  # a program may end with the same exit code
                     jail.kill()
-                    self._world.drop_taken_away()
+                    self._pool.drop_taken_away()
                     raise ZygoteDied("the jail of this program was ended from outside, and the program with it")
             if cgroup is None or self._is_killed() or not cgroup.is_empty():
                 self._stop_watching()

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-import local_world
+import local_pool
 import pytest
 from server_process import Serve
 
@@ -54,7 +54,7 @@ def test_a_cell_that_finds_no_descriptors_leaves_none_open_and_the_session_goes_
     async def scene() -> None:
         async with belljar.AsyncSandbox(settings=nothing_ahead) as box, box.session() as session:
             assert (await session.run("x = 1")).ok
-            before = await local_world.settled_descriptors()
+            before = await local_pool.settled_descriptors()
             with _no_descriptors_left(spare):
                 if spare < 6:  # for three pipes
                     with pytest.raises(Overloaded, match="no file descriptors left"):
@@ -63,7 +63,7 @@ def test_a_cell_that_finds_no_descriptors_leaves_none_open_and_the_session_goes_
                     assert (await session.run("x")).ok
             assert (await session.run("print(x)")).stdout == "1\n"
             async with asyncio.timeout(10):  # a jail's own pipes are closed when the last byte was read
-                while local_world.descriptors() - before:
+                while local_pool.descriptors() - before:
                     await asyncio.sleep(0.01)
 
     asyncio.run(scene())
@@ -71,15 +71,15 @@ def test_a_cell_that_finds_no_descriptors_leaves_none_open_and_the_session_goes_
 
 def test_what_cannot_be_had_is_refused_and_sessions_live_on(settings: Settings) -> None:
     """However many descriptors of an answer still fit, what was asked for fails alone."""
-    before = local_world.descriptors()
+    before = local_pool.descriptors()
 
     async def scene() -> None:
         async with belljar.AsyncSandbox(settings=_nothing_ahead(settings)) as box, box.session() as session:
             assert (await session.run("x = 1")).ok
-            warden, refused = local_world.youngest_warden(), 0
+            warden, refused = local_pool.youngest_warden(), 0
             for spare in (0, 3, 6, 9, 12, 16, 20, 24, 30):
                 for ask in (box.session().open, partial(box.run, "print(1)"), session.branch):
-                    await local_world.settled_descriptors()
+                    await local_pool.settled_descriptors()
                     with _no_descriptors_left(spare):
                         (done,) = await asyncio.gather(ask(), return_exceptions=True)
                     opened = done if isinstance(done, list) else [done]  # branches come as a list
@@ -94,7 +94,7 @@ def test_what_cannot_be_had_is_refused_and_sessions_live_on(settings: Settings) 
             await _all_is_well(box, warden)
 
     asyncio.run(scene())
-    assert len(local_world.descriptors()) <= len(before)
+    assert len(local_pool.descriptors()) <= len(before)
 
 
 @pytest.mark.parametrize("who", ["warden", "zygote"])
@@ -102,12 +102,12 @@ def test_a_helper_without_descriptors_fails_what_it_was_asked_alone(settings: Se
     async def scene() -> None:
         async with belljar.AsyncSandbox(settings=_nothing_ahead(settings)) as box, box.session() as session:
             assert (await session.run("x = 1")).ok
-            warden = local_world.youngest_warden()
-            helpers = [warden] if who == "warden" else local_world.zygotes(warden)
+            warden = local_pool.youngest_warden()
+            helpers = [warden] if who == "warden" else local_pool.zygotes(warden)
             refused = 0
             for spare in (0, 1, 2, 3, 5, 8, 12):
                 for helper in helpers:
-                    local_world.limit_descriptors(helper, len(os.listdir(f"/proc/{helper}/fd")) + spare)
+                    local_pool.limit_descriptors(helper, len(os.listdir(f"/proc/{helper}/fd")) + spare)
                 for asked in (box.session().open(), box.run("print(1)"), session.branch()):
                     (done,) = await asyncio.gather(asked, return_exceptions=True)
                     if isinstance(done, belljar.AsyncSession):
@@ -122,9 +122,9 @@ def test_a_helper_without_descriptors_fails_what_it_was_asked_alone(settings: Se
                 assert (await session.run("print(x)")).stdout == "1\n"
             assert refused >= 4
             for helper in helpers:
-                local_world.limit_descriptors(helper, 2048)
+                local_pool.limit_descriptors(helper, 2048)
             await _all_is_well(box, warden)
-            assert set(helpers) <= {warden, *local_world.zygotes(warden)}, "none of them has died of it"
+            assert set(helpers) <= {warden, *local_pool.zygotes(warden)}, "none of them has died of it"
 
     asyncio.run(scene())
 
@@ -138,9 +138,9 @@ async def _all_is_well(box: belljar.AsyncSandbox, warden: int) -> None:
     assert (await box.run("print(2)")).stdout == "2\n"
     async with box.session() as another:
         assert (await another.run("print(3)")).stdout == "3\n"
-    assert local_world.youngest_warden() == warden
+    assert local_pool.youngest_warden() == warden
     async with asyncio.timeout(20):
-        while len(local_world.sleepers(warden)) != box.facts()["sandbox"]["jails"]:
+        while len(local_pool.sleepers(warden)) != box.facts()["sandbox"]["jails"]:
             await asyncio.sleep(0.01)
 
 
@@ -194,7 +194,7 @@ def test_a_file_that_cannot_be_opened_is_not_said_to_be_missing(settings: Settin
     async def scene() -> None:
         async with belljar.AsyncSandbox(settings=_nothing_ahead(settings)) as box, box.session() as session:
             await session.write_file("a/b", "kept")
-            await local_world.settled_descriptors()
+            await local_pool.settled_descriptors()
             asked = [session.read_file("a/b"), session.files(), session.write_file("a/c", "x")]
             asked.append(session.delete_file("a/b"))
             with _no_descriptors_left(spare):
@@ -211,7 +211,7 @@ def test_a_directory_that_cannot_be_opened_leaves_none_open(tmp_path: Path) -> N
     try:
         with _no_descriptors_left(spare=1), pytest.raises(NoDescriptors):
             live_files.write(root, "above/file", (b"x",))
-        opened = [path for _, path in local_world.descriptors() if path.startswith(str(tmp_path))]
+        opened = [path for _, path in local_pool.descriptors() if path.startswith(str(tmp_path))]
         assert opened == [str(tmp_path)]
     finally:
         os.close(root)
@@ -223,7 +223,7 @@ def test_a_branch_that_is_closed_without_descriptors_is_ended_all_the_same(setti
             assert (await session.run("x = 1")).ok
             (copy,) = await session.branch()
             pid = int((await copy.run("import os; print(os.getpid())")).stdout)
-            await local_world.settled_descriptors()
+            await local_pool.settled_descriptors()
             closing = asyncio.create_task(copy.close())
             with _no_descriptors_left():
                 await asyncio.wait([closing], timeout=0.5)
@@ -274,7 +274,7 @@ def test_a_branch_that_cannot_have_a_descriptor_leaves_no_cell(
 @pytest.mark.parametrize("spare", [0, 2, 4])
 def test_a_process_to_wait_that_finds_no_descriptors_leaves_none_open(settings: Settings, spare: int) -> None:
     async def scene() -> None:
-        async with local_world.opened(settings) as (_, pool):
+        async with local_pool.opened(settings) as (_, pool):
             guest = await pool.lease("bare", settings.default_limits)
             standby = Standby(argv=("true",), path="/bin/true", env=(), limits=settings.default_limits)
             try:

@@ -12,7 +12,7 @@ import json
 import os
 from typing import Any
 
-import local_world
+import local_pool
 import pytest
 
 import belljar
@@ -225,7 +225,7 @@ def test_whatever_happens_while_directories_are_renewed_nothing_is_lost(settings
     trouble: list[object] = []
 
     async def scene() -> None:
-        async with local_world.opened(settings, trouble) as (sandbox, pool):
+        async with local_pool.opened(settings, trouble) as (sandbox, pool):
             execution = Execution(code="import os; os.mkdir('d')", limits=settings.default_limits)
             async with asyncio.timeout(20):
                 while not pool._jails._renewals:
@@ -261,7 +261,7 @@ def test_without_the_rules_of_its_cell_nothing_runs(settings: Settings) -> None:
     nothing_ahead = dataclasses.replace(settings, pool=dataclasses.replace(settings.pool, ready_guests=0))
 
     async def scene() -> None:
-        async with local_world.opened(nothing_ahead) as (sandbox, pool):
+        async with local_pool.opened(nothing_ahead) as (sandbox, pool):
             jail = await pool._jails.make()
             assert jail.has_rules
             os.close(jail._rules.pop())

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import local_world
+import local_pool
 import pytest
 
 import belljar
@@ -64,7 +64,7 @@ _FAULTS_LEFT_MAX = 40
 
 def test_few_pages_are_left_to_copy_once_the_program_comes(settings: Settings) -> None:
     async def count() -> tuple[int, int]:
-        async with local_world.opened(settings) as (sandbox, pool):
+        async with local_pool.opened(settings) as (sandbox, pool):
             await sandbox.run(Execution(code="pass"))
             async with asyncio.timeout(_DEADLINE_SECONDS):
                 while len(pool._ready["bare"]) < settings.pool.ready_guests:

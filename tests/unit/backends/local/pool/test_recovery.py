@@ -18,9 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import local_world
+import local_pool
 import pytest
-from local_world import arguments, children, youngest_warden, zygotes
+from local_pool import arguments, children, youngest_warden, zygotes
 from server_process import Serve
 
 import belljar
@@ -247,7 +247,7 @@ def test_a_program_whose_cell_is_lost_while_it_is_made_gets_another(settings: Se
     nothing_ahead = dataclasses.replace(settings, pool=dataclasses.replace(settings.pool, ready_guests=0))
 
     async def lose_it() -> None:
-        async with local_world.opened(nothing_ahead) as (sandbox, pool):
+        async with local_pool.opened(nothing_ahead) as (sandbox, pool):
             warden = warden_and_zygote()[0]
             os.kill(warden, signal.SIGSTOP)
             running = asyncio.create_task(sandbox.run(Execution(code="print(1)", limits=settings.default_limits)))
@@ -297,7 +297,7 @@ def test_a_guest_released_before_it_had_a_program_is_given_back_once(settings: S
     trouble: list[object] = []
 
     async def lease_and_release() -> None:
-        async with local_world.opened(settings, trouble) as (_, pool):
+        async with local_pool.opened(settings, trouble) as (_, pool):
             while not pool.facts()["ready_guests"]:
                 await asyncio.sleep(0.01)
             guest = await pool.lease("bare", settings.default_limits)
@@ -314,7 +314,7 @@ def test_a_cell_whose_maker_is_cancelled_when_it_has_just_come_is_gone(settings:
     """At that moment nobody but its maker knows of it, and its berth is about to be another's."""
 
     async def cancel_in_time() -> None:
-        async with local_world.opened(settings) as (sandbox, pool):
+        async with local_pool.opened(settings) as (sandbox, pool):
             async with asyncio.timeout(20):
                 while pool.facts()["ready_guests"] < settings.pool.ready_guests or pool._jails._being_made:
                     await asyncio.sleep(0.01)
@@ -322,7 +322,7 @@ def test_a_cell_whose_maker_is_cancelled_when_it_has_just_come_is_gone(settings:
             known.kill()
             await known.gone
             warden = warden_and_zygote()[0]
-            before = await local_world.settled_descriptors(), len(children(warden))
+            before = await local_pool.settled_descriptors(), len(children(warden))
             making = asyncio.create_task(pool._jails.make())
             hear = pool._warden._receive
             with pytest.MonkeyPatch.context() as patch:
@@ -331,7 +331,7 @@ def test_a_cell_whose_maker_is_cancelled_when_it_has_just_come_is_gone(settings:
                 with pytest.raises(asyncio.CancelledError):
                     await making
             async with asyncio.timeout(10):
-                while local_world.descriptors() - before[0] or len(children(warden)) != before[1]:
+                while local_pool.descriptors() - before[0] or len(children(warden)) != before[1]:
                     await asyncio.sleep(0.01)
             assert (await sandbox.run(Execution(code="print(1)", limits=settings.default_limits))).stdout == b"1\n"
 
