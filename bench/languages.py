@@ -35,7 +35,7 @@ from belljar.assembly import build_engine
 from belljar.contract.execution import Outcome
 from belljar.engine.admission.request import admit
 from belljar.engine.engine import Engine
-from belljar.languages import Toolchain, load_all, machine_of
+from belljar.languages import Toolchain, installed_toolchains, load_all
 from belljar.settings import Settings, load
 
 WALLS_TARGET_SECONDS = 0.015
@@ -55,7 +55,7 @@ def main() -> int:
     parser.add_argument("--output-dir", type=Path, help="write languages.json and the table in languages.md there")
     options = parser.parse_args()
     settings = load()
-    machine = machine_of(settings)
+    machine = installed_toolchains(settings)
     chosen = [load_all()[name] for name in options.names] or [each for each in load_all().values() if each.run]
     here = [each for each in chosen if machine.is_available(each.name)]
     rows = asyncio.run(measure(settings, here, 1 if options.quick else options.rounds))
@@ -118,7 +118,7 @@ async def _through(settings: Settings, engine: Engine, toolchain: Toolchain) -> 
 
 def _by_hand(settings: Settings, toolchain: Toolchain) -> tuple[float, float] | None:
     """Seconds to compile and to run; None where the toolchain only works where jails see it."""
-    machine = machine_of(settings)
+    machine = installed_toolchains(settings)
     if machine.root_of(toolchain.name):
         return None
     plan = toolchain.plan(toolchain.hello.source, (), settings.default_limits.memory_bytes)

@@ -145,7 +145,7 @@ class Member:
     """One process of a running Belljar."""
 
     pid: int
-    role: str  # host, runner, keeper, warden, sleeper, "zygote …" or "ready guest …", with the weight
+    role: str  # host, runner, keeper, warden, jail_init, "zygote …" or "ready guest …", with the weight
 
 
 def members(host: int) -> list[Member]:
@@ -163,7 +163,7 @@ def members(host: int) -> list[Member]:
             found.append(Member(warden, "warden"))
             for child in _children(warden):
                 if _name(child) == "sleep":
-                    found.append(Member(child, "sleeper"))
+                    found.append(Member(child, "jail_init"))
                     continue
                 kind = "heavy" if _has_numpy(child) else "bare"
                 found.append(Member(child, f"zygote {kind}"))

@@ -273,7 +273,7 @@ def guest_pids(settings: Settings) -> list[int]:
 
 
 def pss_of_guests(settings: Settings) -> int:
-    """Bytes that all guests, zygotes and sleepers have for themselves; what several share is counted once."""
+    """Bytes that all guests, zygotes and jail_inits have for themselves; what several share is counted once."""
     return sum(map(pss_of, guest_pids(settings)))
 
 

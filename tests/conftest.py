@@ -139,7 +139,7 @@ class Host:
         return children | {process.pid for process in self.guest_processes()}
 
     def guest_processes(self) -> list[Process]:
-        """Wardens, zygotes, sleepers and guests of this test session: everyone with one of its uids."""
+        """Wardens, zygotes, jail_inits and guests of this test session: everyone with one of its uids."""
         return [process for process in self.processes() if process.uid in self._uids]
 
     def cgroup_directories(self) -> list[str]:

@@ -435,7 +435,7 @@ def test_nothing_is_left_when_a_family_is_gone(settings: Settings, host: Host) -
 
         def is_quiet() -> bool:
             facts = box.facts()["sandbox"]
-            most = 2 * settings.pool.ready_guests  # of two weights
+            most = 2 * settings.pool.ready_guests  # of two kinds
             return bool(facts["guests"] == facts["ready_guests"] == facts["jails"] == most)
 
         live_as_a_family(box)

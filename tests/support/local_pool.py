@@ -57,7 +57,7 @@ def zygotes(warden: int) -> list[int]:
     return [pid for pid in children(warden) if "main.py" in arguments(pid)]
 
 
-def sleepers(warden: int) -> list[int]:
+def jail_inits(warden: int) -> list[int]:
     """Those that hold the jails of a pool."""
     return [pid for pid in children(warden) if "infinity" in arguments(pid)]
 

@@ -264,7 +264,7 @@ def find_own(host: Host, keepers: set[int], role: str) -> list[Process]:
     if role == "zygote":  # guests that have lost theirs are the warden's children as well, but have other uids
         root = {process.uid for process in host.processes() if process.pid in wardens}
         return [process for process in everyone if "main.py" in process.command and process.uid in root]
-    if role == "sleeper":
+    if role == "jail_init":
         return [process for process in everyone if process.command.endswith("sleep infinity")]
     return everyone
 
@@ -369,7 +369,7 @@ def test_sleepers_that_are_killed_cost_at_most_the_runs_in_their_cells(own: Sett
     async def main() -> None:
         async with opened(own) as (box, keepers):
             for _ in range(5):
-                for jail_init in find_own(outside, keepers, "sleeper"):
+                for jail_init in find_own(outside, keepers, "jail_init"):
                     os.kill(jail_init.pid, signal.SIGKILL)
                 async with asyncio.timeout(30):
                     while not await says_hello(box):  # until we have heard of all the deaths

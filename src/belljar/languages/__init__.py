@@ -8,6 +8,14 @@ Nothing is read at import: a program in Python must not wait for thirty files.
 """
 
 from belljar.languages.toolchain import PYTHON_NAMES, Toolchain, find_name, load_all, load_one
-from belljar.languages.toolchains import Machine, machine_of
+from belljar.languages.toolchains import InstalledToolchains, installed_toolchains
 
-__all__ = ["PYTHON_NAMES", "Machine", "Toolchain", "find_name", "load_all", "load_one", "machine_of"]
+__all__ = [
+    "PYTHON_NAMES",
+    "InstalledToolchains",
+    "Toolchain",
+    "find_name",
+    "installed_toolchains",
+    "load_all",
+    "load_one",
+]

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from belljar.contract.errors import CallerError, SandboxFault, UnknownLanguage
 from belljar.languages.toolchain import TOOLCHAINS_DIR, Toolchain, find_name, load_all
-from belljar.languages.toolchains import Machine, make_readable
+from belljar.languages.toolchains import InstalledToolchains, make_readable
 
 CORE, ALL = "core", "all"
 _LINES_KEPT = 20
@@ -71,7 +71,7 @@ def choose(words: Iterable[str]) -> list[Toolchain]:
     return [each for name, each in chosen.items() if name != "python"]
 
 
-def plan(machine: Machine, toolchains: Sequence[Toolchain]) -> InstallPlan:
+def plan(machine: InstalledToolchains, toolchains: Sequence[Toolchain]) -> InstallPlan:
     """What it takes to have these.
 
     Raises:
@@ -135,7 +135,7 @@ def _system_steps(packages: Sequence[str]) -> list[Step]:
     ]
 
 
-def carry_out(machine: Machine, planned: InstallPlan, tell: Tell, tell_lines: Tell | None = None) -> None:
+def carry_out(machine: InstalledToolchains, planned: InstallPlan, tell: Tell, tell_lines: Tell | None = None) -> None:
     """Run every step, then prepare what can be made ahead. `tell_lines` hears each line that the commands write.
 
     Raises:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from belljar.languages.toolchain import Toolchain, load_all
-from belljar.languages.toolchains import machine_of
+from belljar.languages.toolchains import installed_toolchains
 from belljar.settings import Settings
 
 
@@ -45,7 +45,7 @@ def how_to_get(toolchain: Toolchain) -> str:
 
 def describe(settings: Settings, python_version: str | None) -> list[Listed]:
     """Every language, by name. Asks each toolchain for its version the first time, which takes a while."""
-    machine = machine_of(settings)
+    machine = installed_toolchains(settings)
     others = [name for name in load_all() if name != "python"]
     versions = {**machine.versions(others), "python": python_version}
     return [

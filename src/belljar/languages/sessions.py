@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from belljar.languages.toolchain import load_one
-from belljar.languages.toolchains import Machine
+from belljar.languages.toolchains import InstalledToolchains
 
 #: A shell that takes itself to be interactive goes back to its next line at SIGINT, whatever it was doing.
 _SHELL_GREETING = "PS1= PS2=; set +H; unset HISTFILE; printf 'ready\\0' >&4\n"
@@ -17,7 +17,7 @@ _SHELL_LINES = (
 LANGUAGES = ("javascript", "sh")
 
 
-def order_of(language: str, machine: Machine) -> dict[str, Any]:
+def order_of(language: str, machine: InstalledToolchains) -> dict[str, Any]:
     """What `inside/guest/session/other_languages.py` starts.
 
     Raises:

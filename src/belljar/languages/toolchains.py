@@ -43,17 +43,17 @@ _STAMP = ".made-for"
 _PREPARED = "prepared"
 
 
-def machine_of(settings: Settings) -> Machine:
+def installed_toolchains(settings: Settings) -> InstalledToolchains:
     """The machine with these settings; one for all who ask, so that everything is found out once."""
     return _machine(settings.state_dir, tuple(sorted(settings.languages.roots.items())))
 
 
 @functools.lru_cache(maxsize=8)
-def _machine(state_dir: Path, roots: tuple[tuple[str, str], ...]) -> Machine:
-    return Machine(state_dir, dict(roots))
+def _machine(state_dir: Path, roots: tuple[tuple[str, str], ...]) -> InstalledToolchains:
+    return InstalledToolchains(state_dir, dict(roots))
 
 
-class Machine:
+class InstalledToolchains:
     """What is found here. Safe to use from several threads: at worst something is looked up twice."""
 
     def __init__(self, state_dir: Path, roots: Mapping[str, str] | None = None) -> None:

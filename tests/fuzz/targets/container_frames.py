@@ -34,8 +34,8 @@ async def _talk(data: bytes) -> None:
     asked.relay.lend([write])
     os.close(write)
     pool._enrol(lambda message, blob: asked.receive(message, blob))
-    body = RelayedProcess(2, pool._send, pool, lambda: None)
-    pool._enrol(body.receive)
+    process = RelayedProcess(2, pool._send, pool, lambda: None)
+    pool._enrol(process.receive)
     inbox = bytearray()
     try:
         for chunk in harness.pieces(data):
@@ -46,7 +46,7 @@ async def _talk(data: bytes) -> None:
         pass
     finally:
         asked.relay.close()
-        await body.release()
+        await process.release()
         os.close(read)
         pool._greeted.cancel()
         await asyncio.sleep(0)

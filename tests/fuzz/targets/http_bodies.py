@@ -17,11 +17,11 @@ TOKENS = (
 )
 _CALLER = Caller(Key(name="fuzz", network=True, tools=True), Settings())
 _READERS = (
-    (bodies.read_execute, lambda body: bodies.admit_body(_CALLER, body)),
-    (bodies.read_batch, lambda body: [bodies.admit_body(_CALLER, each) for each in body.executions or ()]),
-    (session_bodies.read_session, lambda body: session_bodies.order_of(_CALLER, body)),
-    (session_bodies.read_cell, lambda body: body),
-    (session_bodies.read_branch, lambda body: body),
+    (bodies.read_execute, lambda process: bodies.admit_body(_CALLER, process)),
+    (bodies.read_batch, lambda process: [bodies.admit_body(_CALLER, each) for each in process.executions or ()]),
+    (session_bodies.read_session, lambda process: session_bodies.order_of(_CALLER, process)),
+    (session_bodies.read_cell, lambda process: process),
+    (session_bodies.read_branch, lambda process: process),
 )
 
 

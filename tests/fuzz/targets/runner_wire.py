@@ -25,11 +25,11 @@ _READERS = {
 }
 
 
-def _receive(word: int, number: int, body: bytes) -> None:
+def _receive(word: int, number: int, process: bytes) -> None:
     if word == wire.Word.FAILED:
-        assert isinstance(wire.read_error(body), BelljarError)
+        assert isinstance(wire.read_error(process), BelljarError)
     elif word in _READERS:
-        _READERS[wire.Word(word)](body)
+        _READERS[wire.Word(word)](process)
 
 
 async def _talk(data: bytes) -> None:

@@ -44,7 +44,7 @@ class _Steward:
 
     def send(self, message: dict[str, Any], blob: bytes = b"") -> None:
         if message["do"] == "kill":
-            asyncio.get_running_loop().call_soon(self.body.receive, {"ended": {"status": 9}}, b"")
+            asyncio.get_running_loop().call_soon(self.process.receive, {"ended": {"status": 9}}, b"")
         elif message["do"] == "send":
             self.relay = [kind["line"] for kind in message["kinds"]]
         elif message["do"] == "file":
@@ -54,15 +54,15 @@ class _Steward:
 async def _talk(data: bytes) -> None:
     steward = _Steward()
     pool = SimpleNamespace(unstick=lambda: None, is_lost=False)
-    body = steward.body = RelayedProcess(1, steward.send, pool, lambda: None)
-    session = GvisorSession(body, Limits(), RequestSettings(), None)
+    process = steward.process = RelayedProcess(1, steward.send, pool, lambda: None)
+    session = GvisorSession(process, Limits(), RequestSettings(), None)
     tasks = [asyncio.create_task(session.start(SessionOrder()))]
     await harness.turns(2)
     is_wrong, data = (data[0] & 1, data[1:]) if data else (0, data)
     if not is_wrong:
-        body.receive(_INTRODUCTION, channel.build({}))
+        process.receive(_INTRODUCTION, channel.build({}))
         await harness.turns(3)
-        body.receive({"line": 1}, channel.build({}, b"ready"))
+        process.receive({"line": 1}, channel.build({}, b"ready"))
         await harness.turns(3)
     try:
         for piece in harness.pieces(data):
@@ -81,20 +81,20 @@ async def _talk(data: bytes) -> None:
 
 
 def _do(session: GvisorSession, steward: _Steward, what: int, content: bytes) -> list[asyncio.Task[Any]]:
-    body = steward.body
-    if what == _CELL and session._turn is None and session._opening.ready.done():
+    process = steward.process
+    if what == _CELL and session._cell_run is None and session._opening.ready.done():
         return [asyncio.create_task(session.run(_CELL_ASKED))]
     if what == _LIST and not steward.questions and session._opening.ready.done():
         return [asyncio.create_task(session.list_files())]
     if what == _LIST and steward.questions:
         message, blob = channel.parse(len(content).to_bytes(4, "big") + content) if content else ({}, b"")
-        body.receive({**message, "asked": steward.questions.pop()}, blob)
+        process.receive({**message, "asked": steward.questions.pop()}, blob)
     elif what in (_STDOUT, _PICTURE) and len(steward.relay) >= 3:
-        body.receive({"line": steward.relay[0 if what == _STDOUT else 2]}, content)
+        process.receive({"line": steward.relay[0 if what == _STDOUT else 2]}, content)
     elif what == _PACKET:
-        body.receive({"line": 1}, content)
+        process.receive({"line": 1}, content)
     elif what == _END:
-        body.receive({"ended": {"status": content[0] if content else None}}, b"")
+        process.receive({"ended": {"status": content[0] if content else None}}, b"")
     return []
 
 

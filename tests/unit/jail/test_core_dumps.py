@@ -190,7 +190,7 @@ def test_crash_of_a_plain_users_program_starts_no_handler(plain_box: Any, plain_
 
 
 def test_every_process_of_a_sandbox_has_the_limit(box: belljar.Sandbox, host: Any) -> None:
-    """Keeper, warden, zygotes, sleepers, guests: whatever a program could make crash."""
+    """Keeper, warden, zygotes, jail_inits, guests: whatever a program could make crash."""
     with box.session() as session:
         assert session.run("1").ok
         assert box.run("console.log(1)", language="js").ok

@@ -97,7 +97,7 @@ def test_two_runs_at_a_time_share_only_what_holds_nothing(box: belljar.Sandbox, 
 
 
 def test_nothing_of_ours_runs_as_root(box: belljar.Sandbox, host: Host) -> None:
-    """The warden, its zygotes and the sleepers hold a user namespace's rights at most, never the host's."""
+    """The warden, its zygotes and the jail_inits hold a user namespace's rights at most, never the host's."""
     with planted(box, host):
         # Below a keeper: hosts, engines and tool servers of other tests are no part of a jail.
         keepers = [each for each in descendants(host, os.getpid()) if "belljar.inside.warden.warden" in each.command]
@@ -117,9 +117,9 @@ def test_every_process_of_a_guest_is_behind_the_filter(box: belljar.Sandbox, hos
 
 def test_whoever_holds_a_cell_has_no_rights_either(box: belljar.Sandbox, host: Host) -> None:
     with planted(box, host):
-        sleepers = [process for process in host.guest_processes() if process.command.endswith("sleep infinity")]
-        assert sleepers
-        for process in sleepers:
+        jail_inits = [process for process in host.guest_processes() if process.command.endswith("sleep infinity")]
+        assert jail_inits
+        for process in jail_inits:
             status = Path(f"/proc/{process.pid}/status").read_text()
             facts = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
             assert (facts["NoNewPrivs"], facts["Seccomp"]) == ("1", "2")
@@ -271,7 +271,7 @@ def test_nothing_outlives_a_killed_server_and_the_next_one_clears_up(
         assert process.stdout.readline() == "running\n"
         host.wait_until(lambda: len(marked(host, marker)) == 4, "four processes with the marker")
         everyone = [each.pid for each in descendants(host, process.pid)]
-        assert len(everyone) > 6  # the keeper, the warden, its zygote, sleepers, guests
+        assert len(everyone) > 6  # the keeper, the warden, its zygote, jail_inits, guests
         assert theirs.cgroup_directories()
         process.send_signal(how)
         process.wait(30)

@@ -15,7 +15,7 @@ import pytest
 from belljar.contract.errors import CallerError, UnknownLanguage
 from belljar.languages import load_all
 from belljar.languages.install import carry_out, choose, plan
-from belljar.languages.toolchains import Machine
+from belljar.languages.toolchains import InstalledToolchains
 from belljar.settings import Settings
 
 Belljar = Callable[..., subprocess.CompletedProcess[str]]
@@ -129,11 +129,11 @@ def packagers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return log
 
 
-def _empty_machine(directory: Path) -> Machine:
+def _empty_machine(directory: Path) -> InstalledToolchains:
     """One that has nothing: every toolchain is looked for in an empty root."""
     root = directory / "root"
     root.mkdir()
-    return Machine(directory / "state", {name: str(root) for name in load_all()})
+    return InstalledToolchains(directory / "state", {name: str(root) for name in load_all()})
 
 
 def test_one_command_installs_all_that_the_system_has(tmp_path: Path, packagers: Path) -> None:
@@ -189,7 +189,7 @@ def test_without_apt_the_packages_are_named(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_libraries_are_installed_for_a_toolchain_that_is_there_already(tmp_path: Path, packagers: Path) -> None:
-    machine = Machine(tmp_path / "state", {})
+    machine = InstalledToolchains(tmp_path / "state", {})
     query = tmp_path / "bin/dpkg-query"
     query.write_text("#!/bin/sh\nexit 1\n")  # as it says of packages that it has never heard of
     query.chmod(0o755)

@@ -69,10 +69,10 @@ def test_it_is_found_and_seen_without_a_restart(place: Path, bare_settings: Sett
         place.mkdir()
         (place / "words").write_text("version one")
         assert box.run("first ", language="late").stdout == "first version one"
-        assert toolchains.machine_of(bare_settings).version("late") == "version"
+        assert toolchains.installed_toolchains(bare_settings).version("late") == "version"
         assert beside.result(timeout=60).stdout == "still here\n"
         (place / "words").write_text("another")
-        assert toolchains.machine_of(bare_settings).version("late") == "another"
+        assert toolchains.installed_toolchains(bare_settings).version("late") == "another"
         assert box.run("second ", language="late").stdout == "second another"
         (place / "words").unlink()
         with pytest.raises(ToolchainMissing):

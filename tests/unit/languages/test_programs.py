@@ -26,7 +26,7 @@ from belljar.assembly import build_engine
 from belljar.contract.execution import Outcome, Status
 from belljar.engine.admission.request import admit
 from belljar.engine.engine import Engine
-from belljar.languages import load_all, machine_of
+from belljar.languages import installed_toolchains, load_all
 from belljar.settings import Settings
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -119,7 +119,7 @@ def settings(settings: Settings) -> Settings:
 
 @pytest.fixture(scope="module")
 def runs(request: pytest.FixtureRequest, settings: Settings) -> Iterator[Runs]:
-    machine = machine_of(settings)
+    machine = installed_toolchains(settings)
     selected = [getattr(item, "callspec", None) for item in request.session.items]
     # Other files have parameters of these names, too.
     keys = [(spec.params.get("language"), spec.params.get("case")) for spec in selected if spec]
@@ -132,8 +132,8 @@ def runs(request: pytest.FixtureRequest, settings: Settings) -> Iterator[Runs]:
 
 @pytest.fixture
 def outcome(runs: Runs, settings: Settings, language: str, case: str) -> Outcome:
-    if not machine_of(settings).is_available(language):
-        reason = f"NOT TRIED: {machine_of(settings).explain_missing(language).message}"
+    if not installed_toolchains(settings).is_available(language):
+        reason = f"NOT TRIED: {installed_toolchains(settings).explain_missing(language).message}"
         if MUST_HAVE_ALL and language not in NOT_ON_DEBIAN_12:
             pytest.fail(reason)
         pytest.skip(reason)

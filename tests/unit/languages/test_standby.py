@@ -15,7 +15,7 @@ import pytest
 
 import belljar
 from belljar.contract.execution import Outcome, Status
-from belljar.languages import machine_of
+from belljar.languages import installed_toolchains
 from belljar.settings import Settings
 
 pytestmark = pytest.mark.skipif(
@@ -52,7 +52,7 @@ def warm_box(bare_settings: Settings) -> Iterator[belljar.Sandbox]:
 
 def _need(settings: Settings, language: str) -> None:
     """Say aloud that its toolchain is missing; in CI, which installs all of them, that is a failure."""
-    if not machine_of(settings).is_available(language):
+    if not installed_toolchains(settings).is_available(language):
         why = f"NOT TRIED: {language} is not in the state directory: belljar languages install {language}"
         pytest.fail(why) if os.environ.get("BELLJAR_TEST_ALL_LANGUAGES") else pytest.skip(why)
 

@@ -20,7 +20,7 @@ from belljar.contract.errors import ToolchainMissing
 from belljar.contract.execution import Finished, Outcome, Output, Started, Status
 from belljar.engine.admission.request import admit
 from belljar.engine.engine import Engine
-from belljar.languages import load_all, machine_of
+from belljar.languages import installed_toolchains, load_all
 from belljar.settings import Settings
 
 OwnSettings = Callable[..., Settings]
@@ -363,7 +363,7 @@ def test_who_runs_one_language_opens_one_world(own_settings: OwnSettings) -> Non
 
 
 def test_what_was_made_ahead_can_be_used_and_not_changed(bare_box: belljar.Sandbox, bare_settings: Settings) -> None:
-    machine = machine_of(bare_settings)
+    machine = installed_toolchains(bare_settings)
     if not machine.is_available("go"):
         pytest.skip("NOT TRIED: there is no go")
     machine.prepare(load_all()["go"])

@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 
 from belljar.languages import load_all
-from belljar.languages.toolchains import Machine
+from belljar.languages.toolchains import InstalledToolchains
 
 
 def _install(root: Path, *paths: str) -> None:
@@ -24,7 +24,7 @@ def _install(root: Path, *paths: str) -> None:
 def test_what_was_missing_is_looked_for_again(tmp_path: Path) -> None:
     root = tmp_path / "root"
     root.mkdir()
-    machine = Machine(tmp_path / "state", {"lua": str(root)})
+    machine = InstalledToolchains(tmp_path / "state", {"lua": str(root)})
     assert machine.find_missing("lua") == ["lua5.4", "luac5.4", "python3"]
     assert not machine.is_available("lua")
     assert machine.version("lua") is None
@@ -38,7 +38,7 @@ def test_another_toolchain_has_another_fingerprint(tmp_path: Path) -> None:
     _install(root, "usr/bin/lua5.4", "usr/bin/luac5.4", "usr/bin/python3")
 
     def fingerprint() -> str:
-        return Machine(tmp_path / "state", {"lua": str(root)}).fingerprint("lua")
+        return InstalledToolchains(tmp_path / "state", {"lua": str(root)}).fingerprint("lua")
 
     before = fingerprint()
     assert fingerprint() == before
@@ -50,14 +50,14 @@ def test_what_is_prepared_is_made_once_for_each_toolchain(tmp_path: Path) -> Non
     luau = load_all()["luau"]
     state = tmp_path / "state"
     made = state / "toolchains/luau/prepared/run.mjs"
-    Machine(state).prepare(luau)
+    InstalledToolchains(state).prepare(luau)
     assert "LuauState" in made.read_text()
     assert stat.S_IMODE(made.stat().st_mode) & 0o444 == 0o444
     first = made.stat().st_ino
-    Machine(state).prepare(luau)
+    InstalledToolchains(state).prepare(luau)
     assert made.stat().st_ino == first
     _install(state / "toolchains/luau", "node_modules/luau-web/src/index.js")
-    Machine(state).prepare(luau)
+    InstalledToolchains(state).prepare(luau)
     assert made.stat().st_ino != first
     left_over = [path.name for path in made.parent.parent.iterdir() if path.name.startswith(".making")]
     assert left_over == []
@@ -72,7 +72,7 @@ def test_a_program_that_locks_what_it_sees_of_the_toolchains_stops_no_preparatio
             descriptor = os.open(path, os.O_RDONLY)  # as a program can: the jail shows all of it, read-only
             held.callback(os.close, descriptor)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-        preparing = threading.Thread(target=Machine(tmp_path / "state").prepare, args=[load_all()["luau"]])
+        preparing = threading.Thread(target=InstalledToolchains(tmp_path / "state").prepare, args=[load_all()["luau"]])
         preparing.start()
         preparing.join(20.0)
         assert not preparing.is_alive()
@@ -81,7 +81,7 @@ def test_a_program_that_locks_what_it_sees_of_the_toolchains_stops_no_preparatio
 
 
 def test_a_preparation_that_fails_leaves_nothing_and_stops_nobody(tmp_path: Path) -> None:
-    machine = Machine(tmp_path / "state", {"v": str(tmp_path / "none")})
+    machine = InstalledToolchains(tmp_path / "state", {"v": str(tmp_path / "none")})
     machine.prepare_quietly("ts")  # there is no esbuild to copy
     assert not list((tmp_path / "state/toolchains/ts").iterdir())
 
@@ -89,7 +89,7 @@ def test_a_preparation_that_fails_leaves_nothing_and_stops_nobody(tmp_path: Path
 def test_only_places_that_exist_are_shown(tmp_path: Path) -> None:
     root = tmp_path / "root"
     (root / "etc/php").mkdir(parents=True)
-    machine = Machine(tmp_path / "state", {"php": str(root)})
+    machine = InstalledToolchains(tmp_path / "state", {"php": str(root)})
     assert machine.bound_places(str(root)) == {
         "/toolchains": str(tmp_path / "state/toolchains"),
         "/etc/php": str(root / "etc/php"),

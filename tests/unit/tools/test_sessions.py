@@ -173,7 +173,7 @@ def test_a_branch_that_gets_no_tools_leaves_nothing(settings: Settings) -> None:
                 for _ in range(3):
                     with pytest.raises(Overloaded, match="no file descriptors left"):
                         await session.branch()
-                assert session._body.family.members == {session._body}
+                assert session._process.family.members == {session._process}
                 tools.has_room = True
                 branch = await session.branch()
                 outcome = await branch.run(Execution(code="import tools; print(tools.add(1))"))

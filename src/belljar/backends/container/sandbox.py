@@ -42,7 +42,7 @@ from belljar.settings import EnvironmentSettings, Settings
 
 if TYPE_CHECKING:
     from belljar.backends.local.languages.steps import Command, Commands
-    from belljar.languages.toolchains import Machine
+    from belljar.languages.toolchains import InstalledToolchains
 
 _log = logging.getLogger("belljar.container")
 _IMAGE_PREFIX = "image:"
@@ -106,7 +106,7 @@ class ContainerSandbox(LocalSandbox):
 
         return Commands(self._settings, self._run_patiently, self._machine())
 
-    def _machine(self) -> Machine:
+    def _machine(self) -> InstalledToolchains:
         from belljar.backends.container.toolchains import ImageToolchains
 
         return ImageToolchains(self._settings, self._image_ids)

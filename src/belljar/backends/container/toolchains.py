@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from belljar.languages import Toolchain
-from belljar.languages.toolchains import Machine
+from belljar.languages.toolchains import InstalledToolchains
 from belljar.settings import Settings
 
 
-class ImageToolchains(Machine):
+class ImageToolchains(InstalledToolchains):
     """Stands in for this machine where programs run in images."""
 
     def __init__(self, settings: Settings, image_ids: Mapping[str, str]) -> None:

@@ -208,11 +208,12 @@ class GvisorPool:
     def seat(self, limits: Limits, allowed: Limits) -> LocalSession:
         """A session that has not begun yet, in a guest that is allowed so much."""
         self._check_not_lost()
-        body = RelayedProcess(self._next_run + 1, self._send, self, lambda: self._forget(body.number))
-        self._enrol(body.receive)
-        order = {"do": "open", "run": body.number, "memory_bytes": limits.memory_bytes + _OWN_BYTES, **body.numbers}
-        self._send({**order, "allowance": _allowance(allowed)})
-        return GvisorSession(body, limits, self._bounds, None)
+        process = RelayedProcess(self._next_run + 1, self._send, self, lambda: self._forget(process.number))
+        self._enrol(process.receive)
+        order = {"do": "open", "run": process.number, **process.numbers}
+        memory_bytes = limits.memory_bytes + _OWN_BYTES
+        self._send({**order, "memory_bytes": memory_bytes, "allowance": _allowance(allowed)})
+        return GvisorSession(process, limits, self._bounds, None)
 
     def succeeded(self) -> None:
         """Guests can be made; the steward knows."""
@@ -233,7 +234,7 @@ class GvisorPool:
         message = {
             "do": "run",
             "run": asked.number,
-            "weight": kind,
+            "kind": kind,
             "shows": shows,
             "packet_bytes": len(packet),
             "lent_bytes": len(lent),

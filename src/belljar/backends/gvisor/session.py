@@ -135,7 +135,7 @@ def _is_wait_status(status: object) -> bool:
 class GvisorSession(LocalSession):
     """An interpreter that stays, in a container with a kernel of its own."""
 
-    _body: RelayedProcess
+    _process: RelayedProcess
 
     def _receive_first_message(self, message: Mapping[str, Any], descriptors: list[int]) -> None:
         if len(descriptors) == 3:  # stand for its directories; there is no pidfd
@@ -146,14 +146,14 @@ class GvisorSession(LocalSession):
         """They stay with the steward: what we hold only stands for them."""
 
     def _judge(self, status: int | None) -> str:
-        return "memory" if self._body.is_out_of_memory else super()._judge(status)
+        return "memory" if self._process.is_out_of_memory else super()._judge(status)
 
     def _describe_end(self, reason: str, status: int | None) -> End:
         return super()._describe_end(reason, status)._replace(oom_kills=int(reason == "memory"))
 
     def signal_interrupt(self) -> None:
         """SIGINT to the guest's own process."""
-        self._body.interrupt()
+        self._process.interrupt()
 
     async def branch(self, reseed: bool = True) -> LiveSession:
         """Not here: a branch needs a place made for it, with namespaces that older gVisors do not have."""
@@ -181,7 +181,7 @@ class GvisorSession(LocalSession):
 
     async def _ask(self, order: dict[str, Any], blob: bytes = b"") -> tuple[dict[str, Any], bytes]:
         try:
-            answer, content = await self._body.ask(order, blob)
+            answer, content = await self._process.ask(order, blob)
         except (asyncio.CancelledError, TimeoutError):
             self._check_alive()  # it has ended while we waited
             raise

@@ -34,7 +34,7 @@ from belljar.settings import Settings
 if TYPE_CHECKING:
     from belljar.backends.local.features.network import NetworkAccess, NetworkAccessPoint
     from belljar.backends.local.languages.steps import Command, Commands
-    from belljar.languages.toolchains import Machine
+    from belljar.languages.toolchains import InstalledToolchains
 
 _log = logging.getLogger("belljar.local")
 _MAINTENANCE_SECONDS = 15.0
@@ -246,11 +246,11 @@ class LocalSandbox:
         """In a guest that is released in the end, with whatever few programs ask for."""
         companions = HostFeatures()
         source = policy.PROGRAM_NAME
-        way_out: NetworkAccess | None = None
+        network: NetworkAccess | None = None
         try:
             if execution.network:
-                way_out = await self._open_way_out(pool, guest.jail.jail_init)
-                execution = dataclasses.replace(execution, env=way_out.equip(execution.env))
+                network = await self._open_network(pool, guest.jail.jail_init)
+                execution = dataclasses.replace(execution, env=network.equip(execution.env))
             self._accompany(execution, pool, watcher, companions)
             extras = companions.extras()
             if command is not None:
@@ -261,16 +261,16 @@ class LocalSandbox:
             evidence = await run.play()
             pool.succeeded()
             evidence = companions.complete(evidence)
-            return evidence if way_out is None else await way_out.finish(evidence)
+            return evidence if network is None else await network.finish(evidence)
         except ZygoteDied as error:
-            if way_out is not None:
-                await way_out.forbid_repeating(error)
+            if network is not None:
+                await network.forbid_repeating(error)
             companions.forbid_repeating(error)
             raise
         finally:
             companions.close()
-            if way_out is not None:
-                way_out.drop()
+            if network is not None:
+                network.drop()
                 guest.jail.kill()  # whatever was sent in there, nobody else comes to live in it
             self._let_go(pool, guest)
 
@@ -289,7 +289,7 @@ class LocalSandbox:
         if execution.restrict is not None:
             companions.append(PolicyReport(execution, execution.restrict))
 
-    async def _open_way_out(self, pool: LocalPool, place: int) -> NetworkAccess:
+    async def _open_network(self, pool: LocalPool, place: int) -> NetworkAccess:
         if self._ways_out is None:
             from belljar.backends.local.features.network import NetworkAccessPoint  # few programs have a network
 
@@ -338,8 +338,8 @@ class LocalSandbox:
 
                 session.tools = SessionTools(self._tools, order.tools, self._settings.tools)
             if order.network:
-                session.way_out = await self._open_way_out(pool, jail_init)
-                order = dataclasses.replace(order, env=session.way_out.equip(order.env))
+                session.network = await self._open_network(pool, jail_init)
+                order = dataclasses.replace(order, env=session.network.equip(order.env))
         except BaseException:
             await session.close()
             raise
@@ -353,9 +353,9 @@ class LocalSandbox:
     async def _seat(self, pool: LocalPool, order: SessionOrder, allowed: Limits) -> tuple[LocalSession, int]:
         """A session that has not begun yet, in a guest that is allowed so much; and who holds its jail's namespaces."""
         guest = await pool.lease(SESSION, allowed)
-        body = FirstProcess(pool, guest)
+        process = FirstProcess(pool, guest)
         owner = pool.owner_of(guest.jail.jail_slot)
-        return LocalSession(body, order.limits, self._settings.request, owner), guest.jail.jail_init
+        return LocalSession(process, order.limits, self._settings.request, owner), guest.jail.jail_init
 
     def _translate(self, order: SessionOrder) -> tuple[SessionOrder, Mapping[str, Any]]:
         """For another language: with room for its interpreter, and what to start."""
@@ -375,11 +375,11 @@ class LocalSandbox:
         )
         return dataclasses.replace(order, limits=limits), order_of(order.language, self._machine())
 
-    def _machine(self) -> Machine:
+    def _machine(self) -> InstalledToolchains:
         """Where the toolchains are."""
-        from belljar.languages import machine_of
+        from belljar.languages import installed_toolchains
 
-        return machine_of(self._settings)
+        return installed_toolchains(self._settings)
 
     async def _make_pool(self, name: str) -> LocalPool:
         """Open the one of an environment, with the toolchains of a root where `name` says so."""

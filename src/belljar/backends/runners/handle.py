@@ -150,21 +150,21 @@ class RunnerHandle:
         self._connection.send(Word.CANCEL, number)
         await wait_until_done(dead)
 
-    def _receive(self, word: int, number: int, body: bytes) -> None:
+    def _receive(self, word: int, number: int, process: bytes) -> None:
         self.missed = 0
         if word == _ENDED:
             if self._parts and (parts := self._parts.pop(number, None)) is not None:
-                joining = self._loop.create_task(self._put_together(self._answer(number), body, parts))
+                joining = self._loop.create_task(self._put_together(self._answer(number), process, parts))
                 self._joining.add(joining)
                 joining.add_done_callback(self._joining.discard)
             else:
-                self._answer(number).set_result(read_evidence(body))
+                self._answer(number).set_result(read_evidence(process))
         elif word == Word.PART:
-            self._parts.setdefault(number, []).append(body)
+            self._parts.setdefault(number, []).append(process)
         elif word == Word.FACTS:
-            self.facts = read_facts(body)
+            self.facts = read_facts(process)
         elif word == Word.LOG:
-            logger, text = read_record(body)
+            logger, text = read_record(process)
             logging.getLogger(logger).log(number, "%s", text)
         elif word == Word.READY:
             self._ready.set_result(None)
@@ -172,15 +172,15 @@ class RunnerHandle:
             self._parts.pop(number, None)
         elif word == Word.FAILED:
             failed = self._answer(number) if number else self._ready
-            failed.set_exception(read_error(body))
+            failed.set_exception(read_error(process))
             failed.exception()  # read, or asyncio complains: whoever waited may have left
         elif word == Word.CANCELLED:
             self._answer(number).set_result(None)
         else:
-            self._pass_on(word, number, body)
+            self._pass_on(word, number, process)
 
-    async def _put_together(self, answer: asyncio.Future[Any], body: bytes, parts: list[bytes]) -> None:
-        evidence = await asyncio.to_thread(read_large_evidence, body, parts)
+    async def _put_together(self, answer: asyncio.Future[Any], process: bytes, parts: list[bytes]) -> None:
+        evidence = await asyncio.to_thread(read_large_evidence, process, parts)
         if not answer.done():
             answer.set_result(evidence)
 
@@ -189,16 +189,16 @@ class RunnerHandle:
         answer = self._asked.pop(number).answer
         return self._loop.create_future() if answer.done() else answer
 
-    def _pass_on(self, word: int, number: int, body: bytes) -> None:
+    def _pass_on(self, word: int, number: int, process: bytes) -> None:
         watcher = self._asked[number].watcher
         if watcher is None:  # cancelled
             return
         if word == Word.STARTED:
             watcher.started()
         elif word == Word.DISPLAYED:
-            watcher.displayed(read_display(body))
+            watcher.displayed(read_display(process))
         else:
-            watcher.wrote(_STREAMS[word], body)
+            watcher.wrote(_STREAMS[word], process)
         if watcher.is_behind and number not in self._pacing:
             self._connection.send(Word.WAIT, number)
             self._pacing[number] = self._loop.create_task(self._go_on_after(watcher, number))

@@ -105,20 +105,20 @@ class Connection(asyncio.Protocol):
         start, end = 0, len(chunk)
         while end - start >= _HEAD_BYTES:
             size, word, number = _HEAD.unpack_from(chunk, start)
-            body = start + _HEAD_BYTES
-            if end - body < size:
+            process = start + _HEAD_BYTES
+            if end - process < size:
                 self._wanted_bytes = _HEAD_BYTES + size
                 break
-            start = body + size
-            self._receive(word, number, chunk[body:start])
+            start = process + size
+            self._receive(word, number, chunk[process:start])
         else:
             self._wanted_bytes = _HEAD_BYTES
         if start < end:
             self._inbox += chunk[start:]
 
-    def send(self, word: int, number: int = 0, body: bytes = b"") -> None:
+    def send(self, word: int, number: int = 0, process: bytes = b"") -> None:
         """Send one frame, with all others of this turn of the loop; to nobody, if the other end is gone."""
-        self._outbox.append(_HEAD.pack(len(body), word, number) + body)
+        self._outbox.append(_HEAD.pack(len(process), word, number) + process)
         if not self._is_due:
             self._is_due = True
             self._loop.call_soon(self._flush)
@@ -132,12 +132,12 @@ class Connection(asyncio.Protocol):
                 await asyncio.sleep(0)
                 await self.has_room()
 
-    def send_among(self, count: int, word: int, number: int, body: bytes) -> None:
+    def send_among(self, count: int, word: int, number: int, process: bytes) -> None:
         """Send one frame when there are this many, at the latest in a moment: the other end wakes up once for them."""
         if len(self._outbox) + 1 >= count:
-            self.send(word, number, body)
+            self.send(word, number, process)
             return
-        self._outbox.append(_HEAD.pack(len(body), word, number) + body)
+        self._outbox.append(_HEAD.pack(len(process), word, number) + process)
         if self._later is None and not self._is_due:
             self._later = self._loop.call_later(MOMENT_SECONDS, self._flush)
 
@@ -190,15 +190,15 @@ def pack_without(thing: _Thing, contents: list[bytes]) -> bytes:
     return pack((_with_contents(thing, [b""] * len(contents)), [len(each) for each in contents]))
 
 
-def read_large_execution(body: bytes, parts: list[bytes]) -> Execution:
+def read_large_execution(process: bytes, parts: list[bytes]) -> Execution:
     """As `pack_without` has packed it. Joining the parts takes a while: call this in a thread."""
-    execution, sizes = _read_bare_execution(body)
+    execution, sizes = _read_bare_execution(process)
     return _with_contents(execution, _join(parts, sizes))
 
 
-def read_large_evidence(body: bytes, parts: list[bytes]) -> Evidence:
+def read_large_evidence(process: bytes, parts: list[bytes]) -> Evidence:
     """As `read_large_execution`."""
-    evidence, sizes = _read_bare_evidence(body)
+    evidence, sizes = _read_bare_evidence(process)
     return _with_contents(evidence, _join(parts, sizes))
 
 
@@ -247,9 +247,9 @@ def pack_settings(settings: Settings) -> bytes:
     return pack(bare)
 
 
-def read_settings(body: bytes) -> Settings:
+def read_settings(process: bytes) -> Settings:
     """As `pack_settings` has packed them."""
-    return msgspec.msgpack.decode(body, type=Settings, dec_hook=lambda kind, value: kind(value))
+    return msgspec.msgpack.decode(process, type=Settings, dec_hook=lambda kind, value: kind(value))
 
 
 def pack_error(error: BaseException) -> bytes:
@@ -260,9 +260,9 @@ def pack_error(error: BaseException) -> bytes:
     return pack({"kind": type(error).__name__, "message": error.message, "details": error.details, "kept": kept})
 
 
-def read_error(body: bytes) -> BelljarError:
+def read_error(process: bytes) -> BelljarError:
     """The same error, as if it had been raised here."""
-    told = read_facts(body)
+    told = read_facts(process)
     kind = getattr(errors, told["kind"], SandboxFault)
     error: BelljarError = kind.__new__(kind)  # each has arguments of its own, long turned into what it says
     BelljarError.__init__(error, told["message"], **told["details"])

@@ -54,9 +54,9 @@ class Runner:
     async def serve(self, peer: socket.socket) -> None:
         """Until the server leaves."""
         await self._loop.create_connection(lambda: self._connection, sock=peer)
-        log_level, body = await self._told
+        log_level, process = await self._told
         logging.basicConfig(handlers=[_FarLog(self._connection)], level=log_level)
-        settings = read_settings(body)
+        settings = read_settings(process)
         self._share = -(-settings.pool.max_running // max(1, settings.server.runners))
         environments = Environments(settings.state_dir, settings.environments)
         self._sandbox = LocalSandbox(settings, environments, logging.getLogger("belljar").info)
@@ -92,31 +92,31 @@ class Runner:
         if not self._told.done():
             self._told.cancel()
 
-    def _receive(self, word: int, number: int, body: bytes) -> None:
+    def _receive(self, word: int, number: int, process: bytes) -> None:
         if word == _RUN:
-            self._runs[number] = self._loop.create_task(self._run(number, body, None))
+            self._runs[number] = self._loop.create_task(self._run(number, process, None))
         elif word == _RUN_WATCHED:
             watcher = self._watchers[number] = _FarWatcher(number, self._connection)
-            self._runs[number] = self._loop.create_task(self._run(number, body, watcher))
+            self._runs[number] = self._loop.create_task(self._run(number, process, watcher))
         elif word == Word.PART:
-            self._parts.setdefault(number, []).append(body)
+            self._parts.setdefault(number, []).append(process)
         elif word == Word.FORGET:
             self._parts.pop(number, None)
         elif word == _CANCEL:
             if number in self._runs:  # else it has ended, and the news is on its way
                 self._loop.call_soon(self._runs[number].cancel)  # after it has begun: else it could not answer
         elif word == Word.SETTINGS:
-            self._told.set_result((number, body))
+            self._told.set_result((number, process))
         elif number in self._watchers:
             self._watchers[number].let(word == Word.GO_ON)
 
-    async def _run(self, number: int, body: bytes, watcher: _FarWatcher | None) -> None:
+    async def _run(self, number: int, process: bytes, watcher: _FarWatcher | None) -> None:
         parts = self._parts.pop(number, None) if self._parts else None
         try:
             if parts is None:
-                execution = read_execution(body)
+                execution = read_execution(process)
             else:
-                execution = await asyncio.to_thread(read_large_execution, body, parts)
+                execution = await asyncio.to_thread(read_large_execution, process, parts)
                 parts = None
             evidence = await self._sandbox.run(execution, watcher)
             if contents := contents_of(evidence):
@@ -213,8 +213,8 @@ class _FarLog(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """From any thread."""
-        body = pack((record.name, self.format(record)))
-        self._loop.call_soon_threadsafe(self._connection.send, Word.LOG, record.levelno, body)
+        process = pack((record.name, self.format(record)))
+        self._loop.call_soon_threadsafe(self._connection.send, Word.LOG, record.levelno, process)
 
 
 async def _end(tasks: list[asyncio.Task[object]]) -> None:

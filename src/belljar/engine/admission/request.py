@@ -242,7 +242,7 @@ def _resolve_language(settings: Settings, language: object) -> str:
         )
     if settings.backend == "container":
         return known  # an image has toolchains of its own
-    machine = languages.machine_of(settings)
+    machine = languages.installed_toolchains(settings)
     if not machine.is_available(known):
         raise machine.explain_missing(known)
     return known

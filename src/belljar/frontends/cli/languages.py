@@ -19,7 +19,7 @@ from belljar.frontends.cli.options import define_common, define_json, define_wal
 from belljar.languages.install import InstallPlan, carry_out, choose, plan
 from belljar.languages.listing import describe, how_to_get
 from belljar.languages.toolchain import Toolchain, load_all
-from belljar.languages.toolchains import machine_of
+from belljar.languages.toolchains import installed_toolchains
 from belljar.settings import Settings
 
 OK, FAILED, MISSING = "ok", "failed", "missing"
@@ -140,7 +140,7 @@ async def check_all(settings: Settings, toolchains: Sequence[Toolchain], tell: A
 
 
 async def _run_hello(engine: Engine, settings: Settings, toolchain: Toolchain) -> dict[str, str]:
-    if not machine_of(settings).is_available(toolchain.name):
+    if not installed_toolchains(settings).is_available(toolchain.name):
         return {"state": MISSING, "seconds": "", "detail": how_to_get(toolchain)}
     hello = toolchain.hello
     seconds = min(_HELLO_SECONDS, settings.ceiling_limits.wall_seconds)
@@ -161,7 +161,7 @@ async def _run_hello(engine: Engine, settings: Settings, toolchain: Toolchain) -
 
 
 def _install(settings: Settings, options: argparse.Namespace) -> int:
-    machine = machine_of(settings)
+    machine = installed_toolchains(settings)
     planned = plan(machine, choose(options.names))
     _show(planned)
     if planned.steps and not options.yes:

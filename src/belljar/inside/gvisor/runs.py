@@ -127,7 +127,7 @@ class Run(Tenant):
     def begin(self) -> None:
         """Hand the program to a guest."""
         asked = self._asked
-        self.guest = guest = guests.take(asked["weight"], asked["allowance"])
+        self.guest = guest = guests.take(asked["kind"], asked["allowance"])
         end = asked["packet_bytes"]
         packet, lent = self._blob[:end], self._blob[end : end + asked["lent_bytes"]]
         descriptors: list[int] = []
@@ -267,7 +267,7 @@ class Run(Tenant):
             "paths": self._walk(),
         }
         event_loop.send({"run": self.number, "ended": ended})
-        guests.refill(self._asked["weight"], self._asked["default_allowance"])
+        guests.refill(self._asked["kind"], self._asked["default_allowance"])
 
     def _walk(self) -> list[str]:
         if self._work_dir < 0:

@@ -35,7 +35,7 @@ def begin(order: dict[str, Any], descriptors: list[int]) -> int:
     """Fork the process that makes one place; it reports over the first of `descriptors` by itself.
 
     `order` has the family's `uid`, `disk_bytes`, and `landlock_version`; whether a user namespace is to be `joined`,
-    and whether one is to be `made` below that. The descriptors: the socket to report over, the jail's sleeper, the
+    and whether one is to be `made` below that. The descriptors: the socket to report over, the jail's jail_init, the
     parent's directories in the order of `policy.WRITABLE_DIRS`, the user namespace to be joined, if any, and the files
     by which to join the branch's cgroup.
 

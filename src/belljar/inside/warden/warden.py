@@ -44,7 +44,7 @@ _BACKLOG = 64
 _GUESTS_MAX = 4096  # with those that have gone, whose namespaces the kernel takes apart when it likes
 _OOM_SCORE_MAX, _OOM_SCORE_ABOVE_HOST = 1000, 500
 _SLEEP = ("/usr/bin/sleep", "/bin/sleep")
-_LENT = 4  # what a sleeper has open: the directory it was loaded from, where that was lent
+_LENT = 4  # what a jail_init has open: the directory it was loaded from, where that was lent
 
 
 def main(control_descriptor: int) -> None:
@@ -362,7 +362,7 @@ class Warden:
         raise RuntimeError(f"a jail could not be made: {text}")
 
     def reap(self) -> None:
-        """Report every child that has ended: sleepers, zygotes, and guests whose zygote is gone."""
+        """Report every child that has ended: jail_inits, zygotes, and guests whose zygote is gone."""
         while True:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
@@ -412,7 +412,7 @@ def _open_ipc_records() -> list[int]:
 def _receive_to_the_end(peer: socket.socket) -> tuple[str, list[int], bool]:
     """What is said of a jail in the making, what came with it, and whether some of that did not fit.
 
-    It ends when the sleeper has exec'd: then its namespaces can be joined.
+    It ends when the jail_init has exec'd: then its namespaces can be joined.
     """
     text, descriptors, is_short = b"", [], False
     with peer:
@@ -426,7 +426,7 @@ def _receive_to_the_end(peer: socket.socket) -> tuple[str, list[int], bool]:
 
 
 def _find_sleep() -> tuple[list[str], int]:
-    """What a sleeper becomes, and the directory that it needs for that, if any: its own /tmp will cover that one."""
+    """What a jail_init becomes, and the directory that it needs for that, if any: its own /tmp will cover that one."""
     if not os.path.exists(f"{host_python.IN_ROOT}/{host_python.SLEEP}"):
         return [next(filter(os.path.exists, _SLEEP), _SLEEP[0])], -1
     return host_python.command(f"/proc/self/fd/{_LENT}", host_python.SLEEP), os.open(

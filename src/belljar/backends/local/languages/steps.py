@@ -20,9 +20,9 @@ from belljar.backends.local.languages.standby import PACKET_BYTES_MAX, Standby, 
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import InvalidExecution, TooLarge
 from belljar.contract.execution import MIB, Compilation, Evidence, Execution, Limits, Status, classify
-from belljar.languages import Toolchain, load_one, machine_of
+from belljar.languages import Toolchain, installed_toolchains, load_one
 from belljar.languages.toolchain import Plan
-from belljar.languages.toolchains import Machine
+from belljar.languages.toolchains import InstalledToolchains
 from belljar.settings import Settings
 
 _CHECK_SECONDS = 10.0  # for a toolchain to say whether it can parse a program
@@ -56,10 +56,10 @@ class _Flight:
 class Commands:
     """Runs programs of every language but Python. Bound to one event loop."""
 
-    def __init__(self, settings: Settings, run_step: RunStep, machine: Machine | None = None) -> None:
+    def __init__(self, settings: Settings, run_step: RunStep, machine: InstalledToolchains | None = None) -> None:
         self._settings = settings
         self._run_step = run_step
-        self._machine = machine or machine_of(settings)
+        self._machine = machine or installed_toolchains(settings)
         self._cache = CompileCache(settings.state_dir.resolve() / "compiled", settings.languages.compile_cache_bytes)
         self._flights: dict[str, _Flight] = {}
         self._ready: dict[tuple[str, str], asyncio.Task[None]] = {}  # by name and fingerprint

@@ -90,7 +90,7 @@ class JailSlots:
 
 
 class Jail:
-    """A berth with live namespaces. Owns the pidfd of its sleeper and, through it, everyone inside."""
+    """A berth with live namespaces. Owns the pidfd of its jail_init and, through it, everyone inside."""
 
     def __init__(
         self, jail_slot: JailSlot, warden: WardenHandle, pid: int, made: Sequence[int], on_gone: Callable[[Jail], None]
@@ -227,9 +227,9 @@ class Jail:
     def was_taken_away(self) -> bool:
         """Whether its namespaces end or have ended though we did not end them: killed from outside, by an operator.
 
-        No guest can do it: the kernel keeps signals of a pid namespace from its first process, and the sleeper is in no
-        cgroup of theirs. Everyone else is killed only once the sleeper is marked as exiting, so whoever has seen a
-        guest die of that finds the mark. We hear that the sleeper is gone a moment later.
+        No guest can do it: the kernel keeps signals of a pid namespace from its first process, and jail_init is in no
+        cgroup of theirs. Everyone else is killed only once jail_init is marked as exiting, so whoever has seen a
+        guest die of that finds the mark. We hear that jail_init is gone a moment later.
         """
         if self.is_killed:
             return False

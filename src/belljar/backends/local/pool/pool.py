@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from belljar import channel
-from belljar.backends.local.pool import descriptors as shortage
+from belljar.backends.local.pool import descriptors
 from belljar.backends.local.pool.guests import Guest
 from belljar.backends.local.pool.jail_pool import JAIL_SECONDS, JailPool
 from belljar.backends.local.pool.jails import JAILS_MAX, Jail, JailSlot, JailSlots
@@ -89,8 +89,8 @@ class LocalPool(ZygoteListener):
         )
         self._zygotes = Zygotes(self._warden, self, pool, self._recipe, self._zygote_reaped)
         self._trimming: asyncio.TimerHandle | None = None
-        self._filling: dict[str, asyncio.TimerHandle] = {}  # weights of which a few guests are missing
-        self._wanting: set[str] = set()  # weights that wait for jails to fork their guests into
+        self._filling: dict[str, asyncio.TimerHandle] = {}  # kinds of which a few guests are missing
+        self._wanting: set[str] = set()  # kinds that wait for jails to fork their guests into
         self._burst = max(1, pool.ready_guests // 2)  # so many missing guests are forked in a row
         self._ready: dict[str, deque[Guest]] = {BARE: deque(), PACKAGES: deque(), SESSION: deque()}
         self._guests: dict[int, Guest] = {}
@@ -147,7 +147,7 @@ class LocalPool(ZygoteListener):
         return _SYSTEM_PYTHON if self._system else f"{policy.ENVIRONMENT_DIR}/bin/python"
 
     def _imports(self, kind: str) -> list[str]:
-        """What a zygote of this weight imports ahead."""
+        """What a zygote of this kind imports ahead."""
         return [] if kind == BARE else list(self.environment.warm_imports)
 
     @property
@@ -301,7 +301,7 @@ class LocalPool(ZygoteListener):
         return len(self._guests) - sum(map(len, self._ready.values())) - len(self._staying)
 
     def lease_ready(self, kind: str, limits: Limits) -> Guest | None:
-        """A guest of this weight behind these limits that waits for a program, if there is one."""
+        """A guest of this kind behind these limits that waits for a program, if there is one."""
         self._zygotes.note_use(kind)
         ready = self._ready[kind]
         if not ready or not (limits is self._default_limits or self.allowance(limits) == self._default_allowance):
@@ -311,7 +311,7 @@ class LocalPool(ZygoteListener):
         return guest
 
     async def lease(self, kind: str, limits: Limits) -> Guest:
-        """A guest of this weight behind these limits: a ready one when there is one, else forked now.
+        """A guest of this kind behind these limits: a ready one when there is one, else forked now.
 
         Raises:
             JailSetupFailed: none can be made.
@@ -349,7 +349,7 @@ class LocalPool(ZygoteListener):
             guest = Guest(self._next_guest, jail, zygote, zygote.kind == SESSION)
         except OSError as error:
             self._jails.put_back(jail)
-            raise shortage.refusal() from error
+            raise descriptors.refusal() from error
         jail.is_leased, jail.is_vacated = True, False
         self._guests[guest.number] = guest
         jail_slot = jail.jail_slot
@@ -364,8 +364,8 @@ class LocalPool(ZygoteListener):
             del self._guests[guest.number]
             guest.close_their_ends()
             self.release(guest)
-            if shortage.is_one(error):
-                raise shortage.refusal() from error
+            if descriptors.is_one(error):
+                raise descriptors.refusal() from error
             raise ZygoteDied("the warm process is gone; the next request starts a new one") from error
         guest.close_their_ends()
         self._zygotes.note_fork(zygote)
@@ -426,7 +426,7 @@ class LocalPool(ZygoteListener):
             self._warden.kill()
             raise JailSetupFailed("network", "the warden does not answer") from error
         except OutOfDescriptors as error:
-            raise shortage.refusal() from error
+            raise descriptors.refusal() from error
         except StartFailed as error:
             raise JailSetupFailed("network", str(error)) from error
 

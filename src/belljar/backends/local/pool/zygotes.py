@@ -1,6 +1,6 @@
-"""The warm processes of one pool, one for each weight in use: started when first wanted, replaced, let go.
+"""The warm processes of one pool, one for each kind in use: started when first wanted, replaced, let go.
 
-A weight is what a zygote has imported: 'bare' has the standard library's basics, 'heavy' the environment's warm
+A kind is what a zygote has imported: 'bare' has the standard library's basics, 'heavy' the environment's warm
 imports, 'shell' those and IPython: its guests are sessions.
 """
 
@@ -31,7 +31,7 @@ Recipe = tuple[str, Mapping[str, Any]]  # the interpreter as the guests' root ha
 
 
 class Zygotes:
-    """By weight. All methods run on the loop's thread."""
+    """By kind. All methods run on the loop's thread."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Zygotes:
         recipe: Callable[[str], Recipe],
         on_reaped: Callable[[ZygoteHandle], None],
     ) -> None:
-        """`recipe` says how one of a weight is started; `on_reaped` hears of each that the warden has buried."""
+        """`recipe` says how one of a kind is started; `on_reaped` hears of each that the warden has buried."""
         self.replaced = 0
         self._warden = warden
         self._listener = listener
@@ -64,12 +64,12 @@ class Zygotes:
         return iter([zygote for zygote in self._current.values() if not zygote.is_lost])
 
     def find(self, kind: str) -> ZygoteHandle | None:
-        """The one of this weight, if it is there."""
+        """The one of this kind, if it is there."""
         current = self._current.get(kind)
         return None if current is None or current.is_lost else current
 
     async def get(self, kind: str) -> ZygoteHandle:
-        """The one of this weight, started if need be; callers at the same time share one start.
+        """The one of this kind, started if need be; callers at the same time share one start.
 
         Raises:
             JailSetupFailed: it does not come up. Overloaded: there are no descriptors for it.
@@ -110,7 +110,7 @@ class Zygotes:
         zygote.retire()
 
     def note_use(self, kind: str) -> None:
-        """Somebody wants a guest of this weight."""
+        """Somebody wants a guest of this kind."""
         self._used_at[kind] = self._loop.time()
 
     def note_fork(self, zygote: ZygoteHandle) -> None:
@@ -143,7 +143,7 @@ class Zygotes:
         return True
 
     def let_go_of_unused(self) -> list[str]:
-        """Have those leave that only some programs need, when nobody has asked for a while; which weights those are."""
+        """Have those leave that only some programs need, when nobody has asked for a while; which kinds those are."""
         gone = []
         for kind in (PACKAGES, SESSION):
             idle_seconds = self._loop.time() - self._used_at.get(kind, 0.0)

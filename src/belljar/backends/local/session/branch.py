@@ -28,7 +28,7 @@ from belljar.backends.local.pool.pool import INTERPRETER_BYTES
 from belljar.backends.local.pool.setns_gate import Gate, Pass, has_ended
 from belljar.backends.local.pool.warden_handle import OutOfDescriptors, StartFailed
 from belljar.backends.local.pool.zygotes import SESSION
-from belljar.backends.local.session.process import BranchBody, SessionProcess
+from belljar.backends.local.session.process import BranchProcess, SessionProcess
 from belljar.contract.errors import CannotBranch, JailSetupFailed, Overloaded, SandboxFault
 from belljar.contract.execution import Limits
 from belljar.jail.cgroups import JailCgroup
@@ -49,7 +49,7 @@ _ODD = "the session's process did not copy itself as it should"
 class Branch(NamedTuple):
     """A branch that is ready to be a session; the caller owns the descriptors."""
 
-    body: BranchBody
+    process: BranchProcess
     directories: list[int]  # work directory, /tmp and /dev/shm
     pidfd: int
 
@@ -239,8 +239,8 @@ async def _settle(
         for directory in place.directories:
             owned.append(os.dup(directory))
         stdout, stderr = owned[:2]
-        body = BranchBody(parent.family, jail_slot, ours, stdout, stderr, copy.pidfd, copy.pid)
-        return Branch(body, owned[3:], copy.pidfd)
+        process = BranchProcess(parent.family, jail_slot, ours, stdout, stderr, copy.pidfd, copy.pid)
+        return Branch(process, owned[3:], copy.pidfd)
     except BaseException:
         ours.close()
         lent += owned

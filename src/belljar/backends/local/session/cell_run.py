@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Protocol
 from belljar import channel
 from belljar.aio import wait_until_done
 from belljar.backends.local.features.feature import GuestFeature
-from belljar.backends.local.pool import descriptors as shortage
+from belljar.backends.local.pool import descriptors
 from belljar.backends.local.run.artifacts import Collected
 from belljar.backends.local.run.deadlines import InterruptGrace
 from belljar.backends.local.run.displays import DisplayReader, read_error
@@ -120,8 +120,8 @@ class CellRun(MonitoredRun):
             raise ZygoteDied("the session's process does not listen") from error
         except OSError as error:
             self._close_pipes()
-            if shortage.is_one(error):
-                raise shortage.refusal() from error
+            if descriptors.is_one(error):
+                raise descriptors.refusal() from error
             raise JailSetupFailed("cell", str(error)) from error
         finally:
             for descriptor in theirs:

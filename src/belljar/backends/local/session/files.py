@@ -106,7 +106,7 @@ _ANSWER_BYTES = 1024
 _SECONDS = 60.0
 
 
-async def put(body: SessionProcess, cgroup: JailCgroup, directory: int, path: str, content: bytes) -> None:
+async def put(process: SessionProcess, cgroup: JailCgroup, directory: int, path: str, content: bytes) -> None:
     """Make or replace a file.
 
     Raises:
@@ -116,7 +116,7 @@ async def put(body: SessionProcess, cgroup: JailCgroup, directory: int, path: st
     room = cgroup.room_bytes() - _OVERHEAD_BYTES
     if len(content) > room:
         raise live_files.NoRoom(f"the session's memory has room for {max(0, room):,} more bytes")
-    answer = await _have_written(body, cgroup, directory, path, content)
+    answer = await _have_written(process, cgroup, directory, path, content)
     kind, reason = answer[:1], answer[1:].decode("utf-8", "replace")
     if kind == file_writer.NO_ROOM:
         raise live_files.NoRoom(reason)
@@ -126,16 +126,18 @@ async def put(body: SessionProcess, cgroup: JailCgroup, directory: int, path: st
         raise SandboxFault(f"{path} could not be written: {reason or 'the process that writes it has died'}")
 
 
-async def _have_written(body: SessionProcess, cgroup: JailCgroup, directory: int, path: str, content: bytes) -> bytes:
+async def _have_written(
+    process: SessionProcess, cgroup: JailCgroup, directory: int, path: str, content: bytes
+) -> bytes:
     """What the process that writes has to say, after its end; b"" if it was killed."""
-    order = {"uid": body.family.guest.jail.jail_slot.uid, "path": path, "bytes": len(content)}
+    order = {"uid": process.family.guest.jail.jail_slot.uid, "path": path, "bytes": len(content)}
     loop = asyncio.get_running_loop()
     try:
         ours, theirs = socket.socketpair()
         with ours, theirs:
             ours.setblocking(False)
             lent = [theirs.fileno(), directory, cgroup.memory_join]
-            _, writer = await body.family.pool.deposit(order, lent)
+            _, writer = await process.family.pool.deposit(order, lent)
             theirs.close()
             try:
                 async with asyncio.timeout(_SECONDS):

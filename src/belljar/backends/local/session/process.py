@@ -43,7 +43,7 @@ class SessionFamily:
         self.members.discard(member)
         if not self.members:
             self.guest.jail.kill()
-            await self.cell_gone()
+            await self.jail_gone()
             self.pool.release(self.guest)
 
     async def empty(self, cgroup: JailCgroup) -> None:
@@ -56,7 +56,7 @@ class SessionFamily:
         while not cgroup.is_empty():
             if self.guest.jail.is_killed or self.pool.loop.time() > until:
                 self.guest.jail.kill()
-                await self.cell_gone()
+                await self.jail_gone()
                 return
             await asyncio.sleep(pause)
             pause = min(1.1 * pause, _LOOK_AGAIN_SECONDS_MAX)  # most are dead after a few milliseconds
@@ -64,7 +64,7 @@ class SessionFamily:
                 with contextlib.suppress(OSError):
                     cgroup.kill_all()
 
-    async def cell_gone(self) -> None:
+    async def jail_gone(self) -> None:
         """Wait until nobody is left in the killed jail, and for no stuck process of ours."""
         jail = self.guest.jail
         while not jail.is_gone:
@@ -101,7 +101,7 @@ class SessionProcess:
     async def gone(self) -> None:
         """Wait until everyone who was killed is dead."""
         if self.family.guest.jail.is_killed or self.cgroup is None:
-            await self.family.cell_gone()
+            await self.family.jail_gone()
             return
         await self.family.empty(self.cgroup)
 
@@ -139,7 +139,7 @@ class FirstProcess(SessionProcess):
         await super().release()
 
 
-class BranchBody(SessionProcess):
+class BranchProcess(SessionProcess):
     """A copy that a session has made of itself. Nobody waits for it, so its end is seen through its pidfd."""
 
     def __init__(

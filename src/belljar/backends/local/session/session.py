@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from belljar import channel
 from belljar.aio import wait_until_done
 from belljar.backends.local.features.feature import GuestFeature
-from belljar.backends.local.pool import descriptors as shortage
+from belljar.backends.local.pool import descriptors
 from belljar.backends.local.pool.pool import INTERPRETER_BYTES
 from belljar.backends.local.pool.setns_gate import has_ended
 from belljar.backends.local.pool.zygotes import SESSION
@@ -63,16 +63,16 @@ _GENERATIONS_MAX = 15  # landlock has sixteen layers, and the jail itself is one
 class LocalSession(SessionFiles):
     """An interpreter that stays. All methods run on the loop's thread; one cell at a time."""
 
-    def __init__(self, body: SessionProcess, limits: Limits, bounds: RequestSettings, owner: int | None) -> None:
+    def __init__(self, process: SessionProcess, limits: Limits, bounds: RequestSettings, owner: int | None) -> None:
         super().__init__(bounds, owner)
-        self.cgroup = body.cgroup
-        self._body = body
+        self.cgroup = process.cgroup
+        self._process = process
         self._limits = limits
         self._loop = asyncio.get_running_loop()
         self._opening = Opening()
         self._directories: list[int] = []  # work directory, /tmp, /dev/shm
         self._pidfd = -1
-        self._turn: CellRun | None = None
+        self._cell_run: CellRun | None = None
         self._copying: asyncio.Future[str | None] | None = None  # why it cannot, if so
         self._generation = 0  # how many branchings ago its family began
         self._branches_coming = 0
@@ -85,12 +85,12 @@ class LocalSession(SessionFiles):
         self._buried: asyncio.Task[None] | None = None
         self._tells: list[Callable[[], None]] = []
         self._background = Background(limits.output_bytes)
-        self._idleness = Idleness(body.cgroup, limits.cpu_seconds, lambda: self.end("timeout"))
+        self._idleness = Idleness(process.cgroup, limits.cpu_seconds, lambda: self.end("timeout"))
         self.tools: SessionTools | None = None
-        self.way_out: NetworkAccess | None = None  # of a session that was given a network
+        self.network: NetworkAccess | None = None  # of a session that was given a network
         self.foreign: Mapping[str, Any] | None = None  # what is started for a language that is not Python
-        body.ended = self._on_process_ended
-        body.memory_event = self._on_memory_event
+        process.ended = self._on_process_ended
+        process.memory_event = self._on_memory_event
 
     # ---- opening
 
@@ -106,7 +106,7 @@ class LocalSession(SessionFiles):
             if self.cgroup is not None:
                 self.cgroup.limit(self._limits.memory_bytes + INTERPRETER_BYTES[SESSION], self._limits.processes)
                 self.cgroup.begin()
-            self._loop.add_reader(self._body.channel, self._on_message)
+            self._loop.add_reader(self._process.channel, self._on_message)
             async with asyncio.timeout(FIRST_WORD_SECONDS):
                 await self._opening.first_word
             self._check_directories()
@@ -121,8 +121,8 @@ class LocalSession(SessionFiles):
             if isinstance(error, TimeoutError):
                 is_ours = not self._opening.first_word.done() or not (extras or self.foreign)
                 raise describe_silence(is_ours) from error
-            if shortage.is_one(error):
-                raise shortage.refusal() from error
+            if descriptors.is_one(error):
+                raise descriptors.refusal() from error
             if isinstance(error, OSError):
                 raise JailSetupFailed("cgroup", str(error)) from error
             if isinstance(error, channel.ChannelClosed):
@@ -131,10 +131,10 @@ class LocalSession(SessionFiles):
         self._settle()
 
     def _check_directories(self) -> None:
-        self._body.family.pool.check_dirs(self._directories)
+        self._process.family.pool.check_dirs(self._directories)
 
     def _settle(self) -> None:
-        self._background.open(self._body.stdout, self._body.stderr)
+        self._background.open(self._process.stdout, self._process.stderr)
         self._idleness.begin()
 
     def _send_order(self, order: SessionOrder, extras: Sequence[GuestFeature]) -> None:
@@ -157,29 +157,29 @@ class LocalSession(SessionFiles):
 
     def send(self, packet: bytes, descriptors: list[int]) -> None:
         """Hand a packet to the guest; the caller keeps its copies of the descriptors."""
-        channel.send_packet(self._body.channel, packet, descriptors)
+        channel.send_packet(self._process.channel, packet, descriptors)
 
     # ---- what the guest says
 
     def _on_message(self) -> None:
         try:
-            message, blob, descriptors = channel.receive(self._body.channel, self._opening.descriptors_max)
+            message, blob, received = channel.receive(self._process.channel, self._opening.descriptors_max)
         except BlockingIOError:
             return
         except channel.ChannelClosed as error:
             if isinstance(error, channel.DescriptorsLost) and not self._opening.first_word.done():
-                self._opening.first_word.set_exception(shortage.refusal())
+                self._opening.first_word.set_exception(descriptors.refusal())
             self._on_broken_channel()
             return
         if not self._opening.first_word.done():
-            self._receive_first_message(message, descriptors)
+            self._receive_first_message(message, received)
         elif self.cgroup is not None and self.cgroup.oom_kills() > 0:
             self.end("memory")  # of a child: the cell itself may not even have noticed
         elif not self._opening.ready.done():
             if not self._opening.receive_second(message, blob):
                 self.end("crash")
-        elif self._turn is not None and message.get("ended") == self._turn.number and "error" in message:
-            self._turn.answer(message)
+        elif self._cell_run is not None and message.get("ended") == self._cell_run.number and "error" in message:
+            self._cell_run.answer(message)
         elif self._copying is not None and not self._copying.done() and not message:
             self._copying.set_result(None if blob == b"branched" else blob[:500].decode("utf-8", "replace"))
         else:
@@ -187,14 +187,14 @@ class LocalSession(SessionFiles):
 
     def _on_broken_channel(self) -> None:
         """Its end was closed, most often because its process ends now; or the program wrote nonsense."""
-        self._loop.remove_reader(self._body.channel)
+        self._loop.remove_reader(self._process.channel)
         if not self._opening.first_word.done():
             self.end("lost")
         waiting = select.poll()
-        waiting.register(self._body.channel, select.POLLRDHUP)  # an empty packet looks like an end, too
+        waiting.register(self._process.channel, select.POLLRDHUP)  # an empty packet looks like an end, too
         if not waiting.poll(0):
             self.end("crash")
-        elif self._turn is None:  # a cell that runs has its own clock
+        elif self._cell_run is None:  # a cell that runs has its own clock
             self._loop.call_later(_SILENCE_SECONDS, self._end_unheard)
 
     def _end_unheard(self) -> None:
@@ -202,7 +202,7 @@ class LocalSession(SessionFiles):
         self.end("lost" if self._was_lost() else "crash")
 
     def _was_lost(self) -> bool:
-        return self._body.family.pool.is_lost or self._body.was_taken_away()
+        return self._process.family.pool.is_lost or self._process.was_taken_away()
 
     def _receive_first_message(self, message: Mapping[str, Any], descriptors: list[int]) -> None:
         if self._opening.receive_first(message, descriptors):
@@ -218,25 +218,25 @@ class LocalSession(SessionFiles):
             await self._wait_until_buried()
             raise self._ended_error()
         self._cells += 1
-        self._turn = CellRun(self, self._cells, cell, watcher, self._bounds)
+        self._cell_run = CellRun(self, self._cells, cell, watcher, self._bounds)
         if self.tools is not None:
-            self._turn.extra = self.tools.unsent
+            self._cell_run.extra = self.tools.unsent
             self.tools.begin(watcher)
         try:
             try:
-                self._turn.start()
+                self._cell_run.start()
                 if self.tools is not None:
                     self.tools.sent()
             except ZygoteDied:
                 self._end_unheard()
                 await self._wait_until_buried()
                 raise self._ended_error() from None
-            evidence = await self._turn.finish()
-            if self.way_out is not None:
-                evidence = await self.way_out.complete(evidence)
+            evidence = await self._cell_run.finish()
+            if self.network is not None:
+                evidence = await self.network.complete(evidence)
             return evidence if self.tools is None else self.tools.complete(evidence)
         finally:
-            self._turn = None
+            self._cell_run = None
             if self.tools is not None:
                 self.tools.end()
             if self._buried is not None:
@@ -247,7 +247,7 @@ class LocalSession(SessionFiles):
 
     def interrupt(self) -> None:
         """KeyboardInterrupt in the running cell; nothing when there is none."""
-        if self._turn is not None:
+        if self._cell_run is not None:
             self.signal_interrupt()
 
     def signal_interrupt(self) -> None:
@@ -274,14 +274,14 @@ class LocalSession(SessionFiles):
         Raises:
             CannotBranch: it cannot be copied now; the message says why.
         """
-        with shortage.named():
+        with descriptors.named():
             return await self._branch(reseed)
 
     async def _branch(self, reseed: bool) -> LiveSession:
         self._check_alive()
         if self.foreign is not None:
             raise CannotBranch("only Python sessions can be branched: another interpreter cannot fork itself")
-        if self._turn is not None:
+        if self._cell_run is not None:
             raise CannotBranch("a cell is running; branch when it has ended")
         if self._generation >= _GENERATIONS_MAX:
             raise CannotBranch(
@@ -297,12 +297,12 @@ class LocalSession(SessionFiles):
             async with self._births:
                 self._check_alive()
                 order = self._order_copy(reseed)
-                grown = await copy_session(self._body, self._directories, self._limits, order, self._forking)
+                grown = await copy_session(self._process, self._directories, self._limits, order, self._forking)
         finally:
             self._branches_coming -= 1
             if self._reason is None and self.cgroup is not None:
                 self._idleness.forgive(min(self.cgroup.cpu_seconds() - began, _FORK_CPU_SECONDS))
-        twin = LocalSession(grown.body, self._limits, self._bounds, self._owner)
+        twin = LocalSession(grown.process, self._limits, self._bounds, self._owner)
         twin._generation = self._generation + 1
         twin._begin_as_copy(grown, self._cells)
         try:
@@ -319,12 +319,12 @@ class LocalSession(SessionFiles):
             try:
                 twin.tools = self.tools.branch()
             except OSError as error:
-                if shortage.is_one(error):
-                    raise shortage.refusal() from error
+                if descriptors.is_one(error):
+                    raise descriptors.refusal() from error
                 raise JailSetupFailed("branch", str(error)) from error
-        if self.way_out is not None:
+        if self.network is not None:
             try:
-                twin.way_out = await self.way_out.branch(pidfd)
+                twin.network = await self.network.branch(pidfd)
             except JailSetupFailed as error:  # most likely the copy's own doing: it has ended, or has the port
                 raise CannotBranch(f"the copy could not be given its network: {error.message}") from error
 
@@ -353,7 +353,7 @@ class LocalSession(SessionFiles):
         self._directories, self._pidfd = grown.directories, grown.pidfd
         self._cells = cells
         self._opening.skip()
-        self._loop.add_reader(self._body.channel, self._on_message)
+        self._loop.add_reader(self._process.channel, self._on_message)
         self._settle()
         if has_ended(grown.pidfd):
             self._on_process_ended(None)
@@ -387,7 +387,7 @@ class LocalSession(SessionFiles):
             self._reason = reason
             self._opening.fail(reason)
             self._idleness.close()
-            self._body.kill()
+            self._process.kill()
             self._buried = self._loop.create_task(self._bury())
 
     async def _write(self, path: str, content: bytes) -> None:
@@ -398,8 +398,8 @@ class LocalSession(SessionFiles):
         async with self._writing:
             self._check_alive()
             try:
-                with shortage.named():
-                    await files.put(self._body, self.cgroup, self._directories[0], path, content)
+                with descriptors.named():
+                    await files.put(self._process, self.cgroup, self._directories[0], path, content)
             except SandboxFault:
                 self._on_memory_event()  # the program may have taken what there was room for
                 self._check_alive()
@@ -428,7 +428,7 @@ class LocalSession(SessionFiles):
             return "lost"
         if status is None:
             return (
-                "lost" if isinstance(self._body, FirstProcess) else "exit"
+                "lost" if isinstance(self._process, FirstProcess) else "exit"
             )  # an older kernel tells nothing of a branch
         return "exit" if os.WIFEXITED(status) else "crash"
 
@@ -446,15 +446,15 @@ class LocalSession(SessionFiles):
 
     async def _bury(self) -> None:
         """Wait until everyone is dead, tell the cell that ran, and give everything back."""
-        await self._body.gone()
+        await self._process.gone()
         await asyncio.wait([self._status], timeout=_SILENCE_SECONDS)
         status = self._status.result() if self._status.done() and self._reason != "lost" else None
         if self.cgroup is not None and self._reason in ("crash", "lost") and self.cgroup.oom_kills() > 0:
             self._reason = "memory"
         assert self._reason is not None
-        if self._turn is not None:
-            self._turn.answer(self._describe_end(self._reason, status))
-        self._loop.remove_reader(self._body.channel)
+        if self._cell_run is not None:
+            self._cell_run.answer(self._describe_end(self._reason, status))
+        self._loop.remove_reader(self._process.channel)
         self._background.close()
         async with self._writing:
             pass  # nobody of ours is in its cgroup any more
@@ -467,9 +467,9 @@ class LocalSession(SessionFiles):
         self._opening.forget()
         if self.tools is not None:
             self.tools.close()
-        if self.way_out is not None:
-            await self.way_out.close()
-        await self._body.release()
+        if self.network is not None:
+            await self.network.close()
+        await self._process.release()
         for tell in self._tells:
             tell()
 

@@ -248,9 +248,9 @@ def _language_rows(settings: Settings, tell: Callable[[str], None], tries_them: 
     from belljar.frontends.cli.languages import check_all
     from belljar.languages.listing import how_to_get
     from belljar.languages.toolchain import load_all
-    from belljar.languages.toolchains import machine_of
+    from belljar.languages.toolchains import installed_toolchains
 
-    machine = machine_of(settings)
+    machine = installed_toolchains(settings)
     others = [each for each in load_all().values() if each.run]
     here = [each for each in others if machine.is_available(each.name)]
     if not tries_them:

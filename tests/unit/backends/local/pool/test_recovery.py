@@ -46,17 +46,17 @@ def warden_and_zygote() -> tuple[int, int]:
 
 def kill_sleepers(below: int) -> None:
     """End all that hold cells in the worlds of this process, in one go: not one while others are looked for."""
-    for sleeper in list(find_sleepers(below)):
+    for jail_init in list(find_jail_inits(below)):
         with contextlib.suppress(ProcessLookupError):  # its cell was given up meanwhile
-            os.kill(sleeper, signal.SIGKILL)
+            os.kill(jail_init, signal.SIGKILL)
 
 
-def find_sleepers(below: int) -> Iterator[int]:
+def find_jail_inits(below: int) -> Iterator[int]:
     for child in children(below):
         if "infinity" in arguments(child):
             yield child
         else:
-            yield from find_sleepers(child)
+            yield from find_jail_inits(child)
 
 
 def state_of(pid: int) -> str:
@@ -200,7 +200,7 @@ def test_a_runners_cells_killed_from_outside_are_no_programs_fault(serve: Serve,
         host.wait_until(lambda: has_program(server.process.pid), "it runs")
         kill_sleepers(server.process.pid)
         ask.join()
-        assert (answers[0].status, answers[0].body.get("status")) == (200, "ok"), answers
+        assert (answers[0].status, answers[0].process.get("status")) == (200, "ok"), answers
 
 
 def test_a_plain_users_cells_killed_from_outside_are_no_programs_fault(plain_box: Any, host: Any) -> None:
