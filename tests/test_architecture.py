@@ -138,7 +138,7 @@ def test_the_map_of_the_code_is_complete_and_in_order(repository: Path) -> None:
     (layers,) = [each["layers"] for each in contracts if each["type"] == "layers"]
     height = {name.strip(" ()"): -number for number, layer in enumerate(layers) for name in layer.split("|")}
     page = (repository / "docs" / "architecture.md").read_text("utf-8")
-    lines = page.partition("## The map of the code\n\n```\n")[2].partition("```")[0].splitlines()
+    lines = page.partition("## The map of the code\n")[2].split("```")[1].strip("\n").splitlines()
     drawn = [line.split()[0].removesuffix("/").removesuffix(".py") for line in lines if not line.startswith(" ")]
     assert sorted(drawn) == sorted(height.keys() - {"__main__"})
     assert [height[name] for name in drawn] == sorted((height[name] for name in drawn), reverse=True)
