@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib.util
 import json
 import os
 import re
@@ -150,3 +151,68 @@ def test_the_map_names_every_module_where_paths_lead(repository: Path, folder: s
     drawn = set(re.findall(r"\w+", page.partition("## The map of the code\n")[2]))
     modules = {path.stem for path in (repository / "src" / "belljar" / folder).rglob("*.py")} - {"__init__"}
     assert modules <= drawn
+
+
+#: Pages that lead people to files and functions. A file is named as `path.py`, a function right behind its file.
+GUIDES = ["docs/architecture.md", "CONTRIBUTING.md"]
+NAMED_FILE = re.compile(r"`([\w./-]+)`")
+NAMED_MEMBER = re.compile(r"`([\w/.-]+\.py)`\s+`([A-Za-z_][\w.]*)`")
+FILE_ENDINGS = (".py", ".md", ".toml", ".svg", "/")
+
+
+def find_named(repository: Path, path: str) -> Path | None:
+    """A file as a page names it: from the top of the repository, or from the top of the package."""
+    for root in (repository, repository / "src" / "belljar"):
+        if (root / path).exists():
+            return root / path
+    return None
+
+
+@pytest.mark.parametrize("page", GUIDES)
+def test_every_file_that_a_guide_names_is_there(repository: Path, page: str) -> None:
+    text = (repository / page).read_text("utf-8")
+    named = {path for path in NAMED_FILE.findall(text) if path.endswith(FILE_ENDINGS)}
+    assert len(named) > 5
+    assert sorted(path for path in named if find_named(repository, path) is None) == []
+
+
+@pytest.mark.parametrize("page", GUIDES)
+def test_every_function_that_a_guide_names_is_there(repository: Path, page: str) -> None:
+    named = NAMED_MEMBER.findall((repository / page).read_text("utf-8"))
+    assert named
+    missing = []
+    for path, member in named:
+        file = find_named(repository, path)
+        if file is None or member not in members_of(file.read_text("utf-8")):
+            missing.append(f"{path} {member}")
+    assert missing == []
+
+
+def members_of(source: str) -> set[str]:
+    """Classes, functions and constants of a module, and `Class.member` of its classes."""
+    found = set()
+    for node in ast.parse(source).body:
+        names = names_bound_by(node)
+        found |= names
+        if isinstance(node, ast.ClassDef):
+            found |= {f"{node.name}.{name}" for each in node.body for name in names_bound_by(each)}
+    return found
+
+
+def names_bound_by(node: ast.stmt) -> set[str]:
+    if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        return {node.name}
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return {name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)}
+
+
+def test_the_drawn_steps_are_those_of_the_tables(repository: Path) -> None:
+    """If this fails: `python docs/draw_steps.py`."""
+    spec = importlib.util.spec_from_file_location("draw_steps", repository / "docs" / "draw_steps.py")
+    assert spec is not None
+    assert spec.loader is not None
+    draw_steps = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(draw_steps)
+    drawn = draw_steps.drawings((repository / "docs" / "architecture.md").read_text("utf-8"))
+    assert len(drawn) == 2
+    assert [name for name, text in drawn.items() if (repository / "docs" / name).read_text("utf-8") != text] == []
