@@ -32,7 +32,9 @@ from report import replace_between_markers
 from soak import count_cgroups, descriptors_of, judge_growth
 
 _DOCS = Path(__file__).resolve().parent.parent / "docs"
-_CELL_SECONDS = 0.2  # after which a burst's empty cells are given up; else what is counted depends on what ran before
+_JAIL_SECONDS = (
+    0.2  # idle jails of a burst are destroyed after this time, so that counts do not depend on what ran before
+)
 _QUIET_SECONDS = 0.5
 _QUIET_SECONDS_MAX = 15.0
 _MISTAKES_KEPT = 20
@@ -301,7 +303,7 @@ def main() -> int:
             "BELLJAR_SERVER_KEYS_FILE": f"{directory}/keys.json",
             "BELLJAR_JAIL_CGROUP_PARENT": parent,
             "BELLJAR_SERVER_LOG_FORMAT": "json",
-            "BELLJAR_POOL_CELL_SECONDS": str(_CELL_SECONDS),
+            "BELLJAR_POOL_JAIL_SECONDS": str(_JAIL_SECONDS),
         }
         log = Path(directory, "log")
         with log.open("wb") as lines:

@@ -1,6 +1,6 @@
 """Memory of a Belljar that waits for work, measured in a process that does nothing else. Prints JSON.
 
-Usage: python bench/idle_service.py [CODE]   (CODE is run first, to warm the heavy zygote)
+Usage: python bench/idle_service.py [CODE]   (CODE is run first, to warm the zygote that has packages imported)
 """
 
 from __future__ import annotations

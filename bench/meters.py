@@ -145,11 +145,11 @@ class Member:
     """One process of a running Belljar."""
 
     pid: int
-    role: str  # host, runner, keeper, warden, jail_init, "zygote …" or "ready guest …", with the weight
+    role: str  # host, runner, keeper, warden, jail_init, "zygote …" or "ready guest …", with its kind
 
 
 def members(host: int) -> list[Member]:
-    """Who is who, from the shape of the tree: the host starts a keeper, that the warden, that all others.
+    """Every process with its role, from the shape of the tree: host, keeper, warden, then all others.
 
     A runner of a server is the host of a tree of its own.
     """
@@ -165,7 +165,7 @@ def members(host: int) -> list[Member]:
                 if _name(child) == "sleep":
                     found.append(Member(child, "jail_init"))
                     continue
-                kind = "heavy" if _has_numpy(child) else "bare"
+                kind = "packages" if _has_numpy(child) else "bare"
                 found.append(Member(child, f"zygote {kind}"))
                 found += [Member(guest, f"ready guest {kind}") for guest in _children(child)]
     return found

@@ -81,7 +81,7 @@ def _memory_table(result: Result) -> list[str]:
         "bare only: how many",
         "Pss MB each",
         "private MB each",
-        "heavy too: how many",
+        "packages too: how many",
         "Pss",
         "private",
     ]

@@ -39,9 +39,9 @@ class Burst:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Idle:
-    """A service that waits; with the bare zygote only, or with the heavy one warm too."""
+    """A service that waits; with the bare zygote only, or with the one that has packages imported as well."""
 
-    heavy: bool
+    with_packages: bool
     processes: list[dict[str, Any]]
 
     @property
@@ -208,7 +208,7 @@ def _targets(samples: list[Sample], bursts: list[Burst], idle: list[Idle]) -> li
         return _target(what, limit, at_least, "×", ratios(peer), of_floor)
 
     tails = [_p99(each) / _p50(each) for each in pick(OURS, "hello", False).values()]
-    bare, heavy = (next(each for each in idle if each.heavy is wanted) for wanted in (False, True))
+    bare, packages = (next(each for each in idle if each.with_packages is wanted) for wanted in (False, True))
     return [
         ratio(
             "hello: CPU per run, one in flight, of fork+run's",
@@ -238,7 +238,7 @@ def _targets(samples: list[Sample], bursts: list[Burst], idle: list[Idle]) -> li
         ratio("data: rate at 16 of cold python's", 20.0, _rate, "data", "cold python", many=True, at_least=True),
         _target("idle ready guest, bare: private memory", 3.0, False, "MB", [bare.private_mib("ready guest bare")]),
         _target("whole idle service, bare zygote only: Pss", 250.0, False, "MB", [bare.proportional_mib]),
-        _target("whole idle service, heavy zygote warm too: Pss", 250.0, False, "MB", [heavy.proportional_mib]),
+        _target("whole idle service, packages zygote warm too: Pss", 250.0, False, "MB", [packages.proportional_mib]),
         _target(
             f"{bursts[0].count:,} programs at once: time of what the rate predicts",
             2.0,

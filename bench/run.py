@@ -173,7 +173,7 @@ async def _burst(
 def _measure_idle(warming: str | None) -> Idle:
     command = [sys.executable, str(Path(__file__).with_name("idle_service.py")), *([warming] if warming else [])]
     answer = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
-    return Idle(heavy=warming is not None, processes=answer["processes"])
+    return Idle(with_packages=warming is not None, processes=answer["processes"])
 
 
 def _conditions(

@@ -254,7 +254,7 @@ def left_now(settings: Settings) -> dict[str, int]:
 
 
 def wait_until_quiet(settings: Settings) -> None:
-    """Guests are forked ahead after each opening, and cells of a burst are given up: wait until neither goes on."""
+    """Guests are forked ahead after each opening, and idle jails of a burst are destroyed: wait for both."""
     seen: list[int] = []
     while len(seen) < 20 or len(set(seen[-20:])) > 1:
         seen.append(len(guest_pids(settings)))

@@ -35,10 +35,12 @@ from belljar.jail.cgroups import CgroupsUnavailable, find_hierarchies
 from belljar.settings import load
 
 _DOCS = Path(__file__).resolve().parent.parent / "docs"
-_CELL_SECONDS = 0.2  # after which a burst's empty cells are given up; else what is counted depends on what ran before
+_JAIL_SECONDS = (
+    0.2  # idle jails of a burst are destroyed after this time, so that counts do not depend on what ran before
+)
 _QUIET_SECONDS = 0.5  # so long without change, and the service counts as settled: that is well after
 _QUIET_SECONDS_MAX = 10.0
-_WARM_UP_SHARE = 0.1  # of the runs: pools fill, caches grow, the heavy zygote starts
+_WARM_UP_SHARE = 0.1  # of the runs: pools fill, caches grow, the zygote with packages starts
 _MISTAKES_KEPT = 20
 
 #: What is counted, and by how much the last quarter of a soak may exceed the first: absolute, and as a share.
@@ -92,7 +94,7 @@ class _Soak:
     def __init__(self, options: argparse.Namespace, directory: Path, meter: CpuMeter, console: Console) -> None:
         settings = load()
         jail = dataclasses.replace(settings.jail, cgroup_parent=f"belljar-soak-{os.getpid()}")  # nobody else's
-        pool = dataclasses.replace(settings.pool, jail_seconds=_CELL_SECONDS)
+        pool = dataclasses.replace(settings.pool, jail_seconds=_JAIL_SECONDS)
         self.settings = dataclasses.replace(settings, jail=jail, pool=pool, runtime_dir=directory / "run")
         self.options = options
         self.directory = directory
@@ -175,7 +177,7 @@ class _Soak:
         return sample | _count_service(self.settings.jail.cgroup_parent, self.directory)
 
     async def _settle(self) -> None:
-        """Until the number of processes has not changed for a while: killed cells are gone, ready guests are there."""
+        """Until the number of processes has not changed for a while: killed jails are gone, ready guests are there."""
         before, since, deadline = -1, time.monotonic(), time.monotonic() + _QUIET_SECONDS_MAX
         while time.monotonic() < deadline:
             now = len(descendants(os.getpid()))
@@ -246,7 +248,7 @@ def judge_growth(
     """Compare the first quarter after the warm-up with the last, and fit a line through all of it.
 
     Something grew if the last quarter exceeds the first by more than is allowed and the line rises: a single step
-    (a zygote replaced, one more cell at a peak) does not make a rising line for long.
+    (a zygote replaced, one more jail at a peak) does not make a rising line for long.
     """
     warm = [sample for sample in samples if sample["runs"] > runs * _WARM_UP_SHARE]
     quarter = max(1, len(warm) // 4)
