@@ -36,7 +36,7 @@ from belljar.settings import load
 
 _DOCS = Path(__file__).resolve().parent.parent / "docs"
 _JAIL_SECONDS = (
-    0.2  # idle jails of a burst are destroyed after this time, so that counts do not depend on what ran before
+    0.2  # then idle jails of a burst are destroyed: counts must not depend on what ran before
 )
 _QUIET_SECONDS = 0.5  # so long without change, and the service counts as settled: that is well after
 _QUIET_SECONDS_MAX = 10.0
