@@ -32,9 +32,7 @@ from report import replace_between_markers
 from soak import count_cgroups, descriptors_of, judge_growth
 
 _DOCS = Path(__file__).resolve().parent.parent / "docs"
-_JAIL_SECONDS = (
-    0.2  # then idle jails of a burst are destroyed: counts must not depend on what ran before
-)
+_JAIL_SECONDS = 0.2  # then idle jails of a burst are destroyed: counts must not depend on what ran before
 _QUIET_SECONDS = 0.5
 _QUIET_SECONDS_MAX = 15.0
 _MISTAKES_KEPT = 20

@@ -35,9 +35,7 @@ from belljar.jail.cgroups import CgroupsUnavailable, find_hierarchies
 from belljar.settings import load
 
 _DOCS = Path(__file__).resolve().parent.parent / "docs"
-_JAIL_SECONDS = (
-    0.2  # then idle jails of a burst are destroyed: counts must not depend on what ran before
-)
+_JAIL_SECONDS = 0.2  # then idle jails of a burst are destroyed: counts must not depend on what ran before
 _QUIET_SECONDS = 0.5  # so long without change, and the service counts as settled: that is well after
 _QUIET_SECONDS_MAX = 10.0
 _WARM_UP_SHARE = 0.1  # of the runs: pools fill, caches grow, the zygote with packages starts
