@@ -1,5 +1,5 @@
-"""The way out for programs that are given a network: one process of ours that asks the internet on their behalf.
+"""Network access for programs that are allowed it: a proxy process outside the jail connects on their behalf.
 
-A program keeps its empty network. What it is given is a listener on its own loopback, behind which `process` waits,
-outside the jail and without rights. It speaks `speech`, goes where `rules` let it, and counts.
+The program's own network namespace stays empty. It gets a listener on its loopback interface; the proxy (`process`)
+accepts there, without any rights on the host. It parses HTTP and SOCKS (`protocols`), applies `rules`, and counts.
 """

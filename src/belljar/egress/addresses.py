@@ -10,8 +10,7 @@ import socket
 from typing import Any
 
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
-#: Not public, whatever the `ipaddress` of this Python version says: services of clouds that answer each machine
-#: about itself, and ranges that older versions take to be global.
+#: Not public, whatever `ipaddress` says: metadata services of clouds, and ranges that older Pythons call global.
 _NOT_PUBLIC = tuple(
     map(
         ipaddress.ip_network,
@@ -32,7 +31,7 @@ _NOT_PUBLIC = tuple(
 
 
 def may_be_reached(text: str) -> bool:
-    """Whether a program may have a connection made to this address.
+    """Whether the proxy may connect to this address for a program.
 
     Raises:
         ValueError: it is not an address.
@@ -56,7 +55,7 @@ def is_public(text: str) -> bool:
 
 
 def meant_by(text: str) -> list[Any]:
-    """The address, or those inside it: several kinds of IPv6 addresses lead to an IPv4 one."""
+    """The address, or the IPv4 addresses embedded in it (mapped, 6to4, Teredo, NAT64)."""
     address = _parse(text)
     if address.version == 4:
         return [address]
@@ -67,14 +66,14 @@ def meant_by(text: str) -> list[Any]:
 
 
 def is_own(address: str) -> bool:
-    """Whether this machine itself has the address: the kernel would talk to it from that very address."""
+    """Whether the address belongs to this machine: the kernel would choose it as the source address, too."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((address, 9))  # sends nothing
             return bool(probe.getsockname()[0] == address)
     except OSError:
-        return False  # there is no way to it at all
+        return False  # no route
 
 
 def _parse(text: str) -> Any:

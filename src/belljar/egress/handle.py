@@ -1,4 +1,4 @@
-"""The host's end of the socket to the process that goes out: started when first needed, and anew when it has died."""
+"""The host's handle on the egress process: starts it when first needed, restarts it when it has died."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ _SOURCES = str(Path(__file__).resolve().parents[2])
 _START_SECONDS = 30.0
 _ANSWER_SECONDS = 10.0
 _REASON_CHARACTERS = 500
-_PACKETS_AT_ONCE = 64  # then others have their turn
+_PACKETS_AT_ONCE = 64  # then the loop serves others
 
 
 class EgressLost(Exception):
-    """The process has died, does not answer, or will not; the message carries what it said."""
+    """The egress process has died, does not answer, or refused; the message carries its reason."""
 
 
 class Egress:
-    """Opens passages for programs. All methods run on the loop's thread; `close` ends everything."""
+    """Opens proxies for programs. All methods run on the loop's thread; `close` ends everything."""
 
     def __init__(self, orders: Mapping[str, Any]) -> None:
         """`orders` has what `process.main` reads: rules, bounds, uid, landlock_version."""
-        self._orders = {**orders, "tells": _log.isEnabledFor(logging.DEBUG)}
+        self._orders = {**orders, "logs": _log.isEnabledFor(logging.DEBUG)}
         self._current: _Process | None = None
         self._starting = asyncio.Lock()
         self.counts = {"connections": 0, "refused": 0, "sent_bytes": 0, "received_bytes": 0}  # of all programs
 
-    async def open(self, listener: int) -> OpenPassage:
-        """A passage behind this listener, of which the caller keeps his copy.
+    async def open(self, listener: int) -> OpenProxy:
+        """Start a proxy behind this listener; the caller keeps its own copy of the descriptor.
 
         Raises:
-            EgressLost: it could not be.
+            EgressLost: the proxy could not be started.
         """
         async with self._starting:
             if self._current is None or self._current.is_lost:
                 await self._start()
         process = self._current
         assert process is not None
-        process.passages += 1
-        opened = OpenPassage(process, process.passages, self.counts)
+        process.proxies += 1
+        opened = OpenProxy(process, process.proxies, self.counts)
         try:
             async with asyncio.timeout(_ANSWER_SECONDS):
                 await process.ask("open", opened.number, [listener])
@@ -79,8 +79,8 @@ class Egress:
             self._current = None
 
 
-class OpenPassage:
-    """One program's way out, as the host knows it. `close` it, or at least `drop` it."""
+class OpenProxy:
+    """The host's handle on one program's proxy. Call `close`, or at least `drop`."""
 
     def __init__(self, process: _Process, number: int, totals: dict[str, int]) -> None:
         self.number = number
@@ -89,25 +89,25 @@ class OpenPassage:
         self._closing: asyncio.Task[dict[str, int] | None] | None = None
 
     def is_closing(self) -> bool:
-        """Whether nobody wants it any more."""
+        """Whether `close` or `drop` was called."""
         return self._closing is not None
 
     async def renew(self) -> dict[str, int] | None:
-        """What was counted; counting begins anew. None: the process has died, and took the connections with it.
+        """Return the counts and reset them; None if the egress process has died, which ended the connections.
 
-        A process that does not answer is ended, and with it every connection of every program: who cannot be asked
-        cannot be told to stop.
+        A process that does not answer is killed, and every connection of every program with it: it could not be
+        ordered to stop, either.
         """
         return await (self._ask("renew") if self._closing is None else self.close())
 
     async def close(self) -> dict[str, int] | None:
-        """End every connection of this program, and wait until that is done. What was counted, as `renew` says it."""
+        """End every connection of this program, wait until that is done, and return the counts as `renew` does."""
         self.drop()
         assert self._closing is not None
         return await asyncio.shield(self._closing)
 
     def drop(self) -> None:
-        """The same, without waiting."""
+        """Start to close, without waiting."""
         if self._closing is None:
             self._closing = asyncio.get_running_loop().create_task(self._ask("close"))
 
@@ -121,7 +121,7 @@ class OpenPassage:
             self._process.lose()
             return None
         if counts.keys() != self._totals.keys() or not all(map(_is_count, counts.values())):
-            self._process.lose()  # it is not what we have started any more
+            self._process.lose()  # this answer is not from our code: the process has been taken over
             return None
         for name, count in counts.items():
             self._totals[name] += count
@@ -133,14 +133,12 @@ def _is_count(value: object) -> bool:
 
 
 class _Process:
-    """A running egress process."""
-
     def __init__(self, orders: Mapping[str, Any]) -> None:
         self.is_lost = False
-        self.passages = 0
+        self.proxies = 0
         self._loop = asyncio.get_running_loop()
         self._log = LogPipe()
-        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._pending: dict[int, asyncio.Future[Any]] = {}
         self._next_ask = 0
         self.ready: asyncio.Future[None] = self._loop.create_future()
         self._socket, theirs = channel.pair()
@@ -159,24 +157,24 @@ class _Process:
         self._loop.add_reader(self._socket, self._on_readable)
         channel.send(self._socket, dict(orders))
 
-    def ask(self, word: str, passage: int, descriptors: Sequence[int] = ()) -> asyncio.Future[Any]:
-        """Ask for something; the future has the counts.
+    def ask(self, word: str, proxy: int, descriptors: Sequence[int] = ()) -> asyncio.Future[Any]:
+        """Send a command; the future gets the counts.
 
         Raises:
-            EgressLost: nobody listens.
+            EgressLost: the process has ended or does not read.
         """
         if self.is_lost:
             raise EgressLost("the egress process has ended")
         answer: asyncio.Future[Any] = self._loop.create_future()
         self._next_ask += 1
-        self._asked[self._next_ask] = answer
-        message = {"ask": self._next_ask, "word": word, "passage": passage}
+        self._pending[self._next_ask] = answer
+        message = {"ask": self._next_ask, "word": word, "proxy": proxy}
         try:
             channel.send(self._socket, message, descriptors=descriptors)
         except (channel.ChannelClosed, BlockingIOError) as error:
-            del self._asked[self._next_ask]
+            del self._pending[self._next_ask]
             self.lose()
-            raise EgressLost("the egress process does not listen") from error
+            raise EgressLost("the egress process does not read its commands") from error
         return answer
 
     def _on_readable(self) -> None:
@@ -192,21 +190,21 @@ class _Process:
                 _log.error("the egress process has died; the next program that needs one gets a new one")
                 return
             try:
-                self._hear(message)
+                self._receive(message)
             except (LookupError, TypeError):
                 self.lose()
                 _log.error(
-                    "the egress process said what it was not asked; the next program that needs one gets a new one"
+                    "the egress process sent an unexpected message; the next program that needs one gets a new one"
                 )
 
-    def _hear(self, message: dict[str, Any]) -> None:
-        if "tell" in message:
-            _log.debug("%s", message["tell"])
+    def _receive(self, message: dict[str, Any]) -> None:
+        if "log" in message:
+            _log.debug("%s", message["log"])
         elif "ready" in message:
             if not self.ready.done():
                 self.ready.set_result(None)
         else:
-            answer = self._asked.pop(message.pop("ask"))
+            answer = self._pending.pop(message.pop("ask"))
             if answer.done():
                 return
             if "failed" in message:
@@ -215,7 +213,7 @@ class _Process:
                 answer.set_result(message)
 
     def lose(self) -> None:
-        """It has ended, or must."""
+        """Kill the process if it still runs, and fail everything that waits for it."""
         if self.is_lost:
             return
         self.is_lost = True
@@ -224,15 +222,14 @@ class _Process:
         self._socket.close()
         said = self._log.tail.decode("utf-8", "replace").strip()
         lost = EgressLost(f"the egress process has ended: {said or 'it said nothing'}")
-        for answer in (self.ready, *self._asked.values()):
+        for answer in (self.ready, *self._pending.values()):
             if not answer.done():
                 answer.set_exception(lost)
-                answer.exception()  # read, or asyncio complains where nobody waits
-        self._asked.clear()
+                answer.exception()  # retrieved, so that asyncio does not log it as unhandled
+        self._pending.clear()
         self._loop.call_soon(self._process.poll)
 
     async def close(self) -> None:
-        """End it and wait until it is gone."""
         self.lose()
         await wait_until_gone(self._process)
         self._process.wait()

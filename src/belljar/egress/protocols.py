@@ -1,8 +1,8 @@
-"""What a program says to its proxy: HTTP, as `CONNECT host:port` or with a whole URL, or SOCKS 5.
+"""Parses what a program sends to its proxy: HTTP (`CONNECT host:port` or a whole URL) or SOCKS 5.
 
-Every byte is hostile. A request is read to its end before anything is done about it, is bounded, and is refused when it
-is anything but plain. A plain HTTP request is written anew from its parts, for one host and one answer, so that
-what the two ends take to be its lines are the same lines.
+Every byte is hostile. A request is bounded, read to its end before anything is done, and refused unless it is plain.
+A plain HTTP request is rebuilt from its parsed parts, for one host and one answer, so that proxy and host cannot
+disagree about where it ends (request smuggling).
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ _REQUEST = re.compile(rb"(" + _TOKEN + rb") ([!-~]+) (HTTP/1\.[01])")
 _HEADER = re.compile(rb"(" + _TOKEN + rb"):[ \t]*([\t -~\x80-\xff]*)")
 _URL = re.compile(r"http://([^/?#@]+)([/?][^#]*)?", re.IGNORECASE)
 _AUTHORITY = re.compile(r"(\[[^\]]*\]|[^:\[\]]+)(?::([0-9]{1,5}))?")
-#: About one connection only, or written anew.
+#: Hop-by-hop headers, and those that the proxy writes itself.
 _NOT_PASSED_ON = {b"connection", b"keep-alive", b"te", b"trailer", b"upgrade", b"host"}
 
-Receive = Callable[[int], Awaitable[bytes]]  # at most so many bytes; none when the other side has finished
+Receive = Callable[[int], Awaitable[bytes]]  # returns at most so many bytes; b"" at the end
 Send = Callable[[bytes], Awaitable[None]]
 
 
 class NotUnderstood(Refused):
-    """It is no request that we know."""
+    """Neither HTTP nor SOCKS 5, or malformed."""
 
     status = 400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyRequest:
-    """A connection that is asked for."""
+    """The connection that a program wants."""
 
     host: str
     port: int
-    opening: bytes = b""  # what goes to the host first
+    opening: bytes = b""  # sent to the host first
     is_socks: bool = False
     is_tunnel: bool = True
 
     def granted(self) -> bytes:
-        """What the program hears once the connection stands."""
+        """The bytes that report success to the program."""
         if self.is_socks:
             return _socks_reply(_SOCKS_GRANTED)
         return b"HTTP/1.1 200 Connection established\r\n\r\n" if self.is_tunnel else b""
@@ -58,8 +58,8 @@ async def receive_request(receive: Receive, send: Send) -> ProxyRequest:
     """Read one request.
 
     Raises:
-        Refused: it cannot be granted, whatever the rules say.
-        EOFError: there is none.
+        Refused: the request is malformed or unsupported.
+        EOFError: the program closed the connection without one.
     """
     first = await receive(_HEAD_BYTES_MAX)
     if not first:
@@ -70,7 +70,7 @@ async def receive_request(receive: Receive, send: Send) -> ProxyRequest:
 
 
 def refusal(reason: str, status: int, is_socks: bool) -> bytes:
-    """What the program hears when there will be no connection; in HTTP with the reason where clients show it."""
+    """The bytes that report a refusal to the program; in HTTP, the reason stands where clients show it."""
     if is_socks:
         return _socks_reply(_SOCKS_REFUSED if status in (403, 429) else _SOCKS_UNREACHED)
     phrase = " ".join(reason.split()).encode("ascii", "replace")
@@ -82,7 +82,7 @@ def refusal(reason: str, status: int, is_socks: bool) -> bytes:
 
 
 async def _read_head(received: bytes, receive: Receive) -> tuple[list[bytes], bytes]:
-    """The lines of a request's head, and what came after it."""
+    """Return the lines of a request's head, and the bytes after it."""
     while b"\r\n\r\n" not in received:
         if len(received) >= _HEAD_BYTES_MAX:
             raise NotUnderstood("the head of the request is too large")
@@ -105,7 +105,7 @@ def _read_http(lines: list[bytes], rest: bytes) -> ProxyRequest:
         return ProxyRequest(host=host, port=port, opening=rest)
     url = _URL.fullmatch(target)
     if url is None:
-        raise NotUnderstood("a proxy is asked for whole http:// URLs, or by CONNECT")
+        raise NotUnderstood("send a whole http:// URL or CONNECT to a proxy")
     host, port = _read_authority(url[1], 80)
     dropped = _NOT_PASSED_ON | _named_by(headers)
     kept = [b"%b: %b" % each for each in headers if each[0].lower() not in dropped]
@@ -128,10 +128,10 @@ def _read_header(line: bytes) -> tuple[bytes, bytes]:
 
 
 def _named_by(headers: list[tuple[bytes, bytes]]) -> set[bytes]:
-    """The headers that `Connection` says are for this connection only."""
+    """The headers that `Connection` declares as hop-by-hop."""
     values = (value for name, value in headers if name.lower() == b"connection")
     named = {each.strip().lower() for value in values for each in value.split(b",")}
-    return named - {b"content-length", b"transfer-encoding"}  # else the length of the body would be lost
+    return named - {b"content-length", b"transfer-encoding"}  # dropping these would lose the body's length
 
 
 def _read_authority(text: str, port_if_none: int | None) -> tuple[str, int]:
@@ -146,7 +146,7 @@ def _read_authority(text: str, port_if_none: int | None) -> tuple[str, int]:
 
 
 class _Reader:
-    """Exactly as many bytes as are wanted."""
+    """Reads an exact number of bytes."""
 
     def __init__(self, received: bytes, receive: Receive) -> None:
         self.unread = received
@@ -163,7 +163,7 @@ class _Reader:
 
 
 class SocksRefused(Refused):
-    """Already said in SOCKS."""
+    """A refusal that was already sent in SOCKS."""
 
     status = 0
 

@@ -1,7 +1,7 @@
-"""One program's way out: the listener on its loopback, everything that goes through it, and how much that may be.
+"""The proxy of one program: accepts on its loopback listener, connects where the rules allow, counts and limits.
 
-Each direction of a connection holds one piece at a time, and reads the next when that one is sent: a slow end slows the
-other down, and nothing piles up here.
+Each direction of a connection buffers one chunk and reads the next once it was sent, so a slow end applies
+back-pressure to the other.
 """
 
 from __future__ import annotations
@@ -20,49 +20,49 @@ from belljar.egress.rules import Refused, Rules
 
 _PIECE_BYTES = 64 * 1024
 _FAREWELL_SECONDS = 1.0  # for a program to read why it was refused
-_FULL_SECONDS = 0.1  # then try again: some descriptor may be free
-_LOOKUPS_AT_ONCE = 4  # a name server may take its time, and threads are few
+_FULL_SECONDS = 0.1  # before trying again: a descriptor may be free by then
+_LOOKUPS_AT_ONCE = 4  # name servers can be slow, and threads are few
 
 _libc = ctypes.CDLL(None)
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-Tell = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 class UsedUp(Refused):
-    """The program has had what it may have."""
+    """The program has reached a limit."""
 
     status = 429
 
 
 class Unreached(Refused):
-    """It was allowed, and did not work."""
+    """The host was allowed but could not be reached."""
 
     status = 502
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What one execution may do; the seconds are each connection's, the rest is for all of them together."""
+    """Limits of one execution; seconds are per connection, the rest is for all connections together."""
 
     connections: int
     connections_at_once: int
     total_bytes: int
     connect_seconds: float
     idle_seconds: float
-    head_seconds: float = 10.0  # to say what is wanted
+    head_seconds: float = 10.0  # to send the request
 
 
-class Passage:
+class Proxy:
     """Accepts and serves until it is closed. Owns its listener."""
 
-    def __init__(self, listener: socket.socket, rules: Rules, bounds: Bounds, resolve: Resolve, tell: Tell) -> None:
+    def __init__(self, listener: socket.socket, rules: Rules, bounds: Bounds, resolve: Resolve, log: Log) -> None:
         self._listener = listener
         self._listener.setblocking(False)
         self._rules = rules
         self._bounds = bounds
         self._resolve = resolve
-        self._notify = tell  # hears host:port and what became of it
+        self._log = log  # takes a log line: host:port and what happened
         self._loop = asyncio.get_running_loop()
         self._connections: set[asyncio.Task[None]] = set()
         self._free = asyncio.Semaphore(bounds.connections_at_once)
@@ -75,7 +75,7 @@ class Passage:
         self._accepted = self._connected = self._refused = self._sent_bytes = self._received_bytes = 0
 
     def renew(self) -> dict[str, int]:
-        """Count anew, as for the next cell of a session; what was counted so far."""
+        """Return the counts and reset them, for the next cell of a session."""
         counts = {
             "connections": self._connected,
             "refused": self._refused,
@@ -87,7 +87,7 @@ class Passage:
         return counts
 
     async def close(self) -> dict[str, int]:
-        """End every connection; nothing is open when this returns. What was counted."""
+        """End every connection and return the counts; nothing is open when this returns."""
         for task in (self._accepting, *self._connections):
             task.cancel()
         await asyncio.gather(self._accepting, *self._connections, return_exceptions=True)
@@ -99,7 +99,7 @@ class Passage:
             await self._free.acquire()
             try:
                 peer, _ = await self._loop.sock_accept(self._listener)
-            except OSError:  # out of descriptors, or whoever knocked has left
+            except OSError:  # out of descriptors, or the peer has left
                 self._free.release()
                 await asyncio.sleep(_FULL_SECONDS)
                 continue
@@ -110,7 +110,7 @@ class Passage:
             task = self._loop.create_task(self._serve(peer))
             self._connections.add(task)
             task.add_done_callback(self._served)
-            if self._accepted >= 2 * self._bounds.connections:  # it was told often enough
+            if self._accepted >= 2 * self._bounds.connections:  # stop accepting until the counts are reset
                 self._renewed.clear()
                 await self._renewed.wait()
 
@@ -118,12 +118,12 @@ class Passage:
         self._connections.discard(task)
         self._free.release()
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._notify(f"a connection failed: {error!r}")
+            self._log(f"a connection failed: {error!r}")
 
     async def _serve(self, peer: socket.socket) -> None:
         with peer:
             try:
-                asked = await self._hear(peer)
+                request = await self._receive_request(peer)
             except (EOFError, OSError, TimeoutError):
                 return
             except Refused as error:
@@ -132,29 +132,29 @@ class Passage:
                     await self._send_refusal(peer, protocols.refusal(str(error), error.status, is_socks=False))
                 return
             try:
-                upstream = await self._connect(asked)
+                upstream = await self._connect(request)
             except Refused as error:
                 self._refused += 1
-                self._notify(f"{asked.host}:{asked.port} refused: {error}")
-                await self._send_refusal(peer, protocols.refusal(str(error), error.status, asked.is_socks))
+                self._log(f"{request.host}:{request.port} refused: {error}")
+                await self._send_refusal(peer, protocols.refusal(str(error), error.status, request.is_socks))
                 return
             self._connected += 1
-            self._notify(f"{asked.host}:{asked.port} connected")
+            self._log(f"{request.host}:{request.port} connected")
             with upstream:
                 try:
-                    await self._relay(asked, peer, upstream)
+                    await self._relay(request, peer, upstream)
                 except (OSError, TimeoutError, UsedUp):
                     _abort(peer)
                     _abort(upstream)
 
-    async def _hear(self, peer: socket.socket) -> ProxyRequest:
+    async def _receive_request(self, peer: socket.socket) -> ProxyRequest:
         async with asyncio.timeout(self._bounds.head_seconds):
             return await protocols.receive_request(
                 lambda count: self._loop.sock_recv(peer, count), lambda said: self._loop.sock_sendall(peer, said)
             )
 
     async def _send_refusal(self, peer: socket.socket, words: bytes) -> None:
-        """Say why, and let it be read: a socket closed with something unread takes its last words back."""
+        """Send the refusal and drain the peer: closing a socket with unread data would discard what we sent."""
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(_FAREWELL_SECONDS):
                 await self._loop.sock_sendall(peer, words)
@@ -162,18 +162,18 @@ class Passage:
                 while await self._loop.sock_recv(peer, _PIECE_BYTES):
                     pass
 
-    # ---- going out
+    # ---- connecting
 
-    async def _connect(self, asked: ProxyRequest) -> socket.socket:
+    async def _connect(self, request: ProxyRequest) -> socket.socket:
         self._check_bounds()
-        self._rules.check_name(asked.host, asked.port)
+        self._rules.check_name(request.host, request.port)
         try:
             async with asyncio.timeout(self._bounds.connect_seconds):
-                addresses = await self._look_up(asked)
-                self._rules.check_addresses(asked.host, asked.port, addresses)
-                return await self._connect_to_one(asked, addresses)
+                addresses = await self._look_up(request)
+                self._rules.check_addresses(request.host, request.port, addresses)
+                return await self._connect_to_one(request, addresses)
         except TimeoutError:
-            raise Unreached(f"{asked.host}:{asked.port} did not answer in time") from None
+            raise Unreached(f"{request.host}:{request.port} did not answer in time") from None
 
     def _check_bounds(self) -> None:
         if self._accepted > self._bounds.connections:
@@ -181,20 +181,20 @@ class Passage:
         if self._bytes_left() <= 0:
             raise UsedUp(f"all {self._bounds.total_bytes} bytes of this program are used up")
 
-    async def _look_up(self, asked: ProxyRequest) -> Sequence[str]:
-        known = self._rules.hosts.get(asked.host)
+    async def _look_up(self, request: ProxyRequest) -> Sequence[str]:
+        known = self._rules.hosts.get(request.host)
         if known is not None:
             return known
         async with self._lookups:
-            return await self._resolve(asked.host, asked.port)
+            return await self._resolve(request.host, request.port)
 
-    async def _connect_to_one(self, asked: ProxyRequest, addresses: Sequence[str]) -> socket.socket:
+    async def _connect_to_one(self, request: ProxyRequest, addresses: Sequence[str]) -> socket.socket:
         for address in dict.fromkeys(addresses):
             upstream = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
             try:
                 upstream.setblocking(False)
                 async with asyncio.timeout(self._bounds.connect_seconds / len(addresses)):
-                    await self._loop.sock_connect(upstream, (address, asked.port))
+                    await self._loop.sock_connect(upstream, (address, request.port))
             except (OSError, TimeoutError):
                 upstream.close()
             except BaseException:
@@ -202,18 +202,18 @@ class Passage:
                 raise
             else:
                 return upstream
-        raise Unreached(f"{asked.host}:{asked.port} does not answer")
+        raise Unreached(f"{request.host}:{request.port} does not answer")
 
-    # ---- to and fro
+    # ---- relaying
 
-    async def _relay(self, asked: ProxyRequest, peer: socket.socket, upstream: socket.socket) -> None:
-        """Until both have finished, or nothing has moved for too long."""
+    async def _relay(self, request: ProxyRequest, peer: socket.socket, upstream: socket.socket) -> None:
+        """Copy both ways until both ends have finished, or nothing has moved for `idle_seconds`."""
         for end in (peer, upstream):
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         async with asyncio.timeout(self._bounds.idle_seconds) as clock:
-            self._count(len(asked.opening), 0)
-            await self._loop.sock_sendall(peer, asked.granted())
-            await self._loop.sock_sendall(upstream, asked.opening)
+            self._count(len(request.opening), 0)
+            await self._loop.sock_sendall(peer, request.granted())
+            await self._loop.sock_sendall(upstream, request.opening)
             pumps = [
                 self._loop.create_task(self._pump(peer, upstream, clock, is_outward=True)),
                 self._loop.create_task(self._pump(upstream, peer, clock, is_outward=False)),
@@ -245,12 +245,12 @@ class Passage:
 
 
 def _abort(end: socket.socket) -> None:
-    """End a connection so that the other side can tell it from one that is complete: by a reset."""
-    _libc.connect(end.fileno(), bytes(16), 16)  # to no address; the option for it is not ours to set
+    """Reset a connection, so that the other side can tell it from one that is complete."""
+    _libc.connect(end.fileno(), bytes(16), 16)  # to AF_UNSPEC: seccomp does not let us set SO_LINGER
 
 
 def resolver(threads: Executor) -> Resolve:
-    """Ask the machine's own resolver, in these threads."""
+    """Return a function that resolves names with the machine's own resolver, in these threads."""
 
     def ask(host: str, port: int) -> list[str]:
         try:

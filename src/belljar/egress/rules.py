@@ -1,8 +1,7 @@
-"""Where programs may go. The operator's lists are about names; what is public is about addresses.
+"""Which hosts a program may reach: the operator's lists match names, and addresses must be public.
 
-A name is judged before anybody is asked for its addresses, since a question to a name server tells its owner
-something, too. Then all its addresses are judged, and the connection goes to one that was: a name that means
-something else a moment later changes nothing.
+The name is checked before it is resolved, since a DNS query is itself a message to the owner of the name. Then all of
+its addresses are checked, and the connection goes to a checked address: DNS rebinding has no effect.
 """
 
 from __future__ import annotations
@@ -17,32 +16,32 @@ from typing import Any
 from belljar.egress.addresses import may_be_reached, meant_by
 
 _NAME = re.compile(r"[a-z0-9_](?:[a-z0-9_.-]{0,251}[a-z0-9_])?")
-_NOT_REACHED = "it has no public address, or there is no such host"  # one answer: which of the two is not told
+_NOT_REACHED = "it has no public address, or there is no such host"  # does not reveal which of the two
 
 
 class Refused(Exception):
-    """The program may not go there; the message tells it why."""
+    """The program may not connect there; the message, which it receives, says why."""
 
     status = 403
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What the operator has chosen. Patterns are shell globs over names in lower case."""
+    """The operator's choices. Patterns are shell globs over names in lower case."""
 
     ports: frozenset[int]
     allow: tuple[str, ...]
     deny: tuple[str, ...]
     denied_networks: tuple[Any, ...] = ()
     allow_private: frozenset[str] = frozenset()  # NAME or NAME:PORT
-    hosts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # addresses of names that nobody is asked for
+    hosts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # names that bypass DNS
 
     @classmethod
     def from_settings(cls, chosen: Mapping[str, Sequence[Any]]) -> Rules:
-        """From the plain values of `settings.NetworkSettings`.
+        """Build the rules from the plain values of `settings.NetworkSettings`.
 
         Raises:
-            ValueError: one of them cannot be read; the message names it.
+            ValueError: a value is invalid; the message names it.
         """
         networks = [network for each in chosen["deny"] if (network := _as_network(each)) is not None]
         hosts: dict[str, tuple[str, ...]] = {}
@@ -61,12 +60,12 @@ class Rules:
 
     @property
     def every_port(self) -> frozenset[int]:
-        """Every port that any connection may go to."""
+        """All ports that some connection may use."""
         named = (each.rpartition(":")[2] for each in self.allow_private)
         return self.ports | {int(port) for port in named if port.isdigit()}
 
     def check_name(self, host: str, port: int) -> None:
-        """Raise Refused unless a host of this name may be asked for at this port."""
+        """Raise Refused unless the rules allow this name and port."""
         if any(fnmatch.fnmatchcase(host, pattern) for pattern in self.deny):
             raise Refused(f"{host} is denied here")
         if f"{host}:{port}" in self.allow_private:
@@ -78,7 +77,7 @@ class Rules:
             raise Refused(f"port {port} is not allowed here, only {known}")
 
     def check_addresses(self, host: str, port: int, addresses: Sequence[str]) -> None:
-        """Raise Refused unless each of a host's addresses may be reached."""
+        """Raise Refused unless every address of the host may be reached."""
         may_be_private = host in self.allow_private or f"{host}:{port}" in self.allow_private
         for text in addresses:
             meant = [ipaddress.ip_address(text), *meant_by(text)]
@@ -91,10 +90,10 @@ class Rules:
 
 
 def read_host(text: str) -> str:
-    """A name, or an address without its brackets, as the rules compare it.
+    """Normalise a host name, or an address (without its brackets), for comparison with the rules.
 
     Raises:
-        Refused: it is neither.
+        Refused: the text is neither.
     """
     name = text.lower()
     if name.startswith("[") and name.endswith("]"):
@@ -122,5 +121,5 @@ def _as_network(text: str) -> Any:
 def _as_port(text: str) -> int:
     port = int(text)
     if not 0 < port < 65536:
-        raise ValueError(f"there is no port {port}")
+        raise ValueError(f"{port} is not a port")
     return port

@@ -1,7 +1,7 @@
 """Guest environments: each a Python of its own, with the packages programs may use.
 
-`store` knows what is built and who may build, `build` makes one, `interpreters` finds the Python to make it from,
-`programs` runs what all that takes; `asynchronous` does it beside an event loop.
+`store` keeps and locks what is built, `build` builds one, `interpreters` finds the Python to build from, `programs`
+runs the installers, `cancellable` builds in a thread beside an event loop.
 """
 
 from belljar.environments.build import Environment, Progress

@@ -1,7 +1,7 @@
-"""Making one environment: its interpreter, its packages, the proof that they work, and their bytecode.
+"""Builds one environment: interpreter, packages, an import test, and bytecode.
 
-Guests see the tree read-only and as nobody. So bytecode and matplotlib's font list, which Python and matplotlib
-would otherwise write when first needed, are made here, and everything is readable by all.
+Guests see the tree read-only and under an unprivileged uid. So bytecode and matplotlib's font list, which would
+otherwise be written on first use, are created here, and everything is made world-readable.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Progress = Callable[[str], None]  # takes one line; an exception from it abandon
 
 _OUTPUT_LINES_KEPT = 20
 
-#: Packages whose name is not that of the module they bring.
+#: Packages whose name differs from that of their module.
 _PACKAGE_OF_MODULE = {
     "IPython": "ipython",
     "PIL": "pillow",
@@ -39,10 +39,10 @@ _PACKAGE_OF_MODULE = {
     "yaml": "pyyaml",
 }
 
-#: Packages of our own code beside a program, kept where no program imports from; see `inside/guest/coverage.py`.
+#: Packages that Belljar itself uses beside a program, kept off its import path; see `inside/guest/coverage.py`.
 _INSTRUMENTS = ("coverage",)
 
-#: Parts of a Python's library directory that are large and that programs do not import, or that are not its own.
+#: Parts of Python's library directory that are not compiled: large and not imported by programs, or not its own.
 _STDLIB_NOT_COMPILED = ("site-packages", "test", "idlelib", "lib2to3", "turtledemo")
 
 
@@ -54,29 +54,29 @@ class Environment:
     root: Path
     python: Path
     version: str
-    bound_paths: tuple[Path, ...]  # what a jail must show read-only, beside the system's own directories
+    bound_paths: tuple[Path, ...]  # shown read-only in a jail, in addition to the system's directories
     packages: tuple[tuple[str, str], ...]
     warm_imports: tuple[str, ...]
     built_at: str
 
     @property
     def matplotlib_config(self) -> Path:
-        """Where the ready-made font list is, if matplotlib is installed.
+        """The directory of the prebuilt font list, if matplotlib is installed.
 
-        matplotlib takes no MPLCONFIGDIR it cannot write to: it warns and lists the fonts anew. Give it a writable
-        directory that holds a symlink to each file in here.
+        matplotlib rejects a read-only MPLCONFIGDIR: it warns and lists the fonts again. Give it a writable directory
+        that holds a symlink to each file in here.
         """
         return _matplotlib_config(self.root)
 
     @property
     def measures_coverage(self) -> bool:
-        """Whether coverage.py is here; environments without packages, and those of earlier versions, lack it."""
+        """Whether coverage.py is installed; environments without packages, and those of earlier versions, lack it."""
         return (_instruments(self.root) / "coverage").is_dir()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Build:
-    """One build, from nothing to everything but the metadata."""
+    """One build: every step except writing the metadata."""
 
     name: str
     root: Path
@@ -91,7 +91,7 @@ class Build:
         return self.root / "bin/python"
 
     def run(self, environ: Mapping[str, str]) -> Environment:
-        """Do every step; `environ` is the builder's own, to look programs up in."""
+        """Run every step; `environ` is the builder's own, used to find programs."""
         version, base_python = choose_interpreter(self.spec.python, environ, self.check)
         uv = find_uv(environ, self.check)
         self.progress(f"creating the interpreter: Python {version} from {base_python}")
@@ -128,18 +128,18 @@ class Build:
 
     def _installer(self, uv: str | None) -> list[str]:
         if uv:
-            # Copies, not links into uv's cache: what guests run must not change, nor change modes, with the cache.
+            # Copies, not links into uv's cache: what guests run must not change with the cache.
             return [uv, "pip", "install", "--link-mode", "copy", "--python", str(self.python)]
         argv = [str(self.python), "-I", "-u", "-m", "pip", "install", "--no-input", "--disable-pip-version-check"]
         return [*argv, "--no-compile", "--progress-bar", "off"]
 
     def _install(self, uv: str | None) -> None:
         argv = self._installer(uv)
-        remedy = f"check the package names and the way to the package index, then: belljar env create {self.name}"
+        remedy = f"check the package names and the connection to the index, then: belljar env create {self.name}"
         self._step("its packages cannot be installed", [*argv, *self.spec.packages], remedy)
 
     def _install_instruments(self, uv: str | None) -> None:
-        """An index may lack them: then all but coverage works here, and who asks for that is told."""
+        """Install what coverage needs. If the index lacks it, everything else works, and coverage is refused."""
         argv = [*self._installer(uv), "--target", str(_instruments(self.root)), *_INSTRUMENTS]
         status, _ = self._stream(argv, self.environ, _ignore)
         if status:
@@ -147,9 +147,9 @@ class Build:
             self.progress(f"{', '.join(_INSTRUMENTS)} cannot be installed: coverage cannot be measured here")
 
     def _prove(self) -> dict[str, Any]:
-        """Import what must be importable, and learn from inside where everything is.
+        """Import the warm imports in the new interpreter, and have it report its paths and packages.
 
-        Packages run their own code here, so they get what a guest would have: no HOME of ours, no index passwords.
+        Packages run their own code here, so the process gets no HOME and no index passwords.
         """
         scratch = self.root / ".scratch"
         scratch.mkdir()
@@ -174,18 +174,17 @@ class Build:
         return proof
 
     def _compile(self, stdlib: str) -> None:
-        """Compile all that can be; packages may carry files that no Python compiles.
+        """Compile bytecode; files that do not compile are skipped, since packages may carry some.
 
-        Some distributed Pythons come without bytecode. Theirs is compiled too, where we may write, as their first
-        user's import would.
+        Some Python distributions come without bytecode. Theirs is compiled, too, where we may write.
         """
         paths = [str(self.root / "lib"), *(str(each) for each in [_instruments(self.root)] if each.is_dir())]
         if not is_below(Path(stdlib), SYSTEM_DIRECTORIES) and os.access(stdlib, os.W_OK):
             paths += [entry.path for entry in os.scandir(stdlib) if entry.name not in _STDLIB_NOT_COMPILED]
         argv = [str(self.python), "-I", "-W", "ignore", "-m", "compileall", "-qq"]
-        environ = {"PATH": os.defpath, "LANG": self.environ["LANG"]}  # packages run code at every start, by .pth files
+        environ = {"PATH": os.defpath, "LANG": self.environ["LANG"]}  # .pth files of packages run code at every start
         failed, _ = self._stream([*argv, "-j", "0", *paths], environ, _ignore)
-        if failed:  # a file that does not compile, or no way to start workers; the second pass does what is missing
+        if failed:  # a file does not compile, or workers cannot start; the second pass does the rest
             self._stream([*argv, *paths], environ, _ignore)
 
     def _step(self, failure: str, argv: Sequence[str], remedy: str, environ: Mapping[str, str] | None = None) -> None:
@@ -201,7 +200,7 @@ class Build:
             )
 
     def _stream(self, argv: Sequence[str], environ: Mapping[str, str], progress: Progress) -> tuple[int, list[str]]:
-        """Run a program to its end, passing its lines on; return its status and last lines."""
+        """Run a program to its end, pass its lines to `progress`, and return its status and last lines."""
         tail: deque[str] = deque(maxlen=_OUTPUT_LINES_KEPT)
 
         def on_line(line: str) -> None:
@@ -213,7 +212,7 @@ class Build:
         return run(argv, environ, self.lock, on_line, self.check), list(tail)
 
 
-#: Runs in the new environment: imports, then writes down what it found. Must stay readable to Python 3.9.
+#: Runs in the new environment: imports, then reports what it found. Must run on Python 3.9.
 _PROOF = """
 import importlib, importlib.metadata, importlib.util, json, os, sys, sysconfig, traceback
 
@@ -254,7 +253,7 @@ with open(answer, "w") as file:
 
 
 def _open_to_all(root: Path) -> None:
-    """chmod -R go+rX; symlinks are left alone, they lead out of the tree."""
+    """chmod -R go+rX, without symlinks: they point out of the tree."""
     for path in (root, *root.rglob("*")):
         mode = path.lstat().st_mode
         wanted = mode | (0o055 if mode & 0o100 else 0o044)
@@ -286,5 +285,5 @@ def _without_passwords(line: str) -> str:
 
 
 def now() -> str:
-    """The present in the form of `built_at`; such times compare as text."""
+    """The current time in the format of `built_at`, which sorts as text."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")

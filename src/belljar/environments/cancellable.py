@@ -1,4 +1,4 @@
-"""Building an environment beside an event loop, which goes on meanwhile and may give the build up."""
+"""Builds an environment in a thread beside an event loop; cancelling the task stops the build."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from belljar.environments.store import Environments
 
 
 async def ensure_unless_cancelled(environments: Environments, name: str, progress: Progress) -> Environment:
-    """As `Environments.ensure`, in a thread. Cancelling this ends the build, and waits until nothing is left of it.
+    """Run `Environments.ensure` in a thread. Cancelling ends the build and waits until nothing is left of it.
 
-    A loop that ends waits for its threads, so one that went on with a build would keep the process for minutes.
+    An event loop that closes waits for its threads, so a build that went on would delay the exit by minutes.
     """
     is_unwanted = threading.Event()
 
@@ -29,4 +29,4 @@ async def ensure_unless_cancelled(environments: Environments, name: str, progres
 
 
 class _Unwanted(Exception):
-    """Nobody waits for this build any more."""
+    """The task that waited for this build was cancelled."""

@@ -1,7 +1,7 @@
-"""Which Python to build from, and which of its directories a jail must show.
+"""Finds the Python to build from, and the directories of it that a jail must show.
 
-What PATH offers may be a version switcher's stand-in that does not start: so every candidate, uv too, is asked first,
-and told no more of our environment variables than an installer is.
+A command on PATH may be a version manager's shim that does not start, so every candidate (uv, too) is tried first,
+with the same few environment variables that an installer gets.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ OLDEST_PYTHON = (3, 9)
 #: A jail shows these to every program, whatever its environment.
 SYSTEM_DIRECTORIES = tuple(map(Path, ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")))
 
-#: Options that would send the packages, or the installer, to some other place than the environment.
+#: Options that would make the installer put packages somewhere other than into the environment.
 _MISPLACING_VARIABLES = (
     *("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER", "PIP_PYTHON", "PIP_DRY_RUN"),
     *("UV_PYTHON", "UV_SYSTEM_PYTHON", "UV_WORKING_DIRECTORY", "UV_WORKING_DIR", "UV_PROJECT"),
 )
 
-#: Must run on any Python, to say which one is too old. Before 3.11, `_base_executable` in a venv may be the venv's own.
+#: Must run on any Python, even one that is too old. Before 3.11, `_base_executable` in a venv may be the venv's own.
 _VERSION_PROBE = """
 import json, os, sys
 base, prefix = getattr(sys, "_base_executable", None) or sys.executable, getattr(sys, "base_prefix", sys.prefix)
@@ -73,7 +73,7 @@ def _interpreter_candidates(wanted: str, version: str, environ: Mapping[str, str
         name = "python" + ".".join(version.split(".")[:2]) if version else wanted
         on_path = shutil.which(name, path=environ.get("PATH", os.defpath))
         if on_path:
-            yield on_path  # may be pyenv's stand-in, which only works for versions switched on: hence what follows
+            yield on_path  # may be pyenv's shim, which works for active versions only; hence the next lines
         if version:
             pyenv = Path(environ.get("PYENV_ROOT") or environ.get("HOME", "/") + "/.pyenv")
             yield from (str(path / "bin/python") for path in _pyenv_versions(pyenv, version))
@@ -95,13 +95,13 @@ def _ask_interpreter(candidate: str, environ: Mapping[str, str], check: Check) -
 
 
 def find_uv(environ: Mapping[str, str], check: Check) -> str | None:
-    """uv, if there is one that starts; what a version switcher puts on PATH may not."""
+    """The path of uv, if one is on PATH and starts."""
     uv = shutil.which("uv", path=environ.get("PATH", os.defpath))
     return uv if uv and ask([uv, "--version"], installer_environ(environ), check) else None
 
 
 def installer_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """What an installer needs to reach its index, and nothing else: a package's set-up is somebody else's code."""
+    """The variables that an installer needs to reach its index, and no others: package set-up runs foreign code."""
 
     def is_passed(name: str) -> bool:
         if name.startswith("UV_PUBLISH_") or name in _MISPLACING_VARIABLES:
@@ -117,10 +117,10 @@ def installer_environ(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def bound_paths(root: Path, found: Iterable[str], home: str) -> tuple[Path, ...]:
-    """The fewest directories that hold all those found, by their own names and by their real ones.
+    """The smallest set of directories that contains all paths found, both as named and with symlinks resolved.
 
-    A Python installed straight into a home directory, or into /opt, would show all of it to every program. Such a
-    prefix is left out; the parts of it that were found are in the list by themselves.
+    A Python whose prefix is a home directory or /opt would expose all of it to every program. Such a prefix is left
+    out; the directories found below it are in the list themselves.
     """
     private = [root.parent] + ([Path(home).resolve()] if home else [])
     candidates = {root, *map(Path, found), *(Path(path).resolve() for path in found)}

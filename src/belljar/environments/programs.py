@@ -1,7 +1,6 @@
-"""The programs that a build starts: each is waited for, and ended with all that it started.
+"""Runs the programs that a build needs, and ends each with everything it started.
 
-No wait is blind: a build takes minutes, and whoever asked for it may give it up at any time, by an exception from a
-`Check`.
+A build takes minutes and can be abandoned at any time: every wait calls a `Check`, which may raise.
 """
 
 from __future__ import annotations
@@ -19,20 +18,22 @@ from contextlib import contextmanager, suppress
 Check = Callable[[], None]  # called several times a second; an exception from it abandons the build
 
 LOOK_SECONDS = 0.1  # between two calls of a Check
-LINE_CHARACTERS_MAX = 2000  # what a longer line has beyond these is dropped
+LINE_CHARACTERS_MAX = 2000  # longer lines are cut
 
 _ANSWER_SECONDS = 60.0
 _PIECE_BYTES = 64 * 1024
 
 
 def go_on() -> None:
-    """The Check of a build that nobody gives up, or only by a signal to the main thread."""
+    """A Check that never abandons the build."""
 
 
-def run(argv: Sequence[str], environ: Mapping[str, str], lock: int, hear: Callable[[str], None], check: Check) -> int:
-    """Run a program to its end; return its status. None of it is left behind.
+def run(
+    argv: Sequence[str], environ: Mapping[str, str], lock: int, on_line: Callable[[str], None], check: Check
+) -> int:
+    """Run a program to its end and return its status; none of its processes are left behind.
 
-    `hear` is told each line of its output. The program inherits the descriptor `lock`.
+    `on_line` gets each line of its output. The program inherits the descriptor `lock`.
     """
     decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8")("replace"), translate=True)
     rest = ""
@@ -41,13 +42,13 @@ def run(argv: Sequence[str], environ: Mapping[str, str], lock: int, hear: Callab
             *lines, rest = (rest + decoder.decode(piece)).split("\n")
             rest = rest[:LINE_CHARACTERS_MAX]
             for line in lines:
-                hear(line[:LINE_CHARACTERS_MAX])
-        hear(rest)
+                on_line(line[:LINE_CHARACTERS_MAX])
+        on_line(rest)
     return program.returncode
 
 
 def ask(argv: Sequence[str], environ: Mapping[str, str], check: Check) -> bytes | None:
-    """What a program prints, or None if it does not work."""
+    """The program's output, or None if it fails."""
     deadline = time.monotonic() + _ANSWER_SECONDS
 
     def check_both() -> None:
@@ -72,7 +73,7 @@ def _started(
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=stderr,
-        cwd="/",  # no project's or package's files there to be picked up
+        cwd="/",  # so that no project's files are picked up
         env=dict(environ),
         start_new_session=True,
         pass_fds=inherited,
@@ -81,7 +82,7 @@ def _started(
     try:
         yield program
     finally:
-        # Before it is reaped: until then nobody else can have its process group's number.
+        # Before it is reaped: until then the kernel does not reuse the number of its process group.
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(program.pid, signal.SIGKILL)
         program.stdout.close()
@@ -89,7 +90,7 @@ def _started(
 
 
 def _output(program: subprocess.Popen[bytes], check: Check) -> Iterator[bytes]:
-    """Piece by piece, until it has ended; it is not reaped yet."""
+    """Yield the output in chunks until the program has ended; it is not reaped yet."""
     assert program.stdout is not None
     descriptor = program.stdout.fileno()
     _wait_for(descriptor, check)
@@ -104,7 +105,7 @@ def _output(program: subprocess.Popen[bytes], check: Check) -> Iterator[bytes]:
 
 
 def _wait_for(descriptor: int, check: Check) -> None:
-    """Until it can be read from, or has ended."""
+    """Wait until the descriptor is readable or closed."""
     waiting = select.poll()
     waiting.register(descriptor, select.POLLIN)
     check()

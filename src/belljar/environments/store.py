@@ -1,11 +1,10 @@
-"""What is built: environments by name under one state directory, each looked up, built once, or removed.
+"""The store of environments: finds, builds and removes them by name, in one state directory.
 
-What makes a directory an environment is its `environment.json`, written last and by rename. Whatever was
-interrupted before that has none, and is swept away by whoever builds next.
+A directory is an environment if it holds `environment.json`, which is written last, by rename. An interrupted build
+leaves none, and the next build sweeps its remains away.
 
-One build at a time: the builder holds `NAME.lock`, and so does every program it starts, by inheriting the descriptor.
-A builder that was killed outright can leave its installer running for a moment; the next builder waits for that one
-too, instead of building in a directory somebody still writes to.
+The builder holds `NAME.lock`, and so does every program it starts, by inheriting the descriptor. A builder that was
+killed can leave its installer running for a moment; the next builder waits for that one, too.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ from belljar.settings import EnvironmentSettings, check_environment_name
 
 _METADATA = "environment.json"
 _METADATA_FORMAT = 1
-_PREVIOUS = ".previous-"  # an environment moved aside while its replacement is built; no name starts with a dot
-_SCRATCH = ".scratch-"  # where its installer keeps what it needs for a moment: one that is ended does not tidy up
+_PREVIOUS = ".previous-"  # prefix of an environment that is being replaced; no name starts with a dot
+_SCRATCH = ".scratch-"  # temporary files of the installer, which does not tidy up when killed
 
 
 class Environments:
@@ -56,7 +55,7 @@ class Environments:
         return sorted({*self._configured, *filter(_is_safe_name, built)})
 
     def find(self, name: str) -> Environment | None:
-        """The environment of that name if it is built and nothing it needs has gone; looks, never builds."""
+        """Return the environment of that name if it is built and complete, else None; never builds."""
         try:
             record = self._read(name)
         except EnvironmentBroken:
@@ -64,7 +63,7 @@ class Environments:
         return record.environment if record else None
 
     def require(self, name: str) -> Environment:
-        """The environment of that name; never builds.
+        """Return the environment of that name; never builds.
 
         Raises:
             UnknownEnvironment: it is neither configured nor built.
@@ -80,9 +79,9 @@ class Environments:
         )
 
     def ensure(self, name: str, progress: Progress, check: Check = go_on) -> Environment:
-        """The environment of that name, built now if it is configured but was not built yet.
+        """Return the environment of that name; build it if it is configured but not built yet.
 
-        An exception from `check`, or from `progress`, abandons the build; nothing is left of it then.
+        An exception from `check` or `progress` abandons the build; nothing is left of it.
 
         Raises:
             UnknownEnvironment: it is neither configured nor built.
@@ -110,12 +109,12 @@ class Environments:
     def create(self, name: str, spec: EnvironmentSettings, progress: Progress, replace: bool = False) -> Environment:
         """Build an environment; one already built to the same `spec` is returned as it is, unless `replace`.
 
-        With `replace`, the one there was comes back if the new one cannot be built.
+        With `replace`, the old one is restored if the new one cannot be built.
 
         Raises:
             InvalidSettings: the name or the `spec` cannot be used.
-            CallerError: it exists, built to another `spec`, and `replace` is not given.
-            EnvironmentBroken: it cannot be built, or the one there is broken and `replace` is not given.
+            CallerError: it exists with another `spec`, and `replace` is not given.
+            EnvironmentBroken: it cannot be built, or the existing one is broken and `replace` is not given.
         """
         _check(name, spec)
         asked_at = now()
@@ -146,11 +145,11 @@ class Environments:
         """
         places = (self._scratch(name), self._previous(name), self._directory / name) if _is_safe_name(name) else ()
         if not any(map(os.path.lexists, places)):
-            raise self._unknown(name, "there is no environment {} to remove")
+            raise self._unknown(name, "environment {} is not built")
         with self._locked(name, progress=None):
             try:
                 for place in places:
-                    # First what makes it an environment: a removal cut short must not leave one with holes.
+                    # First its metadata: an interrupted removal must not leave an incomplete environment.
                     (place / _METADATA).unlink(missing_ok=True)
                     if place.exists():
                         shutil.rmtree(place)
@@ -163,12 +162,14 @@ class Environments:
     def _scratch(self, name: str) -> Path:
         return self._directory / f"{_SCRATCH}{name}"
 
-    def _unknown(self, name: str, message: str = "there is no environment {}") -> UnknownEnvironment:
+    def _unknown(self, name: str, message: str = "unknown environment {}") -> UnknownEnvironment:
         known = self.known()
-        return UnknownEnvironment(f"{message.format(repr(name))}; known are: {', '.join(known) or 'none'}", known=known)
+        return UnknownEnvironment(
+            f"{message.format(repr(name))}; choose from: {', '.join(known) or 'none'}", known=known
+        )
 
     def _read(self, name: str) -> _Record | None:
-        """What was built under that name, or None; raises EnvironmentBroken if it was finished but is no use now."""
+        """Return the record of what was built, or None; raise EnvironmentBroken if it can no longer be used."""
         if not _is_safe_name(name):
             return None
         root = self._directory / name
@@ -221,12 +222,12 @@ class Environments:
             os.pwrite(lock, str(os.getpid()).encode(), 0)
             yield lock
         finally:
-            # Not left to close(): something a package's set-up left behind may have inherited the descriptor.
+            # Unlocked explicitly: a process that a package's set-up left behind may have inherited the descriptor.
             fcntl.flock(lock, fcntl.LOCK_UN)
             os.close(lock)
 
     def _sweep(self, name: str) -> None:
-        """Remove what an interrupted build left, and bring back what it was to replace; the lock is held."""
+        """Remove what an interrupted build left, and restore what it was to replace; the lock is held."""
         root, previous, scratch = self._directory / name, self._previous(name), self._scratch(name)
         try:
             if scratch.exists():
@@ -247,7 +248,7 @@ class Environments:
     def _build(
         self, name: str, spec: EnvironmentSettings, progress: Progress, lock: int, check: Check = go_on
     ) -> Environment:
-        """Build in place of whatever is there, or leave that as it was; the lock is held and the place swept."""
+        """Replace what is there with a new build, or leave it as it was; the lock is held."""
         started = time.monotonic()
         root, scratch = self._directory / name, self._scratch(name)
         try:
@@ -271,7 +272,7 @@ class Environments:
             if isinstance(error, OSError):
                 raise EnvironmentBroken(f"environment {name!r} cannot be built: {error}", environment=name) from error
             raise
-        with suppress(EnvironmentBroken):  # what was replaced may stay until the next build
+        with suppress(EnvironmentBroken):  # the old environment may stay until the next build
             self._sweep(name)
         progress(f"environment {name!r} is ready after {time.monotonic() - started:.1f} s")
         return environment
@@ -279,9 +280,9 @@ class Environments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Record:
-    """What `environment.json` holds: the environment, and what it was asked to be.
+    """The content of `environment.json`: the environment, and a digest of its `spec`.
 
-    The latter only as a digest: guests can read the file, and a package may be given by an address with a password.
+    Only a digest, because guests can read the file, and a package URL may contain a password.
     """
 
     environment: Environment

@@ -1,10 +1,10 @@
-"""The languages beside Python: one TOML file each, and what is found of them on this machine.
+"""Languages other than Python: one TOML file each, and which of their toolchains this machine has.
 
-    toolchain   a language as its file describes it; every file, and every name a caller may use
-    machine     which toolchains are here, their versions, and what they have prepared to start faster
-    install     how to get them
+    toolchain    a language as its TOML file describes it, and its names
+    toolchains   which toolchains are installed, their versions, and what was prepared to start them faster
+    install      how to install them
 
-Nothing is read at import: a program in Python must not wait for thirty files.
+Importing reads no files: a Python program must not wait for thirty TOML files.
 """
 
 from belljar.languages.toolchain import PYTHON_NAMES, Toolchain, find_name, load_all, load_one

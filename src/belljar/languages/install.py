@@ -1,7 +1,7 @@
-"""Getting toolchains: the commands of the system's package manager, npm and pip that the TOML files name.
+"""Installs toolchains with the system's package manager, npm and pip, as the TOML files say.
 
-What will be done is known before anything is: `plan` looks, `carry_out` does. A package name comes from a file of
-ours, where it was tried; none is ever made up from a language's name: "luau" on npm is something else entirely.
+`plan` only looks; `carry_out` acts. Package names come from our TOML files, where they were tested; they are never
+derived from a language's name: "luau" on npm is something else entirely.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One command, and where what it brings is put, if that is a directory of ours."""
+    """One command, and the directory of ours that it installs into, if any."""
 
     argv: tuple[str, ...]
     directory: Path | None = None
@@ -44,16 +44,16 @@ class InstallPlan:
     """What `carry_out` will do."""
 
     steps: tuple[Step, ...]
-    prepared: tuple[Toolchain, ...]  # made ready afterwards
-    present: tuple[Toolchain, ...]  # there already
-    elsewhere: tuple[Toolchain, ...]  # no package manager has them
+    prepared: tuple[Toolchain, ...]  # prepared after the installation
+    present: tuple[Toolchain, ...]  # already installed
+    elsewhere: tuple[Toolchain, ...]  # not in any package manager
 
 
 def choose(words: Iterable[str]) -> list[Toolchain]:
-    """The languages that `core`, `all` or names mean.
+    """Resolve `core`, `all` and names of languages.
 
     Raises:
-        UnknownLanguage: a name means none.
+        UnknownLanguage: a name is unknown.
     """
     chosen: dict[str, Toolchain] = {}
     for word in words:
@@ -65,17 +65,17 @@ def choose(words: Iterable[str]) -> list[Toolchain]:
             name = find_name(word)
             if name is None:
                 raise UnknownLanguage(
-                    f"there is no language {word!r}; choose from: core, all, {', '.join(load_all())}", language=word
+                    f"unknown language {word!r}; choose from: core, all, {', '.join(load_all())}", language=word
                 )
             chosen[name] = load_all()[name]
     return [each for name, each in chosen.items() if name != "python"]
 
 
 def plan(machine: InstalledToolchains, toolchains: Sequence[Toolchain]) -> InstallPlan:
-    """What it takes to have these.
+    """Find out which steps install these toolchains.
 
     Raises:
-        CallerError: packages are needed, and there is no package manager that we know.
+        CallerError: packages are needed, and this system has no package manager that Belljar knows.
     """
     present = tuple(each for each in toolchains if machine.is_available(each.name))
     missing = [each for each in toolchains if each not in present]
@@ -108,7 +108,7 @@ def plan(machine: InstalledToolchains, toolchains: Sequence[Toolchain]) -> Insta
 
 
 def _find_absent(packages: Iterable[str]) -> list[str]:
-    """Those that are not installed; none of them, on a system whose packages are others."""
+    """The packages that are not installed; empty on a system that is not Debian."""
     asked = list(dict.fromkeys(packages))
     if not asked or shutil.which("dpkg-query") is None:
         return []
@@ -120,8 +120,7 @@ def _find_absent(packages: Iterable[str]) -> list[str]:
 def _system_steps(packages: Sequence[str]) -> list[Step]:
     if shutil.which("apt-get") is None:
         raise CallerError(
-            "there is no apt-get here; install what these Debian packages hold by the means of this system: "
-            + ", ".join(packages)
+            "this system has no apt-get; install the equivalents of these Debian packages: " + ", ".join(packages)
         )
     as_root: tuple[str, ...] = ()
     if os.geteuid() != 0:
@@ -135,8 +134,8 @@ def _system_steps(packages: Sequence[str]) -> list[Step]:
     ]
 
 
-def carry_out(machine: InstalledToolchains, planned: InstallPlan, tell: Tell, tell_lines: Tell | None = None) -> None:
-    """Run every step, then prepare what can be made ahead. `tell_lines` hears each line that the commands write.
+def carry_out(machine: InstalledToolchains, planned: InstallPlan, tell: Tell, on_line: Tell | None = None) -> None:
+    """Run every step, then prepare the toolchains. `on_line` gets each line that the commands write.
 
     Raises:
         SandboxFault: a command failed; the message has its last lines.
@@ -145,8 +144,8 @@ def carry_out(machine: InstalledToolchains, planned: InstallPlan, tell: Tell, te
         tell(str(step))
         if step.directory is not None:
             step.directory.mkdir(parents=True, exist_ok=True)
-        code, lines = _run(step.argv, tell_lines or _ignore)
-        if code != 0 and step.argv[-1] != "update":  # one unreachable source must not stop us when others have it all
+        code, lines = _run(step.argv, on_line or _ignore)
+        if code != 0 and step.argv[-1] != "update":  # one unreachable source must not stop the installation
             raise SandboxFault("\n".join((f"this ended with {code}: {step}", *lines)))
         if step.directory is not None and step.toolchain is not None:
             _check_integrity(step.toolchain, step.directory)
@@ -163,7 +162,7 @@ def _ignore(_line: str) -> None:
 
 
 def _run(argv: Sequence[str], tell: Tell) -> tuple[int, list[str]]:
-    """Run a command to its end, passing its lines on; its status and last lines. Nothing of it is left behind."""
+    """Run a command to its end and return its status and last lines; none of its processes are left behind."""
     tail: deque[str] = deque(maxlen=_LINES_KEPT)
     started = subprocess.Popen(
         argv,
@@ -184,7 +183,7 @@ def _run(argv: Sequence[str], tell: Tell) -> tuple[int, list[str]]:
                 tell(tail[-1])
         os.waitid(os.P_PID, started.pid, os.WEXITED | os.WNOWAIT)
     finally:
-        with suppress(ProcessLookupError, PermissionError):  # until it is reaped nobody else can have its number
+        with suppress(ProcessLookupError, PermissionError):  # until it is reaped, the kernel does not reuse its number
             os.killpg(started.pid, signal.SIGKILL)
         started.stdout.close()
         started.wait()
@@ -192,7 +191,7 @@ def _run(argv: Sequence[str], tell: Tell) -> tuple[int, list[str]]:
 
 
 def _check_integrity(toolchain: Toolchain, directory: Path) -> None:
-    """The packages that single persons have uploaded must be the very ones that were tried."""
+    """Refuse packages of individual uploaders that differ from those we tested."""
     if not toolchain.install.integrity:
         return
     installed = json.loads((directory / "node_modules/.package-lock.json").read_text())["packages"]

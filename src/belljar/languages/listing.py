@@ -1,4 +1,4 @@
-"""The languages as a caller or an operator sees them: what there is, in which version, and how to get the rest."""
+"""The list of languages for callers and operators: which are installed, their versions, how to install the rest."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ class Listed:
 
     @property
     def how_to_get(self) -> str | None:
-        """What the operator types; None: it is there."""
+        """The command that installs it; None if it is installed."""
         return None if self.available else how_to_get(self.toolchain)
 
     def as_json(self) -> dict[str, Any]:
-        """The wire form."""
         return {
             "name": self.toolchain.name,
             "title": self.toolchain.title,
@@ -36,7 +35,7 @@ class Listed:
 
 
 def how_to_get(toolchain: Toolchain) -> str:
-    """In words that can be typed, where a package manager has it."""
+    """The command that installs it, where a package manager has it, else a note."""
     install = toolchain.install
     if install.debian or install.npm or install.pypi:
         return f"belljar languages install {toolchain.name}"
@@ -44,7 +43,7 @@ def how_to_get(toolchain: Toolchain) -> str:
 
 
 def describe(settings: Settings, python_version: str | None) -> list[Listed]:
-    """Every language, by name. Asks each toolchain for its version the first time, which takes a while."""
+    """List every language by name. The first call runs each toolchain to get its version, which takes a while."""
     machine = installed_toolchains(settings)
     others = [name for name in load_all() if name != "python"]
     versions = {**machine.versions(others), "python": python_version}

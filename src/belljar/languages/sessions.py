@@ -1,4 +1,4 @@
-"""Languages whose interpreters can stay: what is started, and how a cell is handed to it."""
+"""Languages other than Python that have sessions: what is started, and how a cell is passed to it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from belljar.languages.toolchain import load_one
 from belljar.languages.toolchains import InstalledToolchains
 
-#: A shell that takes itself to be interactive goes back to its next line at SIGINT, whatever it was doing.
+#: An interactive shell abandons its current command at SIGINT and reads the next line.
 _SHELL_GREETING = "PS1= PS2=; set +H; unset HISTFILE; printf 'ready\\0' >&4\n"
 _SHELL_LINES = (
     "IFS= read -r -d '' -u 3 __belljar_cell; eval \"$__belljar_cell\" </dev/null 3<&- 4>&-\nprintf '%s\\0' \"$?\" >&4\n"
@@ -18,10 +18,10 @@ LANGUAGES = ("javascript", "sh")
 
 
 def order_of(language: str, machine: InstalledToolchains) -> dict[str, Any]:
-    """What `inside/guest/session/other_languages.py` starts.
+    """Describe the interpreter that `inside/guest/session/other_languages.py` starts.
 
     Raises:
-        ToolchainMissing: it is not on this machine.
+        ToolchainMissing: it is not installed.
     """
     toolchain = load_one(language)
     if not machine.is_available(language):

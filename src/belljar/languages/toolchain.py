@@ -1,7 +1,7 @@
 """A language as its TOML file describes it.
 
-The files are ours, but they are written by hand, so they are read strictly: an unknown key is an error, or a typo
-would silently lose a limit. `docs/languages.md` explains each key.
+The files are written by hand, so they are read strictly: an unknown key is an error, else a typo would silently lose
+a limit. `docs/languages.md` explains each key.
 
 Patterns are matched against source text and output that may be hostile: keep them free of nested repetition.
 """
@@ -19,7 +19,7 @@ from typing import Any
 from belljar.contract.errors import InvalidSettings
 from belljar.contract.execution import Limits
 
-#: Where a toolchain finds what was installed or prepared for it, inside the jail; the state directory holds it.
+#: Where the jail shows what was installed or prepared for a toolchain in the state directory.
 TOOLCHAINS_DIR = "/toolchains"
 
 #: Known without reading any file.
@@ -33,10 +33,10 @@ _VERSION = r"\d+(?:\.\d+)+"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamePart:
-    """A name that the program's own text decides, such as that of a Java class."""
+    """A name taken from the program's text, such as that of a Java class."""
 
     pattern: re.Pattern[str]  # its first group is the name
-    before: re.Pattern[str] | None  # the last match in front of this counts, instead of the first
+    before: re.Pattern[str] | None  # take the last match before this, instead of the first match
     form: str  # with {} for the name
     default: str  # may name other parts
 
@@ -56,7 +56,7 @@ class NamePart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileStep:
-    """What turns the source into files that can be run."""
+    """The command that compiles the source."""
 
     argv: tuple[str, ...]
     outputs: tuple[str, ...]  # globs over the work directory
@@ -67,19 +67,19 @@ class CompileStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """How a failed run is told to be a syntax error; everything that is given must hold."""
+    """How to recognise a failed run as a syntax error; every condition given must hold."""
 
-    argv: tuple[str, ...] = ()  # exits with something but 0 when the source cannot be parsed
+    argv: tuple[str, ...] = ()  # exits with non-zero if the source cannot be parsed
     pattern: re.Pattern[str] | None = None  # in standard error of the run
     exit_code: int | None = None  # of the run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Install:
-    """Where the toolchain comes from. Every name was tried; none is ever guessed."""
+    """The packages that contain the toolchain; every name was tested."""
 
     debian: tuple[str, ...] = ()
-    debian_libraries: tuple[str, ...] = ()  # that programs expect beside it, wherever the toolchain itself came from
+    debian_libraries: tuple[str, ...] = ()  # expected by programs, whatever the toolchain was installed from
     npm: tuple[str, ...] = ()  # with their version
     pypi: tuple[str, ...] = ()  # with their version
     integrity: Mapping[str, str] = field(default_factory=dict)  # of npm packages, as npm writes it
@@ -89,17 +89,17 @@ class Install:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepare:
-    """Commands that make the toolchain start faster; run once by us, on text of ours, with its directory as cwd."""
+    """Commands that make the toolchain start faster; run once, on our own text, with its directory as cwd."""
 
     commands: tuple[tuple[str, ...], ...]
-    files: Mapping[str, str]  # written first; `copies` are those that lie beside the TOML file
-    optional: bool = False  # the toolchain works without, only slower: its first programs do not wait
-    env: Mapping[str, str] = field(default_factory=dict)  # of the compile step, once all this is made
+    files: Mapping[str, str]  # written first; `copies` names files next to the TOML file
+    optional: bool = False  # the toolchain works without it, so its first programs do not wait
+    env: Mapping[str, str] = field(default_factory=dict)  # of the compile step, once prepared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """The proof that a toolchain works."""
+    """A program, and its output, that proves that the toolchain works."""
 
     source: str
     stdout: str
@@ -107,8 +107,6 @@ class Hello:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Toolchain:
-    """One language."""
-
     name: str
     title: str
     aliases: tuple[str, ...]
@@ -123,21 +121,21 @@ class Toolchain:
     env: Mapping[str, str]
     compile: CompileStep | None
     run: tuple[str, ...]
-    standby: tuple[str, ...]  # the same, started before there is a program, for which it waits as `standby.cjs` does
+    standby: tuple[str, ...]  # the same, started ahead; waits for a program as `standby.cjs` does
     runtime_threads: int  # threads and processes of the runtime itself; a program's own come on top
     runtime_mb: int  # memory of the runtime itself; a program's own comes on top
     check: Check | None
     install: Install
     prepare: Prepare | None
     hello: Hello
-    text: str  # of the file: it is part of what a compiled program depends on
+    text: str  # of the TOML file: part of the key of compiled programs
 
     def plan(self, code: str, files: tuple[str, ...] = (), memory_bytes: int = 0) -> Plan:
-        """What the placeholders stand for with this program."""
+        """Fill in the placeholders for this program."""
         values = {
             "toolchain": f"{TOOLCHAINS_DIR}/{self.name}",
             "toolchains": TOOLCHAINS_DIR,
-            # All that the cgroup gives: a heap that may not grow past it is ended by the kernel, as any other is.
+            # All that the cgroup allows: the kernel ends a heap that grows past it, as it does with any program.
             "memory_mb": str(max(16, memory_bytes >> 20) + self.runtime_mb),
         }
         for name, part in self.names.items():
@@ -149,20 +147,20 @@ class Toolchain:
 
     @property
     def all_names(self) -> tuple[str, ...]:
-        """Every word a caller may use."""
+        """Every name that a caller may use."""
         return (self.name, *self.aliases)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A toolchain's commands with everything filled in."""
+    """A toolchain's commands with all placeholders filled in."""
 
     source: str
     sources: tuple[str, ...]
     values: Mapping[str, str]
 
     def fill(self, argv: tuple[str, ...]) -> list[str]:
-        """`argv` as the kernel will see it; `{sources}` becomes as many words as there are."""
+        """Return the final `argv`; `{sources}` becomes one argument for each file."""
         words: list[str] = []
         for word in argv:
             if word == "{sources}":
@@ -183,7 +181,7 @@ def load_all() -> Mapping[str, Toolchain]:
 
 
 def load_one(name: str) -> Toolchain:
-    """The language of that name; its name must be known to be one."""
+    """Load one language; `name` must be the name of one."""
     return load_all()[name]
 
 
@@ -198,13 +196,13 @@ def _by_word() -> Mapping[str, str]:
 
 
 def find_name(word: str) -> str | None:
-    """The language that `word` means, in any case of its letters."""
+    """Find the language that `word` names, ignoring case."""
     lower = word.lower()
     return "python" if lower in PYTHON_NAMES else _by_word().get(lower)
 
 
 def find_by_extension(extension: str) -> str | None:
-    """The language of source files that end so (without the dot)."""
+    """Find the language of source files with this extension (without the dot)."""
     for toolchain in load_all().values():
         if extension in toolchain.extensions:
             return toolchain.name
@@ -215,7 +213,7 @@ def find_by_extension(extension: str) -> str | None:
 
 
 class _Table:
-    """A table of the file: every key is taken once, and what is left over is a mistake."""
+    """A TOML table: every key is taken once, and a key left over is an error."""
 
     def __init__(self, where: str, content: Any) -> None:
         if not isinstance(content, dict):
@@ -347,7 +345,7 @@ def _read_compile(table: _Table | None) -> CompileStep | None:
 
 def _read_run(table: _Table | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if table is None:
-        return (), ()  # only Python's has none: the warm process runs it
+        return (), ()  # Python alone has no command: its zygote runs the program
     argv, standby = table.words("argv", ...), table.words("standby")
     table.end()
     return argv, standby

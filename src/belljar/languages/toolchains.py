@@ -1,12 +1,12 @@
-"""Which toolchains this machine has, as a jail would see them.
+"""Which toolchains are installed on this machine, as a jail sees them.
 
-Looking is cheap and lazy: a language is looked for when somebody names it, by the files it needs, and again every few
-seconds, so that a server notices what is installed, replaced or removed while it runs. Only its version costs a
-process, and only who lists languages asks for that, once for each toolchain that is found.
+A language is looked up when a request names it, by the files it needs, and again every few seconds, so a running
+server notices what is installed, replaced or removed. Only the version costs a process: it is found out when
+languages are listed, once for each toolchain.
 
-A toolchain is found where jails can see it: in the system's own directories, never on the PATH of whoever started
-the server; in the state directory, where `belljar languages install` puts what no package of the system offers; or
-in a root of its own, another Debian release in a directory, named by `[languages.roots]`.
+A toolchain is found where jails can see it: in the system's directories (never on the PATH of the server's user), in
+the state directory, where `belljar languages install` puts npm and pip packages, or in another Debian root named by
+`[languages.roots]`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _PREPARED = "prepared"
 
 
 def installed_toolchains(settings: Settings) -> InstalledToolchains:
-    """The machine with these settings; one for all who ask, so that everything is found out once."""
+    """The toolchains of this machine; one object for all callers, so that everything is looked up once."""
     return _machine(settings.state_dir, tuple(sorted(settings.languages.roots.items())))
 
 
@@ -54,32 +54,32 @@ def _machine(state_dir: Path, roots: tuple[tuple[str, str], ...]) -> InstalledTo
 
 
 class InstalledToolchains:
-    """What is found here. Safe to use from several threads: at worst something is looked up twice."""
+    """The toolchains of this machine. Thread-safe: at worst something is looked up twice."""
 
     def __init__(self, state_dir: Path, roots: Mapping[str, str] | None = None) -> None:
         self.toolchains_dir = state_dir.resolve() / "toolchains"
         self._roots = dict(roots or {})
-        self._found: dict[str, tuple[float, str]] = {}  # when it was looked for, and its fingerprint if it was there
+        self._found: dict[str, tuple[float, str]] = {}  # time of the look-up; fingerprint, empty if missing
         self._versions: dict[str, str | None] = {}  # by fingerprint
         self._ready: set[str] = set()  # fingerprints
 
     # ---- where things are
 
     def root_of(self, name: str) -> str:
-        """The directory of another system that this toolchain lives in; empty: this one."""
+        """The root directory that contains this toolchain; empty for this system."""
         return self._roots.get(name, "")
 
     def host_path(self, toolchain: Toolchain, path: str) -> str:
-        """Where on the host lies what the jail sees as `path`."""
+        """The path on the host of what the jail sees as `path`."""
         if path.startswith(f"{TOOLCHAINS_DIR}/"):
             return str(self.toolchains_dir) + path.removeprefix(TOOLCHAINS_DIR)
         return self.root_of(toolchain.name) + path
 
     def bound_places(self, root: str) -> dict[str, str]:
-        """What the jail of the toolchains in `root` shows beside the system's own directories."""
+        """The paths that a jail for the toolchains in `root` shows, besides the system's directories."""
         places = {}
         with contextlib.suppress(OSError):
-            self.toolchains_dir.mkdir(parents=True, exist_ok=True)  # what is prepared later must be seen, too
+            self.toolchains_dir.mkdir(parents=True, exist_ok=True)  # so that what is prepared later is visible, too
         if self.toolchains_dir.is_dir():
             places[TOOLCHAINS_DIR] = str(self.toolchains_dir)
         for toolchain in load_all().values():
@@ -88,7 +88,7 @@ class InstalledToolchains:
         return places
 
     def places_read_by(self, toolchain: Toolchain) -> dict[str, str]:
-        """What this toolchain needs to see beside the system's own directories."""
+        """The paths that this toolchain reads, besides the system's directories."""
         root = self.root_of(toolchain.name)
         found = (path for pattern in toolchain.reads for path in glob.glob(root + pattern))
         return {path.removeprefix(root): path for path in found if os.path.isdir(path) and not os.path.islink(path)}
@@ -96,11 +96,11 @@ class InstalledToolchains:
     # ---- what is there
 
     def is_available(self, name: str) -> bool:
-        """Whether everything the toolchain needs is there."""
+        """Whether everything that the toolchain needs is installed."""
         return name in PYTHON_NAMES or bool(self._look(name))
 
     def _look(self, name: str) -> str:
-        """The toolchain's fingerprint, empty if it is not there; what was found is believed for a few seconds."""
+        """The toolchain's fingerprint, empty if it is not installed; cached for a few seconds."""
         seen_at, fingerprint = self._found.get(name, (0.0, ""))
         if not fingerprint or time.monotonic() - seen_at > _LOOK_AGAIN_SECONDS:
             fingerprint = "" if self.find_missing(name) else self._describe(load_one(name))
@@ -108,16 +108,16 @@ class InstalledToolchains:
         return fingerprint
 
     def find_missing(self, name: str) -> list[str]:
-        """Of what the toolchain needs, what is not there."""
+        """The files and commands that the toolchain lacks."""
         toolchain = load_one(name)
         root = self.root_of(name)
         if root and not os.path.isdir(root):
             return [root]
-        needs = (*toolchain.needs, "python3") if root else toolchain.needs  # what becomes the program is a Python
+        needs = (*toolchain.needs, "python3") if root else toolchain.needs  # a Python process execs the program
         return [need for need in needs if not self._locate(toolchain, need)]
 
     def explain_missing(self, name: str) -> ToolchainMissing:
-        """What to answer who asks for a language that is not here."""
+        """The error for a request in a language that is not installed."""
         toolchain = load_one(name)
         missing = ", ".join(self.find_missing(name)) or "something"
         can_install = toolchain.install.debian or toolchain.install.npm or toolchain.install.pypi
@@ -128,7 +128,7 @@ class InstalledToolchains:
         )
 
     def _locate(self, toolchain: Toolchain, need: str) -> list[str]:
-        """The files of the host that `need` means; none: it is missing."""
+        """The files on the host that match `need`; empty if it is missing."""
         if need.startswith("/"):
             return sorted(glob.glob(self.host_path(toolchain, need)))
         root = self.root_of(toolchain.name)
@@ -141,7 +141,7 @@ class InstalledToolchains:
         return []
 
     def fingerprint(self, name: str) -> str:
-        """Changes when the toolchain does: a compiled program is used again only with the very same."""
+        """A text that changes with the toolchain: compiled programs are reused only with the same one."""
         return self._look(name) or self._describe(load_one(name))
 
     def _describe(self, toolchain: Toolchain) -> str:
@@ -152,27 +152,27 @@ class InstalledToolchains:
         return digest.hexdigest()
 
     def find_command(self, toolchain: Toolchain, command: str) -> str:
-        """The path in the jail of a command by its name; what is a path already, or not there, stays as it is."""
+        """The path of a command in the jail; a path, or a command that is not found, is returned as it is."""
         if "/" in command:
             return command
         found = self._locate(toolchain, command)
         return found[0].removeprefix(self.root_of(toolchain.name)) if found else command
 
     def forget(self, name: str) -> None:
-        """Look anew: the toolchain was just installed."""
+        """Look again: the toolchain was just installed."""
         self._found.pop(name, None)
 
     # ---- versions
 
     def version(self, name: str) -> str | None:
-        """What the toolchain says its version is; None if it is not there or does not say."""
+        """The version that the toolchain reports; None if it is missing or reports none."""
         fingerprint = self._look(name)
         if fingerprint and fingerprint not in self._versions:
             self._versions[fingerprint] = self._ask_version(load_one(name))
         return self._versions.get(fingerprint)
 
     def versions(self, names: Iterable[str]) -> dict[str, str | None]:
-        """Of several, asked side by side."""
+        """The versions of several toolchains, asked in parallel."""
         with ThreadPoolExecutor(max_workers=4) as pool:
             wanted = list(names)
             return dict(zip(wanted, pool.map(self.version, wanted), strict=True))
@@ -199,7 +199,7 @@ class InstalledToolchains:
                     check=False,
                 )
         except (OSError, subprocess.TimeoutExpired) as error:
-            _log.warning("%s does not tell its version: %s", toolchain.name, error)
+            _log.warning("%s does not report its version: %s", toolchain.name, error)
             return None
         found = toolchain.version_pattern.search((answer.stdout + b"\n" + answer.stderr).decode("utf-8", "replace"))
         return found[0] if found else None
@@ -207,7 +207,7 @@ class InstalledToolchains:
     # ---- getting ready
 
     def make_ready(self, name: str) -> None:
-        """Before a toolchain's first run: make what it cannot do without, and have its files in memory. May block."""
+        """Prepare a toolchain before its first run and read its files into memory. May block."""
         fingerprint = self.fingerprint(name)
         if fingerprint not in self._ready:
             toolchain = load_one(name)
@@ -217,11 +217,11 @@ class InstalledToolchains:
             self._ready.add(fingerprint)
 
     def is_prepared(self, name: str) -> bool:
-        """Whether what the toolchain's `[prepare]` asks for is there, made for this very toolchain."""
+        """Whether the toolchain's `[prepare]` step was done for the installed version."""
         return _read_stamp(self.toolchains_dir / name) == self.fingerprint(name)
 
     def prepare_quietly(self, name: str) -> None:
-        """As `prepare`; what cannot be made is told to the operator, and done without."""
+        """Call `prepare`; log a failure instead of raising, since the toolchain works without."""
         toolchain = load_one(name)
         try:
             self.prepare(toolchain)
@@ -229,7 +229,7 @@ class InstalledToolchains:
             _log.warning("%s was not prepared: %s", name, error)
 
     def prepare(self, toolchain: Toolchain) -> None:
-        """Make what the toolchain's `[prepare]` asks for, unless it was made for this very toolchain already.
+        """Run the toolchain's `[prepare]` step, unless it was done for the installed version.
 
         Raises:
             SandboxFault: a command failed.
@@ -281,10 +281,10 @@ class InstalledToolchains:
             raise SandboxFault(f"{' '.join(words)} ended with {made.returncode}: {said}")
 
     def _read_ahead(self, toolchain: Toolchain) -> None:
-        """Have the toolchain's large files in memory, at our expense.
+        """Read the toolchain's large files into the page cache.
 
-        The kernel charges a page of a file to whoever reads it first. Were that a guest, its memory would be counted
-        against the program, and the cell would be thrown away for what it holds.
+        The kernel charges a page of a file to the cgroup that reads it first. If that were a guest's, the page would
+        count against the program's memory limit, and its jail could not be reused.
         """
         for need in (*toolchain.needs, *toolchain.warm):
             for path in self._locate(toolchain, need):
@@ -309,7 +309,7 @@ def _read_file_ahead(path: str) -> None:
 
 
 def _clean_environ(home: str, env: Mapping[str, str]) -> dict[str, str]:
-    """Nothing of the server's own: neither keys nor a PATH that jails do not have."""
+    """An environment without the server's keys, and with the PATH of a jail."""
     own = {name: value for name, value in env.items() if "{" not in value and not value.startswith("/tmp")}
     path = ":".join(("/usr/local/sbin", "/usr/sbin", "/sbin", *COMMAND_DIRS))
     return {"LANG": "C.UTF-8", **own, "PATH": path, "HOME": home, "TMPDIR": home, "GOCACHE": f"{home}/gocache"}
@@ -330,7 +330,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def make_readable(tree: Path) -> None:
-    """Guests are nobody in particular: all must be able to read."""
+    """Make the tree world-readable: guests have unprivileged uids."""
     for directory, _, names in os.walk(tree):
         os.chmod(directory, os.stat(directory).st_mode | 0o755)
         for name in names:

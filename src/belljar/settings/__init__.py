@@ -1,7 +1,7 @@
-"""Everything an operator can choose, in one frozen tree, read once.
+"""All settings, in one frozen tree that is read once.
 
-Later sources win: the defaults in `tree.py`, a TOML file, `BELLJAR_…` variables, flags. `provenance` remembers which
-one gave each value. Nothing else in Belljar reads the environment or a configuration file.
+Later sources win: the defaults in `model.py`, a TOML file, `BELLJAR_…` variables, flags. `provenance` records the
+source of each value. Nothing else in Belljar reads the environment or a configuration file.
 
 A value's name is its path: `pool.max_running` is `[pool] max_running = 8` in the file and
 `BELLJAR_POOL_MAX_RUNNING=8` in the environment.

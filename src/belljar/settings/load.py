@@ -1,4 +1,4 @@
-"""Settings from where people put them: a TOML file, the environment, flags, and the names of other code servers."""
+"""Loads settings from a TOML file, the environment, flags, and the variables of other code servers."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from belljar.contract.execution import MIB
 from belljar.settings.model import EnvironmentSettings, ModelSettings, Settings, ToolServerSettings
 from belljar.settings.validate import check
 
-#: Settings that hold many of a kind, each with a name of its own.
+#: Settings that hold several named tables.
 _NAMED: Mapping[str, type[Any]] = {"servers": ToolServerSettings, "models": ModelSettings}
 
-#: How their variables would begin. There are none: nobody could tell `_` in such a name from a dot, or its capitals.
+#: How their variables would begin. They cannot be set by variables: `_` would be ambiguous, and so would capitals.
 _NAMED_VARIABLES = tuple(
     f"BELLJAR_{each}_" for each in ("ENVIRONMENTS", "TOOLS_SERVERS", "LLM_MODELS", "LANGUAGES_ROOTS")
 )
 
-#: Variables, as NAME=VALUE, that are no settings: of clients, of compose.yaml, of our tests, and those that Kubernetes
-#: gives to every pod beside a service of our name.
+#: Variables that are not settings: of clients, of compose.yaml, of our tests, and those that Kubernetes
+#: gives to every pod next to a service named belljar.
 _OTHER_VARIABLES = re.compile(
     r"BELLJAR_((URL|API_KEY|IMAGE|MEMORY|TEST_\w+|SERVICE_(HOST|PORT)\w*|PORT_\d+_\w+)=|PORT=\w+://)"
 )
@@ -33,10 +33,10 @@ _OTHER_VARIABLES = re.compile(
 #: Settings that had another name in version 0.1.
 _RENAMED: Mapping[str, str] = {"pool.cell_seconds": "pool.jail_seconds"}
 
-#: What a value of the wrong type should have been.
+#: How error messages name the expected type.
 _WORDS: Mapping[type, str] = {tuple: "a list", bool: "true or false", float: "a number", int: "a whole number"}
 
-#: Names that people have set for other code servers, with all they mean here. They count for less than ours.
+#: Variables of other code servers, and the settings they map to. Belljar's own variables win over them.
 _FAMILIAR: Mapping[str, tuple[str, ...]] = {
     "HOST": ("server.host",),
     "PORT": ("server.port",),
@@ -46,7 +46,7 @@ _FAMILIAR: Mapping[str, tuple[str, ...]] = {
     "MAX_KERNELS": ("sessions.max_sessions",),
     "KERNEL_TIMEOUT": ("sessions.idle_seconds",),
     "MAX_EXECUTION_TIME": ("default_limits.wall_seconds", "default_limits.cpu_seconds"),  # a request may ask for more
-    "MAX_MEMORY_MB": ("default_limits.memory_bytes", "ceiling_limits.memory_bytes"),  # no request there can
+    "MAX_MEMORY_MB": ("default_limits.memory_bytes", "ceiling_limits.memory_bytes"),  # requests to that server cannot
     "CONTAINER_IMAGE": ("container.image",),
     "CONTAINER_LANGUAGE": ("container.language",),
     "BACKEND": ("container.engine",),
@@ -62,8 +62,8 @@ def load(
 ) -> Settings:
     """Read the settings; `flags` maps dotted names to values given on the command line.
 
-    `takes_familiar_names` reads HOST, PORT, DEBUG, … as well. Only a server should: elsewhere these names are often
-    set for somebody else.
+    `takes_familiar_names` also reads HOST, PORT, DEBUG, … Only a server should: elsewhere these variables are often
+    set for other programs.
 
     Raises:
         InvalidSettings: a name is unknown, or a value has the wrong type or makes no sense.
@@ -124,18 +124,18 @@ def _variable(name: str) -> str:
 
 
 def _no_setting(variable: str, known: list[str]) -> str:
-    """What to do about a variable that looks like a setting and is none."""
+    """The error message for a variable that looks like a setting but is not one."""
     if variable.startswith(_NAMED_VARIABLES):
         return f"the environment cannot hold {variable}: put it into a settings file (--config FILE)"
     for old, new in _RENAMED.items():
         if variable == _variable(old):
             return f"{variable} is now called {_variable(new)}; rename it in the environment"
     (nearest,) = difflib.get_close_matches(variable, known, n=1, cutoff=0.0)
-    return f"unknown setting {variable} in the environment; the nearest that there is: {nearest}"
+    return f"unknown setting {variable} in the environment; did you mean {nearest}?"
 
 
 def familiar_names(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Those of the names people have set for other code servers that are set here."""
+    """The variables of other code servers that are set."""
     return tuple(name for name in _FAMILIAR if environ.get(name))
 
 
@@ -144,7 +144,7 @@ def _from_familiar(name: str, value: str, so_far: Settings) -> dict[str, Any]:
         return dict.fromkeys(_FAMILIAR[name], value) | _raised_ceilings(value, so_far)
     if name == "BACKEND":
         return _chosen_backend(value)
-    if name == "ALLOWED_HOSTS" and value.startswith("["):  # a list in JSON, as that server wants it
+    if name == "ALLOWED_HOSTS" and value.startswith("["):  # a JSON list, as that server expects
         value = value.translate(str.maketrans("", "", "[]\"'"))
     if name == "MAX_MEMORY_MB":
         try:
@@ -155,7 +155,7 @@ def _from_familiar(name: str, value: str, so_far: Settings) -> dict[str, Any]:
 
 
 def _raised_ceilings(value: str, so_far: Settings) -> dict[str, Any]:
-    """Those that are below the time which every program gets."""
+    """The ceilings that are below the new default time."""
     try:
         seconds = float(value)
     except ValueError:
@@ -213,12 +213,12 @@ def _unknown(name: str) -> InvalidSettings:
     if name in _RENAMED:
         return InvalidSettings(f"setting {name!r} is now called {_RENAMED[name]!r}; rename it", setting=name)
     near = difflib.get_close_matches(name, names(), n=1)
-    advice = f"did you mean {near[0]!r}? Known are" if near else "known are"
+    advice = f"did you mean {near[0]!r}? Choose from" if near else "choose from"
     return InvalidSettings(f"unknown setting {name!r}; {advice}: {', '.join(names())}", setting=name)
 
 
 def _replace_named(settings: Settings, name: str, parts: list[str], value: Any) -> Settings:
-    """One of many that have names of their own: `tools.servers.NAME.url`."""
+    """Replace a value in a named table, such as `tools.servers.NAME.url`."""
     section: Any = getattr(settings, parts[0], None)
     if not hasattr(section, parts[1]):
         raise InvalidSettings(f"unknown setting {name!r}", setting=name)
@@ -231,7 +231,7 @@ def _replace_named(settings: Settings, name: str, parts: list[str], value: Any) 
 
 
 def _convert(name: str, owner: Any, attribute: str, value: Any) -> Any:
-    """Give `value` the type that the default of this setting has."""
+    """Convert `value` to the type of this setting's default."""
     if attribute not in {each.name for each in dataclasses.fields(owner)}:
         raise InvalidSettings(f"unknown setting {name!r}", setting=name)
     current = getattr(owner, attribute)

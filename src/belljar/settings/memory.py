@@ -1,4 +1,4 @@
-"""How much memory this process may use: the machine's, or less where a control group says so."""
+"""How much memory this process may use: all of the machine's, or what its control group allows."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def memory_bytes() -> int:
-    """The least of what the machine has and its control groups allow."""
+    """The smallest of the machine's memory and the limits of our control groups."""
     return min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *_limits()])
 
 
 def _limits() -> Iterator[int]:
     for file in _limit_files():
-        with contextlib.suppress(OSError, ValueError):  # "max", or a group that is not shown to us
+        with contextlib.suppress(OSError, ValueError):  # "max", or a group that we cannot see
             yield int(file.read_text())
 
 
 def _limit_files() -> Iterator[Path]:
-    """Of our group and those above it. A container often shows its own as the root."""
+    """The limit files of our group and its parents. A container often shows its own group as the root."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)

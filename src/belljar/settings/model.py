@@ -14,7 +14,7 @@ from belljar.settings.memory import memory_bytes
 GIB = 1024 * MIB
 _CORES = len(os.sched_getaffinity(0))
 
-#: Every wall an operator may waive by name, with what is lost. `jail/probe.py` tells which can be had.
+#: Every wall that an operator may waive by name, and what is lost. `jail/probe` finds out which are available.
 WALL_NAMES = ("cgroup", "landlock", "uid")
 
 BUILTIN_TOOLS = ("web_search", "web_parse", "fetch_web", "read_pdf", "llm")
@@ -36,7 +36,7 @@ def _runtime_dir() -> Path:
 
 
 def _bodies_bytes() -> int:
-    """A quarter of the memory that we may use: beside it there are programs, and copies on their way."""
+    """A quarter of the memory that we may use: programs and copies of bodies need the rest."""
     return min(max(memory_bytes() // 4, 128 * MIB), 8 * GIB)
 
 
@@ -55,11 +55,11 @@ class PoolSettings:
 
     max_running: int = max(8, 4 * _CORES)  # programs running at the same time
     max_queued: int = 4096  # executions waiting for their turn; one more is refused
-    ready_guests: int = 2 * _CORES  # jailed forks waiting for a program, per weight in use
+    ready_guests: int = 2 * _CORES  # jailed forks waiting for a program, for each kind in use
     zygote_forks: int = 20_000  # a zygote is replaced after this many forks
     zygote_seconds: float = 3600.0  # … or after this long
-    idle_seconds: float = 600.0  # a heavy zygote unused for this long is let go
-    jail_seconds: float = 300.0  # empty cells that a burst has left are given up this long after it, when nothing runs
+    idle_seconds: float = 600.0  # a zygote of kind "packages" is ended when unused for this long
+    jail_seconds: float = 300.0  # spare jails are destroyed this long after a burst, when nothing runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ class EnvironmentSettings:
 
     packages: tuple[str, ...] = DEFAULT_PACKAGES
     python: str = ""  # interpreter to build from; empty: the one Belljar runs on
-    warm_imports: tuple[str, ...] = DEFAULT_WARM_IMPORTS  # done ahead in the heavy zygote
+    warm_imports: tuple[str, ...] = DEFAULT_WARM_IMPORTS  # imported ahead by the zygote of kind "packages"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,21 +91,21 @@ class ServerSettings:
 
     host: str = "127.0.0.1"  # any address but loopback needs a key
     port: int = 8000  # 0: any free one
-    runners: int = min(4, max(1, _CORES // 4))  # processes that run Python programs for the server; 0: it does itself
+    runners: int = min(4, max(1, _CORES // 4))  # processes that run Python programs for the server; 0: none
     listen: tuple[str, ...] = ()  # dialects with a port of their own, each as NAME:PORT
-    api_key: str = ""  # one key beside those of `belljar key`; its name is "operator"
+    api_key: str = ""  # a key in addition to those of `belljar key`; its name is "operator"
     keys_file: str = ""  # where `belljar key` keeps its hashes; empty: keys.json in the state directory
     allowed_hosts: tuple[str, ...] = ()  # names in the Host header beside localhost and addresses; "*" for any
     allowed_origins: tuple[str, ...] = ()  # web pages of other origins that may call us, as https://example.org
     body_bytes: int = 96 * MIB  # of one request
-    bodies_bytes: int = field(default_factory=_bodies_bytes)  # of all requests and answers under way together
+    bodies_bytes: int = field(default_factory=_bodies_bytes)  # of all requests and answers in progress together
     batch_executions: int = 10_000  # in one batch
     batch_bytes: int = 256 * MIB  # results of one batch that is not streamed; at most a quarter of bodies_bytes
     max_connections: int = 8192  # open at the same time
     head_seconds: float = 20.0  # to send a request's headers, and between two pieces of its body
     send_seconds: float = 60.0  # a client that takes less than 16 KiB/s of its answer for so long is cut off
     keep_alive_seconds: float = 75.0  # an idle connection is kept this long
-    grace_seconds: float = 10.0  # for what runs when we are asked to stop
+    grace_seconds: float = 10.0  # for running programs when the server is asked to stop
     probe_seconds: float = 10.0  # an idle server proves this often that it can still run a program
     log_format: str = "auto"  # json, text, or auto: text at a terminal
     debug: bool = False  # log code and output too
@@ -114,13 +114,13 @@ class ServerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSettings:
-    """Interpreters that stay."""
+    """Stateful interpreters."""
 
     max_sessions: int = 64  # open at the same time
     max_per_caller: int = 0  # … of one key; 0: as many as there may be
     idle_seconds: float = 600.0  # unused for so long, one is closed
-    idle_seconds_max: float = 86400.0  # what a caller may ask for instead
-    when_full: str = "refuse"  # or replace_oldest_idle: the one that was unused for longest makes room
+    idle_seconds_max: float = 86400.0  # the most that a caller may ask for
+    when_full: str = "refuse"  # or replace_oldest_idle: close the session that was unused for longest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,14 +137,14 @@ class McpSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkSettings:
-    """The way out for programs that ask for a network."""
+    """Network access for programs that ask for it."""
 
-    offered: bool = False  # else every program that asks is refused
+    offered: bool = False  # if false, requests for a network are refused
     ports: tuple[str, ...] = ("80", "443")  # that may be connected to
     allow: tuple[str, ...] = ("*",)  # names of hosts, as globs
-    deny: tuple[str, ...] = ()  # names, as globs, and networks such as 203.0.113.0/24; stronger than the rest
+    deny: tuple[str, ...] = ()  # names, as globs, and networks such as 203.0.113.0/24; wins over the rest
     allow_private: tuple[str, ...] = ()  # NAME or NAME:PORT; may be reached although the address is not public
-    hosts: tuple[str, ...] = ()  # NAME=ADDRESS, for names that no name server is asked for
+    hosts: tuple[str, ...] = ()  # NAME=ADDRESS, for names that bypass DNS
     connections: int = 1000  # of one execution, or one cell
     connections_at_once: int = 64
     total_bytes: int = GIB  # of one execution, or one cell, both ways together
@@ -156,9 +156,9 @@ class NetworkSettings:
 class ToolServerSettings:
     """One MCP server whose tools programs may call: a command, or a URL."""
 
-    command: tuple[str, ...] = ()  # spoken to over its standard input and output
-    url: str = ""  # spoken to over HTTP; a path that ends in /sse by the older protocol
-    env: tuple[str, ...] = ()  # for the command: NAME=VALUE, or NAME for our own value of it
+    command: tuple[str, ...] = ()  # connected by its standard input and output
+    url: str = ""  # connected by HTTP; a path that ends in /sse uses the older protocol
+    env: tuple[str, ...] = ()  # for the command: NAME=VALUE, or NAME to pass on the server's own value
     headers: tuple[str, ...] = ()  # for the URL: "Name: value"
     prefix: str = ""  # put before the name of each of its tools
 
@@ -200,9 +200,9 @@ Paper:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSettings:
-    """Where a language model is reached, by the OpenAI-compatible API."""
+    """A language model behind an OpenAI-compatible API."""
 
-    url: str = ""  # of its chat completions, or what stands before /chat/completions
+    url: str = ""  # of its chat completions, with or without /chat/completions
     authorization: str = ""  # the whole header, or only the key
     retries: int = 3
     seconds: float = 120.0  # one attempt
@@ -212,19 +212,19 @@ class ModelSettings:
 class LlmSettings:
     """Language models that our own tools use. Keys never leave the host."""
 
-    use_model: str = "gpt-4o"  # asked first
-    base_model: str = "qwen-32b"  # asked when that one fails
+    use_model: str = "gpt-4o"  # tried first
+    base_model: str = "qwen-32b"  # tried when that one fails
     models: Mapping[str, ModelSettings] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebSettings:
-    """What our own tools do on the web, on behalf of programs that cannot."""
+    """The built-in web tools, which programs without a network can call."""
 
     search_provider: str = "serper"  # or searxng
     serper_api_key: str = ""
     serper_url: str = "https://google.serper.dev/search"
-    scrape_url: str = "https://scrape.serper.dev"  # asked for a page that we cannot get ourselves; needs that key
+    scrape_url: str = "https://scrape.serper.dev"  # fetches pages that we cannot; needs that key
     searxng_url: str = ""  # such as http://127.0.0.1:8888
     search_region: str = "us"
     search_lang: str = "en"
@@ -249,8 +249,8 @@ class LanguageSettings:
     """The languages beside Python."""
 
     compile_cache_bytes: int = GIB  # compiled programs kept on disk; 0: none
-    compile_cache_shared: bool = False  # callers may get what others have compiled from the same source
-    standby_processes: int = min(4, _CORES)  # of each runtime that can wait (Node, esbuild), started ahead; 0: none
+    compile_cache_shared: bool = False  # callers share what others compiled from the same source
+    standby_processes: int = min(4, _CORES)  # of each runtime that can be started ahead (Node, esbuild); 0: none
     roots: Mapping[str, str] = field(default_factory=dict)  # languages whose toolchain lives in another root directory
 
 
@@ -293,7 +293,7 @@ class Settings:
     mcp: McpSettings = field(default_factory=McpSettings)
     network: NetworkSettings = field(default_factory=NetworkSettings)
     tools: ToolSettings = field(default_factory=ToolSettings)
-    restriction: Restriction = field(default_factory=Restriction)  # of restricted programs whose caller names none
+    restriction: Restriction = field(default_factory=Restriction)  # of restricted programs whose request names none
     web: WebSettings = field(default_factory=WebSettings)
     llm: LlmSettings = field(default_factory=LlmSettings)
     languages: LanguageSettings = field(default_factory=LanguageSettings)

@@ -1,4 +1,4 @@
-"""What a setting must be to make sense."""
+"""Checks that settings are valid, alone and together."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from belljar.settings.model import (
     ToolSettings,
 )
 
-_RUNNERS_MAX = 32  # each is an instance of its own, of which a machine has 64
+_RUNNERS_MAX = 32  # each is an instance of its own, and a machine has room for 64
 
 
 def check(settings: Settings) -> None:
@@ -26,7 +26,7 @@ def check(settings: Settings) -> None:
     for wall in settings.jail.without_walls:
         if wall not in WALL_NAMES:
             raise InvalidSettings(
-                f"there is no wall {wall!r} that can be given up; these can: {', '.join(WALL_NAMES)}", wall=wall
+                f"unknown wall {wall!r}; walls that can be waived: {', '.join(WALL_NAMES)}", wall=wall
             )
     for each in dataclasses.fields(Limits):
         default, ceiling = getattr(settings.default_limits, each.name), getattr(settings.ceiling_limits, each.name)
@@ -100,7 +100,7 @@ def _check_sessions(sessions: SessionSettings) -> None:
 def _check_tools(tools: ToolSettings) -> None:
     for name in tools.builtin:
         if name not in BUILTIN_TOOLS:
-            raise InvalidSettings(f"tools.builtin: there is no tool {name!r}; known are: {', '.join(BUILTIN_TOOLS)}")
+            raise InvalidSettings(f"tools.builtin: unknown tool {name!r}; choose from: {', '.join(BUILTIN_TOOLS)}")
     for each in dataclasses.fields(tools):
         value = getattr(tools, each.name)
         if isinstance(value, int | float) and not value > 0:
@@ -117,14 +117,14 @@ def _check_network(settings: Settings) -> None:
             raise InvalidSettings(f"web.fetch_ports: {port!r} is not a port")
     for port in network.ports:
         if not _is_port(port):
-            raise InvalidSettings(f"network.ports: {port!r} is no port")
+            raise InvalidSettings(f"network.ports: {port!r} is not a port")
     for each in network.allow_private:
         name, colon, port = each.rpartition(":")
         if any(letter in each for letter in "*?[/") or (colon and not (name and _is_port(port))):
             raise InvalidSettings(f"network.allow_private takes NAME or NAME:PORT, without patterns, not {each!r}")
     for each in network.deny:
         if "/" in each and not _is_address(each, is_network=True):
-            raise InvalidSettings(f"network.deny: {each!r} is no network; write it as 203.0.113.0/24")
+            raise InvalidSettings(f"network.deny: {each!r} is not a network; write it as 203.0.113.0/24")
     for each in network.hosts:
         name, equals, address = each.partition("=")
         if not (name and equals and _is_address(address)):

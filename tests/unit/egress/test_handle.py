@@ -28,7 +28,7 @@ _OPENS = 'if word == "open": channel.send(control, {"ask": ask})\n    else: '
 
 
 def _outcome(monkeypatch: pytest.MonkeyPatch, answer: str) -> list[Any]:
-    """What comes of opening a passage and closing it again."""
+    """What comes of opening a proxy and closing it again."""
     monkeypatch.setattr(handle, "_START", _HOSTILE.replace("HERE", answer))
 
     async def main() -> list[Any]:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from local_web import ENDLESS, LocalWeb, serving
 
-from belljar.egress.proxy import Bounds, Passage, resolver
+from belljar.egress.proxy import Bounds, Proxy, resolver
 from belljar.egress.rules import Rules
 
 _DEADLINE_SECONDS = 30.0
@@ -22,10 +22,10 @@ PUBLIC = "3ffe::7"  # given back long ago: public, and nobody is there
 
 
 class Way:
-    """A passage, and a way to talk to it."""
+    """A proxy, and a way to talk to it."""
 
-    def __init__(self, passage: Passage, port: int) -> None:
-        self.passage = passage
+    def __init__(self, proxy: Proxy, port: int) -> None:
+        self.proxy = proxy
         self.port = port
         self.told: list[str] = []
 
@@ -57,7 +57,7 @@ async def _nobody(host: str, port: int) -> Sequence[str]:
 async def opened(
     resolve: Resolver = _nobody, *, bounds: dict[str, Any] | None = None, **chosen: Any
 ) -> AsyncIterator[Way]:
-    """A passage with a listener of this machine."""
+    """A proxy with a listener of this machine."""
     plain = {"ports": ["80", "443"], "allow": ["*"], "deny": [], "allow_private": [], "hosts": []}
     within = {
         "connections": 100,
@@ -69,13 +69,13 @@ async def opened(
     }
     listener = socket.create_server(("127.0.0.1", 0))
     told: list[str] = []
-    passage = Passage(listener, Rules.from_settings({**plain, **chosen}), Bounds(**within), resolve, told.append)
-    way = Way(passage, listener.getsockname()[1])
+    proxy = Proxy(listener, Rules.from_settings({**plain, **chosen}), Bounds(**within), resolve, told.append)
+    way = Way(proxy, listener.getsockname()[1])
     way.told = told
     try:
         yield way
     finally:
-        await passage.close()
+        await proxy.close()
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
@@ -128,7 +128,7 @@ def test_plain_requests_are_written_anew() -> None:
                 assert answer.endswith(b"hello")
                 assert web.asked == {"/a?b": 1}
                 assert web.headers == {"host": f"in.test:{web.port}", "connection": "close", "x": "2"}
-                assert await way.passage.close() == {
+                assert await way.proxy.close() == {
                     "connections": 1,
                     "refused": 0,
                     "sent_bytes": len(
@@ -197,7 +197,7 @@ def test_this_machine_and_its_neighbours_are_refused_in_every_form(authority: st
                 answer = await way.connect(authority)
                 assert answer.startswith(b"HTTP/1.1 403 ")
                 assert b"no public address" in answer
-                assert (await way.passage.close())["connections"] == 0
+                assert (await way.proxy.close())["connections"] == 0
 
     run(test)
 
@@ -315,7 +315,7 @@ def test_what_is_not_plain_is_refused(words: bytes) -> None:
     async def test() -> None:
         async with opened(hosts=["in.test=127.0.0.1"], allow_private=["in.test"]) as way:
             assert (await way.say(words)).startswith((b"HTTP/1.1 400 ", b"reset"))
-            assert await way.passage.close() == {
+            assert await way.proxy.close() == {
                 "connections": 0,
                 "refused": 1,
                 "sent_bytes": 0,
@@ -345,7 +345,7 @@ def test_socks_that_is_refused(words: bytes, answer: bytes) -> None:
     async def test() -> None:
         async with opened(literally) as way:
             assert await way.say(words, ends=True) == answer
-            assert (await way.passage.close())["connections"] == 0
+            assert (await way.proxy.close())["connections"] == 0
 
     run(test)
 
@@ -382,10 +382,10 @@ def test_connections_are_counted_and_bounded_until_the_next_cell() -> None:
             async with opened(bounds={"connections": 3}, **chosen) as way:
                 answers = [(await way.say(_get(web, "in.test")))[:12] for _ in range(5)]
                 assert answers == [b"HTTP/1.1 200"] * 3 + [b"HTTP/1.1 429"] * 2
-                counts = way.passage.renew()
+                counts = way.proxy.renew()
                 assert (counts["connections"], counts["refused"]) == (3, 2)
                 assert (await way.say(_get(web, "in.test"))).endswith(b"hello")
-                assert way.passage.renew()["connections"] == 1
+                assert way.proxy.renew()["connections"] == 1
 
         run(test)
 
@@ -428,7 +428,7 @@ def test_closing_ends_a_transfer_that_is_under_way() -> None:
                 reader, writer = await asyncio.open_connection("127.0.0.1", way.port)
                 writer.write(_get(web, "in.test", ENDLESS))
                 await reader.readexactly(200_000)
-                counts = await way.passage.close()
+                counts = await way.proxy.close()
                 assert counts["received_bytes"] >= 200_000
                 writer.close()
             assert await asyncio.to_thread(web.hung_up.wait, 10)

@@ -427,7 +427,7 @@ def test_unsafe_names_are_refused(environments: Environments, tmp_path: Path, na
         environments.create(name, EMPTY, print)
     assert environments.find(name) is None
     for refuse in (environments.require, environments.remove, lambda name: environments.ensure(name, print)):
-        with pytest.raises(UnknownEnvironment, match="known are: shared"):
+        with pytest.raises(UnknownEnvironment, match="choose from: shared"):
             refuse(name)
     assert not list(tmp_path.iterdir())
 
@@ -451,7 +451,7 @@ def test_senseless_settings_are_refused_before_anything_is_built(
 
 def test_names_are_known_when_configured_or_built(environments: Environments) -> None:
     assert environments.known() == ["shared"]
-    with pytest.raises(UnknownEnvironment, match="there is no environment 'extra'; known are: shared"):
+    with pytest.raises(UnknownEnvironment, match="unknown environment 'extra'; choose from: shared"):
         environments.require("extra")
     with pytest.raises(UnknownEnvironment):
         environments.ensure("extra", print)
@@ -675,7 +675,7 @@ def test_remove_takes_finished_and_unfinished_ones(environments: Environments, t
         environments.remove(name)
         assert environments.find(name) is None
         assert not (tmp_path / "environments" / name).exists()
-        with pytest.raises(UnknownEnvironment, match="to remove; known are: shared"):
+        with pytest.raises(UnknownEnvironment, match="is not built; choose from: shared"):
             environments.remove(name)
     with pytest.raises(UnknownEnvironment):
         environments.remove("shared")

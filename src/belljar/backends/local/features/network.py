@@ -10,7 +10,7 @@ from typing import Any
 from belljar.backends.local.pool.pool import LocalPool
 from belljar.contract.errors import JailSetupFailed, SandboxFault, ZygoteDied
 from belljar.contract.execution import Evidence, NetworkUse
-from belljar.egress.handle import Egress, EgressLost, OpenPassage
+from belljar.egress.handle import Egress, EgressLost, OpenProxy
 from belljar.jail import policy
 from belljar.settings import NetworkSettings
 
@@ -46,7 +46,7 @@ class NetworkAccessPoint:
         port, passage = await self.open_passage(pool, place, port)
         return NetworkAccess(self, pool, place, port, passage)
 
-    async def open_passage(self, pool: LocalPool, place: int, port: int) -> tuple[int, OpenPassage]:
+    async def open_passage(self, pool: LocalPool, place: int, port: int) -> tuple[int, OpenProxy]:
         """What is behind one, and the port that it is at."""
         port, listener = await pool.listen(place, port)
         try:
@@ -68,7 +68,7 @@ class NetworkAccessPoint:
 class NetworkAccess:
     """Open as long as its program or session lives. Close it, whatever happens."""
 
-    def __init__(self, ways: NetworkAccessPoint, pool: LocalPool, place: int, port: int, passage: OpenPassage) -> None:
+    def __init__(self, ways: NetworkAccessPoint, pool: LocalPool, place: int, port: int, passage: OpenProxy) -> None:
         self._ways = ways
         self._pool = pool
         self._place = place
