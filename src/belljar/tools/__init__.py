@@ -1,1 +1,1 @@
-"""Functions of the host that programs may call: where they come from, and who checks and answers a call."""
+"""Host functions that programs can call: where tools come from, and how calls are checked and answered."""

@@ -1,7 +1,6 @@
-"""Checks calls and passes them on to whoever runs them.
+"""Checks tool calls and passes them to the source of the tool.
 
-A tool's failure, of whatever kind, is an answer to the program that called it and to nobody else: it is the program's
-exception. What was behind it is in the log.
+A tool's failure becomes an exception in the program that called it, and nothing more; the log has the cause.
 """
 
 from __future__ import annotations
@@ -24,18 +23,18 @@ from belljar.tools.source import Arguments, Source, Tool
 
 _log = logging.getLogger("belljar.tools")
 _MESSAGE_CHARACTERS_MAX = 2000
-_LENT = "@"  # stands between the name and the number of a function that only some executions have
+_LENT = "@"  # separates name and number in the key of a function that only some executions get
 
 
 class Broker:
-    """A ToolHost. Belongs to the event loop that opens it."""
+    """The ToolHost of an engine. Bound to the event loop that opens it."""
 
     def __init__(self, settings: ToolSettings, sources: Sequence[Source] = ()) -> None:
         self._settings = settings
         self._sources = sources
         self._opened: list[Source] = []
         self._tools: dict[str, Tool] = {}
-        self._names: dict[Source, list[str]] = {}  # of the tools of each source that is open
+        self._names: dict[Source, list[str]] = {}  # by open source
         self._lent: dict[str, Tool] = {}
         self._lent_numbers = itertools.count(1)
         self._calls: Counter[tuple[str, str]] = Counter()  # by tool and "ok" or "failed"
@@ -57,20 +56,19 @@ class Broker:
             raise
 
     async def close(self) -> None:
-        """End every source."""
         self._names.clear()
         while self._opened:
             source = self._opened.pop()
             try:
                 await source.close()
-            except Exception:  # noqa: BLE001  the next one must be ended all the same
-                _log.exception("a source of tools did not end well")
+            except Exception:  # noqa: BLE001  the next source must be closed all the same
+                _log.exception("a source of tools could not be closed")
         self._tools.clear()
 
     def _change(self, source: Source, tools: Sequence[Tool]) -> None:
-        """Offer what a source has now. What runs already keeps the tools it was given, as long as they are there."""
+        """Replace the tools of a source. Running programs keep theirs, as long as those still exist."""
         if source not in self._names:
-            return  # it is being opened or closed
+            return  # the source is being opened or closed
         for name in self._names[source]:
             del self._tools[name]
         self._names[source] = taken = []
@@ -78,14 +76,14 @@ class Broker:
             try:
                 taken.append(self._add(tool))
             except InvalidSettings as error:
-                _log.error("a tool is left out: %s", error.message)
+                _log.error("skipping a tool: %s", error.message)
 
     def _add(self, tool: Tool) -> str:
         name = tool.spec.name
         before = self._tools.get(name)
         if before is not None:
             raise InvalidSettings(
-                f"two tools are called {name!r}: one of {before.origin} and one of {tool.origin}; leave one out, or "
+                f"two tools are named {name!r}: one of {before.origin} and one of {tool.origin}; remove one, or "
                 "give one of the servers a prefix (tools.servers.NAME.prefix)",
                 tool=name,
             )
@@ -94,25 +92,26 @@ class Broker:
 
     @property
     def specs(self) -> list[ToolSpec]:
-        """Every tool that is offered to all."""
+        """Every tool that any program may use."""
         return [tool.spec for tool in self._tools.values()]
 
     def select(self, names: Iterable[str]) -> tuple[str, ...]:
-        """The keys of what is asked for.
+        """Return the keys of the named tools.
 
         Raises:
-            UnknownTool: there is no such tool. NotOffered: there is none at all.
+            UnknownTool: a tool does not exist.
+            NotOffered: this server has no tools.
         """
         keys: dict[str, None] = {}
         for name in names:
             if name == ALL_TOOLS:
                 if not self._tools:
-                    raise NotOffered("tools are not offered by this server; leave them out", field="tools")
+                    raise NotOffered("this server offers no tools; leave out 'tools'", field="tools")
                 keys.update(dict.fromkeys(self._tools))
             elif self._find(name) is None:
                 known = ", ".join(self._tools) or "none"
                 raise UnknownTool(
-                    f"tools: there is no tool {name!r} here; known are: {known}", field="tools", known=[*self._tools]
+                    f"tools: unknown tool {name!r}; choose from: {known}", field="tools", known=[*self._tools]
                 )
             else:
                 keys[name] = None
@@ -120,17 +119,17 @@ class Broker:
         for key in keys:
             other = taken.setdefault(_visible(key), key)
             if other != key:
-                raise UnknownTool(f"tools: two of them are called {_visible(key)!r}; rename one", field="tools")
+                raise UnknownTool(f"tools: two of them are named {_visible(key)!r}; rename one", field="tools")
         return tuple(keys)
 
     def describe(self, keys: Iterable[str]) -> list[ToolSpec]:
-        """What a program is told; a tool that is gone is left out."""
+        """The descriptions that a program gets; tools that no longer exist are left out."""
         found = (self._find(key) for key in keys)
         return [tool.spec for tool in found if tool is not None]
 
     @contextlib.contextmanager
     def lending(self, functions: Iterable[str | Callable[..., Any]]) -> Iterator[tuple[str, ...]]:
-        """Offer functions as long as this lasts, to those who know their keys; names stand for themselves."""
+        """Offer functions under private keys for the duration of the context; names are returned as they are."""
         keys, own = [], []
         try:
             for each in functions:
@@ -151,11 +150,11 @@ class Broker:
         """Check the arguments, run the tool within its time, check the result.
 
         Raises:
-            ToolFailed: whatever went wrong, in words for the program.
+            ToolFailed: with a message for the program, whatever went wrong.
         """
         tool = self._find(key)
         if tool is None:
-            raise ToolFailed(f"{_visible(key)} is not there any more")
+            raise ToolFailed(f"{_visible(key)} no longer exists")
         name = tool.spec.name
         try:
             result = await self._run(tool, arguments)
@@ -171,7 +170,7 @@ class Broker:
     async def _run(self, tool: Tool, arguments: Arguments) -> Any:
         seconds = self._settings.call_seconds
         try:
-            problem = find_problem(arguments, tool.spec.input_schema)  # breaks if the schema is none
+            problem = find_problem(arguments, tool.spec.input_schema)  # raises if the schema is invalid
             if problem:
                 raise ToolFailed(problem)
             async with asyncio.timeout(seconds) as clock:
@@ -189,15 +188,14 @@ class Broker:
         except Exception as error:
             _log.info("tool %s failed", tool.spec.name, exc_info=error)
             raise ToolFailed(f"{type(error).__name__}: {error}") from error
-        import msgspec  # most engines never answer a call
+        import msgspec  # imported late: most engines never answer a call
 
         try:
             return msgspec.to_builtins(result)
         except (TypeError, ValueError, RecursionError) as error:
-            raise ToolFailed(f"its answer is no JSON value: {error}") from None
+            raise ToolFailed(f"its answer cannot be encoded as JSON: {error}") from None
 
     def facts(self) -> Mapping[str, Any]:
-        """Numbers for monitoring."""
         return {"offered": len(self._tools), "calls": dict(self._calls)}
 
     def _find(self, key: str) -> Tool | None:
@@ -205,13 +203,13 @@ class Broker:
 
 
 def _is_given_up() -> bool:
-    """Whether somebody has cancelled this call, as opposed to a tool that was cancelled within."""
+    """Whether this call was cancelled, as opposed to a task within the tool."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def _escape(text: str) -> str:
-    """What cannot be sent, half of a surrogate pair, as Python writes it."""
+    """Replace lone surrogates, which cannot be encoded, by their Python escapes."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 

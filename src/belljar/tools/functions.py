@@ -1,7 +1,7 @@
-"""Python functions as tools: the schema from their type hints, the description from their docstring.
+"""Python functions as tools: the schema comes from type hints, the description from the docstring.
 
-A plain function runs in a thread, which nobody can end: one that hangs keeps its thread, and its caller gets an error
-when the time is over. An async function runs on the sandbox's event loop and is cancelled.
+A plain function runs in a thread. Threads cannot be killed: a function that hangs keeps its thread, and the program
+gets an error at the time limit. An async function runs on the sandbox's event loop and is cancelled.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from belljar.contract.errors import InvalidExecution, ToolFailed
 from belljar.contract.tools import ToolSpec
 from belljar.tools.source import Arguments, Tool, name_in_python
 
-_THREADS_MAX = 64  # of one function; more means that it hangs
+_THREADS_MAX = 64  # of one function; with more, it probably hangs
 
 
 def as_tool(function: Callable[..., Any], origin: str = "") -> Tool:
-    """The tool that calls `function`.
+    """Make a tool that calls `function`.
 
     Raises:
-        InvalidExecution: it has no name, or takes what cannot be given by name.
+        InvalidExecution: it has no name, or has positional-only parameters.
     """
     name = getattr(function, "__name__", "")
     if not name.isidentifier() or name_in_python(name) != name:
@@ -72,19 +72,19 @@ def _read_schema(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    import msgspec  # most engines are given no functions
+    import msgspec  # imported late: most engines have no functions
 
     try:
         return msgspec.to_builtins(value)
     except (TypeError, ValueError):
-        return None  # the function's own business: an argument that is not given is not passed
+        return None  # the function applies its own default: missing arguments are not passed
 
 
 _SIMPLE = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 
 
 def _schema_of(hint: Any) -> dict[str, Any]:
-    """The schema of a type hint; what has no JSON form is not checked."""
+    """The schema of a type hint; empty (not checked) for types without a JSON form."""
     if hint in _SIMPLE:
         return {"type": _SIMPLE[hint]}
     origin, inner = get_origin(hint), get_args(hint)
@@ -103,7 +103,7 @@ def _schema_of(hint: Any) -> dict[str, Any]:
 
 
 class _Threads:
-    """Runs a function that blocks, each call in a thread of its own."""
+    """Runs a blocking function, each call in its own thread."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -111,7 +111,7 @@ class _Threads:
 
     async def run(self, arguments: Arguments) -> Any:
         if self._running >= _THREADS_MAX:
-            raise ToolFailed(f"{_THREADS_MAX} calls of it have not come back")
+            raise ToolFailed(f"{_THREADS_MAX} calls of it have not returned")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         context = contextvars.copy_context()
@@ -120,9 +120,9 @@ class _Threads:
             result, error = None, None
             try:
                 result = context.run(self._function, **arguments)
-            except BaseException as caught:  # noqa: BLE001  handed to whoever waits, as from any call
+            except BaseException as caught:  # noqa: BLE001  raised again in the waiting task
                 error = caught
-            with contextlib.suppress(RuntimeError):  # the sandbox is closed; nobody waits
+            with contextlib.suppress(RuntimeError):  # the sandbox is closed; no task waits
                 loop.call_soon_threadsafe(self._settle, future, result, error)
 
         self._running += 1

@@ -1,12 +1,11 @@
 """The host's end of a program's tool socket.
 
-A program may write anything here, from any of its processes. What is not a well-formed call closes the connection it
-came over; what is one is counted, slowed down and refused within the bounds of the settings. Nothing here blocks,
-whatever the program does to its own end: every read and write says so itself, since the two ends of a socket that a
-program made share their flags.
+A program may write anything here, from any of its processes. A malformed call closes its connection; well-formed calls
+are counted, slowed down and refused within the limits of the settings. Every read and write passes MSG_DONTWAIT
+itself, because the two ends of a socket that the program made share their flags.
 
-Two things are held back, and nothing else: calls past `in_flight` are not read, and answers wait for a reader. An
-answer counts as in flight until it is sent, so a program that never reads soon has nobody to answer it.
+Back-pressure: calls past `in_flight` are not read, and answers wait for the program to read them. An answer counts as
+in flight until it is sent, so a program that never reads soon gets no more answers.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _HEAD = struct.Struct(">IB")  # as in inside/guest/tools.py: number of the call,
 _LAST, _MORE, _CONNECT = 0, 1, 2
 _PIECE_BYTES = 60 * 1024
 _PACKET_BYTES_MAX = 120 * 1024
-_PACKETS_AT_ONCE = 32  # then others have their turn
+_PACKETS_AT_ONCE = 32  # then the loop serves others
 _CONNECTIONS_MAX = 64
 _DESCRIPTOR_BYTES = array.array("i").itemsize
 _NOW = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
@@ -42,7 +41,7 @@ _decode = msgspec.json.Decoder().decode
 
 
 class Bridge:
-    """Answers the calls of one execution, or of one session cell after another. Close it when all is over."""
+    """Answers the calls of one execution, or of a session's cells in turn. Must be closed."""
 
     def __init__(self, host: ToolHost, keys: Sequence[str], settings: ToolSettings) -> None:
         self._host = host
@@ -67,21 +66,21 @@ class Bridge:
         self._tokens = settings.calls_per_second
         self._counted_at = self._loop.time()
         self._resuming: asyncio.TimerHandle | None = None
-        self._catching_up: asyncio.Task[None] | None = None  # waits for a reader of what the program does
+        self._catching_up: asyncio.Task[None] | None = None  # waits for a slow watcher
 
     def open(self) -> int:
-        """The guest's end of a new line; the caller closes it once it has been sent."""
+        """Return the guest's end of a new connection; the caller closes it once it has been sent."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._connections.add(_Connection(self, ours, may_connect=True))
         return theirs.detach()
 
     def begin(self, watcher: Watcher | None) -> None:
-        """A program, or the next cell, starts: its counts are its own."""
+        """Reset the counts: a program, or the next cell, starts."""
         self._watcher, self._is_on = watcher, True
         self.calls, self._running, self._number, self._seconds = [], {}, 0, 0.0
 
     def end(self) -> tuple[ToolCall, ...]:
-        """It is over; calls still under way are given up. What was called."""
+        """Cancel the calls in progress and return all calls made: the program or cell has ended."""
         self._is_on, self._watcher = False, None
         if self._catching_up is not None:
             self._catching_up.cancel()
@@ -92,7 +91,6 @@ class Bridge:
         return (*self.calls, *given_up)
 
     def close(self) -> None:
-        """No more calls at all."""
         self.end()
         if self._resuming is not None:
             self._resuming.cancel()
@@ -103,11 +101,11 @@ class Bridge:
 
     @property
     def bytes_max(self) -> int:
-        """Of one question."""
+        """The largest size of one call."""
         return self._settings.argument_bytes
 
     def has_room(self) -> bool:
-        """Whether another call may be read now; if not, everyone hears when."""
+        """Whether another call may be read now; if not, connections are resumed later."""
         if len(self._tasks) + self.unsent_answers >= self._settings.in_flight:
             return False
         if self._watcher is not None and self._watcher.is_behind:
@@ -133,7 +131,7 @@ class Bridge:
         self.resume()
 
     def resume(self) -> None:
-        """There may be room again."""
+        """Let connections read again, if there is room."""
         if self._resuming is not None:
             self._resuming.cancel()
             self._resuming = None
@@ -141,7 +139,7 @@ class Bridge:
             connection.listen()
 
     def adopt(self, descriptor: int) -> None:
-        """A process of the program has made a connection of its own; whatever it is, it is ours to close."""
+        """Take over a socket that a process of the program sent; closes it if it is not usable."""
         self._tokens -= 1
         try:
             peer = socket.socket(fileno=descriptor)
@@ -156,19 +154,18 @@ class Bridge:
         self._connections.add(_Connection(self, peer, may_connect=False))
 
     def forget(self, connection: _Connection) -> None:
-        """It is closed."""
         self._connections.discard(connection)
 
     def take(self, question: bytes, answer: Callable[[bytes], None]) -> bool:
-        """One whole question; False if it is none.
+        """Start one complete call; return False if it is malformed.
 
-        That is never answered: a program may have given us the other end of our own socket, and we would go on
-        answering ourselves.
+        A malformed call is never answered: a program may have sent us the other end of our own socket, and Belljar
+        would answer itself for ever.
         """
         self._tokens -= 1
         try:
-            asked = _decode(question)
-            name, arguments = asked["tool"], asked["arguments"]
+            call = _decode(question)
+            name, arguments = call["tool"], call["arguments"]
             if not isinstance(name, str) or not isinstance(arguments, dict):
                 raise TypeError
         except (msgspec.DecodeError, UnicodeError, RecursionError, KeyError, TypeError, ValueError):
@@ -185,10 +182,10 @@ class Bridge:
 
     def _refuse(self, name: str) -> str | None:
         if not self._is_on:
-            return "nothing is being executed now: tools can be called only while it is"
+            return "tools can be called only while a program or cell runs"
         if name not in self._keys:
             known = ", ".join(self._keys) or "none"
-            return f"{name[:80]!r} is no tool that was given to this program; given: {known}"
+            return f"{name[:80]!r} is not a tool of this program; choose from: {known}"
         if self._number >= self._settings.calls_max:
             return f"{name}: this program has made all the {self._settings.calls_max} calls it may make"
         if self._seconds >= self._settings.total_seconds:
@@ -196,7 +193,7 @@ class Bridge:
         return None
 
     async def _call(self, number: int, name: str, arguments: dict[str, Any], size_bytes: int) -> bytes:
-        """Run one tool; the answer."""
+        """Run one tool and return the encoded answer."""
         watcher, calls = self._watcher, self.calls
         if watcher is not None:
             watcher.called(ToolCalled(number=number, tool=name, arguments=arguments, size_bytes=size_bytes))
@@ -230,7 +227,7 @@ class Bridge:
         try:
             packet = _encode({"result": result})
         except (TypeError, ValueError, OverflowError, RecursionError, MemoryError) as error:
-            raise ToolFailed(f"{name}: its answer is no JSON value: {error}") from None
+            raise ToolFailed(f"{name}: its answer cannot be encoded as JSON: {error}") from None
         if len(packet) > self._settings.result_bytes:
             raise ToolFailed(
                 f"{name}: its answer has {len(packet):,} bytes, over the {self._settings.result_bytes:,} allowed"
@@ -238,41 +235,40 @@ class Bridge:
         return packet
 
     def _done(self, name: str, task: asyncio.Task[bytes], answer: Callable[[bytes], None]) -> None:
-        """Answer, however the call went: whoever is not answered waits for ever."""
+        """Answer, however the call went: without an answer the program would wait for ever."""
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
             self._loop.call_exception_handler({"message": "a tool call broke", "exception": error})
             answer(_error(f"{name}: the host could not answer; its log says why"))
         elif task.cancelled():
-            answer(_error(f"{name}: the call was given up, since what made it is over"))
+            answer(_error(f"{name}: the call was cancelled, since the program or cell that made it has ended"))
         else:
             answer(task.result())
         self.resume()
 
 
 class _Connection:
-    """One socket, to one process of the program."""
+    """A socket to one process of the program."""
 
     def __init__(self, bridge: Bridge, peer: socket.socket, *, may_connect: bool) -> None:
         self._bridge = bridge
         self._peer = peer
         self._space = socket.CMSG_SPACE(_DESCRIPTOR_BYTES) if may_connect else 0
         self._loop = asyncio.get_running_loop()
-        self._parts: dict[int, bytearray] = {}  # questions that are not complete yet
+        self._parts: dict[int, bytearray] = {}  # incomplete calls
         self._unsent: deque[tuple[bytes, bool]] = deque()  # packets, and whether each is the end of an answer
         self._listens = self._writes = False
         self._is_closed = False
         self.listen()
 
     def listen(self) -> None:
-        """Hear the program again, if there is room."""
+        """Read from the program again, if there is room."""
         if not self._listens and not self._is_closed and self._bridge.has_room():
             self._listens = True
             self._loop.add_reader(self._peer.fileno(), self._on_readable)
 
     def close(self) -> None:
-        """Nobody speaks here any more."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -310,7 +306,7 @@ class _Connection:
                 os.close(descriptor)
 
     def _take(self, packet: bytes, descriptors: list[int]) -> bool:
-        """One packet; whether it was well-formed."""
+        """Process one packet; return whether it was well-formed."""
         number, flag = _HEAD.unpack_from(packet)
         if flag == _CONNECT:
             if len(descriptors) != 1:
@@ -325,10 +321,10 @@ class _Connection:
             whole = bytearray()
         whole += piece
         if len(whole) > self._bridge.bytes_max:
-            return False  # the module in the guest says so before it sends anything
+            return False  # the guest's module refuses to send so much
         if flag == _MORE:
             self._parts[number] = whole
-            return len(self._parts) == 1 and len(piece) == _PIECE_BYTES  # one question after the other, few packets
+            return len(self._parts) == 1 and len(piece) == _PIECE_BYTES  # one call at a time, in full packets
         return self._bridge.take(bytes(whole), lambda answer: self._send(number, answer))
 
     def _send(self, number: int, answer: bytes) -> None:

@@ -1,12 +1,12 @@
-"""The tools of an MCP server, which runs as a command of ours or somewhere behind a URL.
+"""The tools of an MCP server: a command that Belljar starts, or a URL.
 
-A server that goes away is started again at once, then after ever longer pauses; calls wait for it as long as their time
-allows. A call that was under way is made once more if that can do no harm: the server has not got it, or says that
-its tool only reads, or does the same when called twice. Else it fails, since nobody knows whether it was done.
+A lost server is restarted at once, then after increasing pauses; calls wait for it within their time limit. A call
+that was in progress is repeated if that is safe: the server had not received it, or declares the tool as read-only or
+idempotent. Otherwise it fails, since it is unknown whether it was carried out.
 
-What tools there are is asked again after every start and whenever the server says that they have changed.
+Tools are listed again after every start, and whenever the server reports a change.
 
-One task holds the connection from its beginning to its end, as the SDK demands; calls come from any other.
+One task holds the connection from beginning to end, as the SDK demands; calls come from other tasks.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ import msgspec
 from belljar.contract.errors import InvalidSettings, SandboxFault, ToolFailed
 from belljar.contract.tools import ToolSpec
 from belljar.settings import ToolServerSettings
-from belljar.tools.mcp_transport import McpConnection, writing
+from belljar.tools.mcp_transport import McpConnection, watch_sending
 from belljar.tools.source import Arguments, Changed, Tool, name_in_python
 
 _log = logging.getLogger("belljar.tools")
 _PAUSES_SECONDS = (0.0, 0.5, 2.0, 5.0, 15.0)
-_STEADY_SECONDS = 30.0  # a connection that lasted this long starts the pauses anew
-_RELIST_SECONDS = 0.5  # between two looks at the list, however often it changes
-_LISTEN_SECONDS = 5.0  # before we listen again to a server that has stopped telling
+_STEADY_SECONDS = 30.0  # a connection that lasted this long resets the pauses
+_RELIST_SECONDS = 0.5  # least time between two listings
+_LISTEN_SECONDS = 5.0  # before subscribing again to a server that ended the subscription
 _PAGES_MAX = 100
 
 
 class McpServer:
-    """A Source. Belongs to the event loop that opens it."""
+    """A source of tools. Bound to the event loop that opens it."""
 
     def __init__(self, name: str, server: ToolServerSettings, start_seconds: float) -> None:
         self._name = name
@@ -43,20 +43,20 @@ class McpServer:
         self._line = McpConnection(name, server, self._hang_up)
         self._life: asyncio.Task[None] | None = None
         self._client: Any = None
-        self._tools: list[Tool] | None = None  # None: nobody has told yet
+        self._tools: list[Tool] | None = None  # None until first listed
         self._repeatable: frozenset[str] = frozenset()  # tools that may be called twice
         self._tell: Changed | None = None
         self._connected = asyncio.Event()
         self._lost = asyncio.Event()
-        self._stale = asyncio.Event()  # the list may not be what it was
+        self._stale = asyncio.Event()  # the list may have changed
         self._failure: BaseException | None = None
         self.restarts = 0
 
     async def open(self, changed: Changed) -> Sequence[Tool]:
-        """Connect, and ask what there is.
+        """Connect and list the tools.
 
         Raises:
-            SandboxFault: nobody answers there.
+            SandboxFault: the server does not start or does not answer.
         """
         _check_sdk()
         self._tell = changed
@@ -73,12 +73,12 @@ class McpServer:
         return self._tools
 
     async def close(self) -> None:
-        """Hang up; a command of ours is ended."""
+        """Disconnect; a command is ended."""
         if self._life is not None:
             self._life.cancel()
             await asyncio.gather(self._life, return_exceptions=True)
             self._life = None
-            self._connected.set()  # those who wait hear that there is nothing to wait for
+            self._connected.set()  # wakes waiting calls, which then fail
 
     # ---- the connection
 
@@ -91,10 +91,10 @@ class McpServer:
                 await self._connect_once()
             except asyncio.CancelledError:
                 raise
-            except BaseException as error:  # noqa: BLE001  whatever the connection broke with; it is made anew
+            except BaseException as error:  # noqa: BLE001  whatever broke the connection; it is opened again
                 self._failure = error
                 if self._tools is None:
-                    return  # it has never worked: whoever opened us hears why
+                    return  # it has never worked: `open` raises the reason
                 _log.warning("tool server %s: %s", self._name, _words(error))
             finally:
                 self._hang_up()
@@ -108,7 +108,7 @@ class McpServer:
         from mcp import Client
 
         self._lost.clear()
-        async with Client(self._line.streams(), message_handler=self._hear, cache=None) as client:
+        async with Client(self._line.streams(), message_handler=self._on_message, cache=None) as client:
             await self._read_list(client)
             self._client = client
             self._connected.set()
@@ -117,13 +117,13 @@ class McpServer:
             self._hang_up()
 
     def _hang_up(self) -> None:
-        """There is no connection: all at once, or those who wait for one would not wait."""
+        """Drop the connection, in one step: calls check for it and then wait."""
         self._client = None
         self._connected.clear()
         self._lost.set()
 
     async def _connection(self) -> Any:
-        """A connection that is not known to be dead."""
+        """Wait for a connection that is not known to be dead."""
         while True:
             client = self._client
             if client is not None and not self._line.is_over():
@@ -134,7 +134,7 @@ class McpServer:
                 self._hang_up()
             await self._connected.wait()
 
-    # ---- what it offers
+    # ---- listing tools
 
     async def _read_list(self, client: Any) -> None:
         described, cursor = [], None
@@ -163,16 +163,16 @@ class McpServer:
             description=described.description or "",
             input_schema=described.input_schema,
         )
-        return Tool(spec=spec, run=run, origin=f"tool server {self._name!r} (there called {name!r})")
+        return Tool(spec=spec, run=run, origin=f"tool server {self._name!r} (named {name!r} there)")
 
-    async def _hear(self, message: Any) -> None:
-        """What older servers tell unasked."""
+    async def _on_message(self, message: Any) -> None:
+        """Handle a notification, which older servers send without a subscription."""
         if getattr(message, "method", "") == "notifications/tools/list_changed":
             self._stale.set()
 
     @contextlib.asynccontextmanager
     async def _following(self, client: Any) -> AsyncIterator[None]:
-        """Meanwhile the list is read again when it changes."""
+        """For the duration of the context, list the tools again when they change."""
         tasks = [asyncio.create_task(each) for each in (self._read_again(client), self._listen(client))]
         try:
             yield
@@ -187,12 +187,12 @@ class McpServer:
             self._stale.clear()
             try:
                 await self._read_list(client)
-            except Exception as error:  # noqa: BLE001  whatever the server answered; what was there stays
-                _log.warning("tool server %s does not tell what has changed: %s", self._name, _words(error))
+            except Exception as error:  # noqa: BLE001  whatever the server answered; the old list stays
+                _log.warning("tool server %s does not list its changed tools: %s", self._name, _words(error))
             await asyncio.sleep(_RELIST_SECONDS)
 
     async def _listen(self, client: Any) -> None:
-        """Newer servers tell only those who ask for it."""
+        """Subscribe to changes, as newer servers demand."""
         from mcp import MCPError
         from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost
 
@@ -207,7 +207,7 @@ class McpServer:
             except SubscriptionLost:
                 pass
             await asyncio.sleep(_LISTEN_SECONDS)
-            self._stale.set()  # nobody has told us what happened meanwhile
+            self._stale.set()  # changes may have been missed meanwhile
 
     # ---- calls
 
@@ -217,8 +217,8 @@ class McpServer:
         except _HasLeft as left:
             if left.has_got_it and name not in self._repeatable:
                 raise ToolFailed(
-                    f"tool server {self._name!r} went away during the call; nobody knows whether it was done, so it "
-                    "was not made again"
+                    f"tool server {self._name!r} went away during the call; it may have been carried out, so it "
+                    "was not repeated"
                 ) from left
             try:
                 answer = await self._ask(name, arguments)
@@ -230,7 +230,7 @@ class McpServer:
 
     async def _ask(self, name: str, arguments: Arguments) -> Any:
         client = await self._connection()
-        with writing() as letter:
+        with watch_sending() as flag:
             try:
                 return await client.call_tool(name, dict(arguments))
             except Exception as error:
@@ -239,11 +239,11 @@ class McpServer:
                     raise ToolFailed(f"tool server {self._name!r}: {_words(error)}") from error
                 if client is self._client:
                     self._hang_up()
-                raise _HasLeft(has_got_it=letter.was_sent and not has_refused) from error
+                raise _HasLeft(has_got_it=flag.was_sent and not has_refused) from error
 
 
 class _HasLeft(Exception):
-    """The server was gone before there was an answer."""
+    """The server went away before it answered."""
 
     def __init__(self, *, has_got_it: bool) -> None:
         super().__init__()
@@ -251,7 +251,7 @@ class _HasLeft(Exception):
 
 
 def _is_loss(error: Exception) -> bool:
-    """Whether there is no server any more, as opposed to one that did not like the call or answered nonsense."""
+    """Whether the server is gone, as opposed to one that refused the call or answered nonsense."""
     import anyio
     from mcp import MCPError
     from mcp_types import CONNECTION_CLOSED
@@ -262,7 +262,7 @@ def _is_loss(error: Exception) -> bool:
 
 
 def _has_lost_session(error: Exception) -> bool:
-    """Whether a server behind a URL has been started anew and knows nothing of us; the SDK says so in these words."""
+    """Whether a server behind a URL was restarted and has lost our session; the SDK reports that in these words."""
     return getattr(error, "message", "") == "Session terminated"
 
 
@@ -272,9 +272,9 @@ def _is_repeatable(described: Any) -> bool:
 
 
 def decode_answer(answer: Any) -> Any:
-    """What a tool returned, as a JSON value: the structured form if there is one, else its text, read as JSON if it is.
+    """Return a tool's result as a JSON value: the structured form if present, else its text, parsed if it is JSON.
 
-    The SDK's servers wrap what is no object into {"result": …}, texts too; that is undone.
+    The SDK's servers wrap values that are not objects into {"result": …}; that is undone.
     """
     structured = answer.structured_content
     if structured is not None:
@@ -307,8 +307,8 @@ def _check_sdk() -> None:
 
 
 def _words(error: BaseException | None) -> str:
-    """What went wrong, out of the groups that task groups wrap it in."""
+    """The message of an error, unwrapped from the groups that task groups raise."""
     while isinstance(error, BaseExceptionGroup) and error.exceptions:
         error = error.exceptions[0]
-    text = getattr(error, "message", None) or str(error)  # an error of the SDK shows its code and data as well
+    text = getattr(error, "message", None) or str(error)  # str() of the SDK's errors adds code and data
     return text or type(error).__name__

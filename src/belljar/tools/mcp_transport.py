@@ -1,7 +1,7 @@
-"""The way to an MCP server, a command of ours or a URL, with an eye on what goes over it.
+"""The transport to an MCP server, with two observations that the SDK does not make.
 
-The SDK tells neither that a server has left while nobody asked anything, nor whether a question was on its way when it
-did. Both are noted here: the first ends the connection, the second decides whether it may be asked again.
+It notices that a server has left while no call was in progress, which ends the connection; and it records whether a
+call had been sent when the server left, which decides whether the call may be repeated.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ _PIPE_BYTES = 65536  # what a pipe holds
 _LAST_LINES = 10
 
 
-class Letter:
-    """A question; whether the server may have got it."""
+class SentFlag:
+    """Whether the server may have received a call."""
 
     was_sent = False
 
 
-_letter: contextvars.ContextVar[Letter] = contextvars.ContextVar("letter")  # goes with the question through the SDK
+_flag: contextvars.ContextVar[SentFlag] = contextvars.ContextVar("flag")  # travels with the call through the SDK
 
 
 @contextlib.contextmanager
-def writing() -> Iterator[Letter]:
-    """Whatever is asked meanwhile is noted on this letter."""
-    letter = Letter()
-    before = _letter.set(letter)
+def watch_sending() -> Iterator[SentFlag]:
+    """Record in the flag whether a call made within this context was sent."""
+    flag = SentFlag()
+    before = _flag.set(flag)
     try:
-        yield letter
+        yield flag
     finally:
-        _letter.reset(before)
+        _flag.reset(before)
 
 
 class McpConnection:
@@ -51,21 +51,21 @@ class McpConnection:
         self._name = name
         self._server = server
         self._on_end = on_end
-        self._complaints: Grumbling | None = None  # of a command
+        self._stderr: StderrPipe | None = None  # of a command
         self._last_lines: deque[str] = deque(maxlen=_LAST_LINES)
 
     @property
     def last_words(self) -> str:
-        """The last lines that a command wrote to its standard error; empty if there are none, and for a URL."""
+        """The last lines that a command wrote to standard error; empty for a URL."""
         return "\n".join(self._last_lines)
 
     def is_over(self) -> bool:
-        """Whether the server is known to be gone; the news of that may be on its way still."""
-        return self._complaints is not None and self._complaints.is_over()
+        """Whether the server is gone, even if `on_end` was not called yet."""
+        return self._stderr is not None and self._stderr.is_over()
 
     @contextlib.asynccontextmanager
     async def streams(self) -> AsyncIterator[tuple[Any, Any]]:
-        """The SDK's own, with an ear on them."""
+        """Open the SDK's streams, observed."""
         import anyio
 
         async with self._open() as (read, write):
@@ -115,27 +115,27 @@ class McpConnection:
 
         command, *args = self._server.command
         parameters = StdioServerParameters(command=command, args=args, env=_environment(self._server.env))
-        with Grumbling(self._name, self._last_lines) as complaints:
-            async with stdio_client(parameters, errlog=complaints.file) as streams:
-                complaints.file.close()  # the command has its own
-                self._complaints = complaints
+        with StderrPipe(self._name, self._last_lines) as stderr:
+            async with stdio_client(parameters, errlog=stderr.file) as streams:
+                stderr.file.close()  # the command has its own copy
+                self._stderr = stderr
                 try:
                     yield streams[0], streams[1]
                 finally:
-                    self._complaints = None
+                    self._stderr = None
 
 
 class _Noting:
-    """A stream to the server. What was handed over counts as sent: nobody tells whether it was read."""
+    """A stream to a command. A message that was written counts as sent, since it is unknown whether it was read."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
 
     async def send(self, item: Any) -> None:
         await self._inner.send(item)
-        letter = _letter.get(None)
-        if letter is not None:
-            letter.was_sent = True
+        flag = _flag.get(None)
+        if flag is not None:
+            flag.was_sent = True
 
     async def aclose(self) -> None:
         await self._inner.aclose()
@@ -148,20 +148,20 @@ class _Noting:
 
 
 async def _note_request(request: Any) -> None:
-    """Over HTTP a question is sent when its first byte is: a server that nobody can connect to has never got it."""
-    letter = _letter.get(None)
-    if letter is None:
+    """Record when the first byte of an HTTP request is sent: without a connection, the server has not received it."""
+    flag = _flag.get(None)
+    if flag is None:
         return
 
     async def trace(event: str, _: Any) -> None:
         if event.endswith("send_request_headers.started"):
-            letter.was_sent = True
+            flag.was_sent = True
 
     request.extensions = {**request.extensions, "trace": trace}
 
 
 def _environment(given: Sequence[str]) -> dict[str, str]:
-    """The SDK adds PATH, HOME and the like; nothing else of ours is passed on unless it is named."""
+    """The variables named in the settings; the SDK adds PATH, HOME and the like."""
     found = {}
     for each in given:
         name, equals, value = each.partition("=")
@@ -177,8 +177,8 @@ def _header(text: str) -> tuple[str, str]:
     return name.strip(), value.strip()
 
 
-class Grumbling:
-    """A pipe that a command complains into; its lines go to our log and into `lines`. It ends with the command."""
+class StderrPipe:
+    """The pipe for a command's standard error; its lines go to the log and into `lines`."""
 
     def __init__(self, name: str, lines: deque[str]) -> None:
         self._name = name
@@ -194,14 +194,14 @@ class Grumbling:
 
     def __exit__(self, *_: object) -> None:
         self.file.close()
-        self._read()  # a command that cannot start says why, and ends before anybody looks
+        self._read()  # a command that cannot start may have written why and ended already
         if self._unread:
             self._note(self._unread)
         asyncio.get_running_loop().remove_reader(self._ours)
         os.close(self._ours)
 
     def is_over(self) -> bool:
-        """Whether nobody is left who could write: asked of the kernel, which knows before anybody is told."""
+        """Whether every process that could write has ended."""
         poll = select.poll()
         poll.register(self._ours, 0)  # only whether the other end is closed
         return bool(poll.poll(0))

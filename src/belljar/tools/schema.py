@@ -1,7 +1,7 @@
-"""Whether arguments fit a JSON Schema: the part of it that says what a function takes.
+"""Checks arguments against the part of JSON Schema that describes parameters.
 
-Not a library: arguments come from hostile programs, and checking a `pattern` against them would let a program hold the
-event loop with one string. What is not checked here (patterns, formats, conditions) is the tool's own business.
+This is not a library's job: arguments come from hostile programs, and matching a `pattern` would let a program block
+the event loop with one string. Tools check patterns, formats and conditions themselves.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _BOUNDS: tuple[tuple[str, str, Callable[[Any, Any], bool]], ...] = (
 
 
 def find_problem(value: Any, schema: Any, *, where: str = "", root: Any = None, depth: int = 0) -> str | None:
-    """What is wrong with `value`, in words that name the place; None if it fits."""
+    """Describe what is wrong with `value`, naming the place; None if it fits."""
     if not isinstance(schema, Mapping):
-        return f"{where or 'it'} is not taken" if schema is False else None
+        return f"{where or 'it'} is not accepted" if schema is False else None
     if depth > _DEPTH_MAX:
         return f"{where} is nested too deeply"
     root = schema if root is None else root
@@ -73,7 +73,7 @@ def _wrong_type(value: Any, schema: Mapping[str, Any], where: str) -> str | None
 def _is_of(value: Any, kind: Any) -> bool:
     types = _KINDS.get(kind)
     if types is None:
-        return True  # not a kind we know
+        return True  # an unknown type
     if isinstance(value, bool):
         return bool(kind == "boolean")
     if kind == "integer" and isinstance(value, float):
@@ -82,7 +82,7 @@ def _is_of(value: Any, kind: Any) -> bool:
 
 
 def name_type(value: Any) -> str:
-    """What JSON calls it."""
+    """The JSON name of the type of `value`."""
     if isinstance(value, bool):
         return "boolean"
     return next((name for name, types in _KINDS.items() if isinstance(value, types)), type(value).__name__)
@@ -146,7 +146,7 @@ def _wrong_parts(value: Any, schema: Mapping[str, Any], where: str, more: Mappin
             problem = find_problem(each, properties[name], where=_join(where, name), **more)
         elif schema.get("additionalProperties", True) is False and not schema.get("patternProperties"):
             known = ", ".join(map(str, properties)) or "nothing"
-            problem = f"there is no argument {name[:80]!r}{f' in {where}' if where else ''}; known are: {known}"
+            problem = f"unknown argument {name[:80]!r}{f' in {where}' if where else ''}; choose from: {known}"
         else:
             problem = find_problem(each, schema.get("additionalProperties"), where=_join(where, name), **more)
         if problem:

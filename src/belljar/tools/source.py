@@ -1,4 +1,4 @@
-"""What a source of tools offers."""
+"""The interface of a source of tools, such as an MCP server."""
 
 from __future__ import annotations
 
@@ -15,29 +15,27 @@ Arguments = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """A tool, with what runs when it is called."""
+    """A tool, and the function that runs it."""
 
     spec: ToolSpec
     run: Callable[[Arguments], Awaitable[Any]]  # raises ToolFailed, or anything
-    origin: str  # whose it is, for messages: "tool server 'files'"
+    origin: str  # for messages, such as "tool server 'files'"
 
 
-#: Takes all the tools of a source, when they are not those any more that it told of before.
+#: Called with all tools of a source when they have changed.
 Changed = Callable[[Sequence[Tool]], None]
 
 
 class Source(Protocol):
-    """Where tools come from."""
-
     async def open(self, changed: Changed) -> Sequence[Tool]:
-        """Start what is needed; the tools there are. Raises SandboxFault when it cannot."""
+        """Start the source and return its tools. Raises SandboxFault if it cannot start."""
 
     async def close(self) -> None:
-        """End it."""
+        """End everything that `open` started."""
 
 
 def name_in_python(name: str) -> str:
-    """A dash becomes an underscore, as does all else that no Python name has."""
+    """Replace every character that a Python name cannot have by an underscore."""
     text = re.sub(r"[^0-9A-Za-z_]", "_", name) or "_"
     if text[0].isdigit():
         text = f"_{text}"

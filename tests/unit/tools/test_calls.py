@@ -261,7 +261,7 @@ def test_an_answer_that_is_no_json_is_an_error(tool_box: belljar.Sandbox) -> Non
         return object()
 
     code = "import tools\ntry:\n    tools.garbage()\nexcept tools.ToolError as error:\n    print(error)"
-    assert "garbage: its answer is no JSON value" in answer_of(tool_box.run(code, tools=[garbage]))
+    assert "garbage: its answer cannot be encoded as JSON" in answer_of(tool_box.run(code, tools=[garbage]))
 
 
 class Speechless(Exception):
@@ -283,12 +283,20 @@ def raising(error: BaseException) -> Any:
 @pytest.mark.parametrize(
     ("work", "said"),
     [
-        pytest.param(lambda: "a\ud800b", "its answer is no JSON value: 'utf-8' codec", id="half_a_character"),
-        pytest.param(lambda: {"deep": [{"\udcff": 1}]}, "its answer is no JSON value: 'utf-8' codec", id="in_a_name"),
-        pytest.param(lambda: {(1, 2): 3}, "its answer is no JSON value: Only dicts with str-like", id="key_of_two"),
-        pytest.param(lambda: 10**5000, "its answer is no JSON value: Exceeds the limit", id="number_too_long"),
-        pytest.param(lambda: nested(100_000), "its answer is no JSON value: maximum recursion", id="nested_too_deeply"),
-        pytest.param(lambda: [nested(each) for each in range(900, 1000)], "its answer is no JSON", id="nested_deeply"),
+        pytest.param(lambda: "a\ud800b", "its answer cannot be encoded as JSON: 'utf-8' codec", id="half_a_character"),
+        pytest.param(
+            lambda: {"deep": [{"\udcff": 1}]}, "its answer cannot be encoded as JSON: 'utf-8' codec", id="in_a_name"
+        ),
+        pytest.param(
+            lambda: {(1, 2): 3}, "its answer cannot be encoded as JSON: Only dicts with str-like", id="key_of_two"
+        ),
+        pytest.param(lambda: 10**5000, "its answer cannot be encoded as JSON: Exceeds the limit", id="number_too_long"),
+        pytest.param(
+            lambda: nested(100_000), "its answer cannot be encoded as JSON: maximum recursion", id="nested_too_deeply"
+        ),
+        pytest.param(
+            lambda: [nested(each) for each in range(900, 1000)], "its answer cannot be encoded", id="nested_deeply"
+        ),
         pytest.param(lambda: raising(ValueError("bad \udcff")), "ValueError: bad \\udcff", id="half_in_an_error"),
         pytest.param(lambda: raising(Speechless()), "the host could not answer", id="error_without_words"),
         pytest.param(lambda: raising(asyncio.CancelledError()), "it raised CancelledError", id="cancelled_within"),
@@ -323,7 +331,7 @@ def test_what_cannot_be_sent_is_streamed_as_a_failure(tool_box: belljar.Sandbox)
     code = "import tools\ntry:\n    tools.half()\nexcept tools.ToolError: pass"
     (answered,) = (each for each in tool_box.stream(code, tools=[half], timeout=30) if isinstance(each, ToolAnswered))
     assert not answered.call.ok
-    assert answered.result.startswith("half: its answer is no JSON value")
+    assert answered.result.startswith("half: its answer cannot be encoded as JSON")
     assert answered.result.isascii()
 
 
@@ -424,8 +432,8 @@ def test_two_functions_of_one_name_in_two_runs_do_not_meet(tool_box: belljar.San
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        pytest.param(["nothing"], "there is no tool 'nothing' here", id="unknown_name"),
-        pytest.param([add, add], "two of them are called 'add'", id="twice"),
+        pytest.param(["nothing"], "unknown tool 'nothing'", id="unknown_name"),
+        pytest.param([add, add], "two of them are named 'add'", id="twice"),
         pytest.param([lambda: 1], "give a function made with 'def'", id="no_name"),
         pytest.param([print], "by position only", id="no_names_of_arguments"),
         pytest.param("add", "tools must be a list", id="text"),

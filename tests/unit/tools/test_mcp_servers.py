@@ -142,8 +142,7 @@ def test_a_call_is_made_again_only_where_that_does_no_harm(settings: Settings, t
         assert run(box, code, timeout=90).splitlines() == [
             "2",
             "2",
-            "pay: tool server 'tests' went away during the call; nobody knows whether it was done, so it was not "
-            "made again",
+            "pay: tool server 'tests' went away during the call; it may have been carried out, so it was not repeated",
             "True",
         ]
     assert (tmp_path / "pay").read_text() == "x"
@@ -208,7 +207,7 @@ def test_a_server_that_comes_back_with_other_tools(settings: Settings, host: Any
         again = "try:\n    tools.die()\nexcept tools.ToolError:\n    print(tools.add(1))"
         assert session.run(again, timeout=60).stdout == "3\n"  # the next server answers
         told = session.run("try:\n    tools.extra()\nexcept tools.ToolError as error:\n    print(error)").stdout
-        assert told == "extra is not there any more\n"
+        assert told == "extra no longer exists\n"
         assert run(box, "import tools\nprint(hasattr(tools, 'extra'), hasattr(tools, 'add'))") == "False True\n"
 
 
@@ -244,7 +243,7 @@ def test_a_server_that_babbles_costs_only_the_call(settings: Settings, call: str
 
 def test_a_name_that_two_servers_have_is_an_error_that_names_both(settings: Settings) -> None:
     both = ToolServerSettings(command=STDIO)
-    with pytest.raises(belljar.CallerError, match=r"two tools are called 'add'.*'first'.*'second'"):
+    with pytest.raises(belljar.CallerError, match=r"two tools are named 'add'.*'first'.*'second'"):
         open_box(settings, first=both, second=both).open()
 
 
@@ -330,4 +329,4 @@ def test_a_name_that_is_taken_later_is_left_out_and_told(caplog: pytest.LogCaptu
         assert broker.specs == []
 
     asyncio.run(change())
-    assert "two tools are called 'first': one of shelf 0 and one of shelf 1" in caplog.text
+    assert "two tools are named 'first': one of shelf 0 and one of shelf 1" in caplog.text

@@ -54,7 +54,7 @@ def test_what_fits(value: Any) -> None:
         ({"name": "a", "kind": "c"}, "kind must be one of: 'a', 'b'"),
         ({"name": "a", "friend": {"friend": 1}}, "friend.friend must be an object, not an integer"),
         ({"name": "a", "either": 1}, "either must be a string, not an integer / either must be null, not an integer"),
-        ({"name": "a", "more": 1}, "there is no argument 'more'; known are: name, age, tags, kind, friend, either"),
+        ({"name": "a", "more": 1}, "unknown argument 'more'; choose from: name, age, tags, kind, friend, either"),
     ],
 )
 def test_what_does_not_fit(value: Any, said: str) -> None:

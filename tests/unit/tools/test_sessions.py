@@ -75,7 +75,7 @@ def test_a_thread_left_behind_cannot_call_between_cells(tool_box: belljar.Sandbo
             "thread = threading.Thread(target=later, daemon=True); thread.start()"
         )
         assert not called.wait(1.5)
-        assert "nothing is being executed now" in said(session.run("thread.join(); print(heard)"))
+        assert "only while a program or cell runs" in said(session.run("thread.join(); print(heard)"))
 
 
 def test_a_thread_whose_call_is_given_up_with_its_cell_hears_of_it(tool_box: belljar.Sandbox) -> None:
@@ -102,7 +102,7 @@ def test_a_thread_whose_call_is_given_up_with_its_cell_hears_of_it(tool_box: bel
             told = said(session.run("thread.join(20); print(heard)", timeout=30))
         finally:
             gate.set()
-    assert "wait: the call was given up, since what made it is over" in told
+    assert "wait: the call was cancelled, since the program or cell that made it has ended" in told
 
 
 def test_an_interrupted_call_leaves_the_line_in_order(tool_box: belljar.Sandbox) -> None:
@@ -121,7 +121,7 @@ def test_an_interrupted_call_leaves_the_line_in_order(tool_box: belljar.Sandbox)
 
 
 def test_unknown_tools_are_refused(tool_box: belljar.Sandbox) -> None:
-    with pytest.raises(belljar.CallerError, match="there is no tool 'nothing' here"):
+    with pytest.raises(belljar.CallerError, match="unknown tool 'nothing'"):
         tool_box.session(tools=["nothing"]).open()
 
 

@@ -268,8 +268,8 @@ def test_a_page_we_cannot_get_is_asked_for_elsewhere(outside: Outside) -> None:
 @pytest.mark.parametrize(
     ("path", "said"),
     [
-        pytest.param("endless", "larger than the 1,000,000 bytes", id="endless"),
-        pytest.param("bomb", "larger than the 1,000,000 bytes", id="bomb"),
+        pytest.param("endless", "larger than the limit of 1,000,000 bytes", id="endless"),
+        pytest.param("bomb", "larger than the limit of 1,000,000 bytes", id="bomb"),
         pytest.param("slow", "no answer within 0.5 s", id="slow"),
         pytest.param("loop", "more than 5 redirects", id="redirects_without_end"),
     ],
@@ -367,7 +367,9 @@ def test_a_pdf_is_read(outside: Outside) -> None:
     assert ask(outside, lambda web: web.read_pdf(f"{outside.url}/paper.pdf")).strip() == "Bells ring at dawn"
 
 
-@pytest.mark.parametrize(("path", "said"), [("broken.pdf", "it could not be read"), ("page", "that is no PDF")])
+@pytest.mark.parametrize(
+    ("path", "said"), [("broken.pdf", "it could not be read"), ("page", "the document is not a PDF")]
+)
 def test_what_is_no_pdf_is_an_error(outside: Outside, path: str, said: str) -> None:
     assert said in failure(outside, lambda web: web.read_pdf(f"{outside.url}/{path}"))
 
@@ -419,7 +421,7 @@ def test_a_model_that_is_not_listed_is_named(outside: Outside) -> None:
         web.models._settings = LlmSettings(models={})
         return await web.models.ask("hello", "gpt-9")
 
-    assert failure(outside, without) == "model 'gpt-9' is not listed here; known are: none"
+    assert failure(outside, without) == "unknown model 'gpt-9'; choose from: none"
 
 
 def test_programs_use_them_and_see_no_key(outside: Outside, settings: Settings) -> None:

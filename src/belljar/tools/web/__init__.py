@@ -1,1 +1,1 @@
-"""Our own tools for the web: searching, reading pages and papers, asking a language model."""
+"""The built-in web tools: search, read pages and papers, ask a language model."""

@@ -1,4 +1,4 @@
-"""What our own tools can do on the web: the one place where limits, fallbacks and the memory of answers meet."""
+"""The operations of the built-in web tools, with their limits, fallbacks and cache."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ _FENCE = "```"
 
 
 class Web:
-    """Searches, reads and asks. Belongs to the event loop that opens it."""
+    """Searches, reads pages and asks models. Bound to the event loop that opens it."""
 
     _client: httpx.AsyncClient
 
     def __init__(self, web: WebSettings, llm: LlmSettings, uid_base: int | None = None) -> None:
-        """`uid_base` is `jail.uid_base`, from which the processes that parse pages take their uid."""
+        """Processes that parse pages take their uid from `uid_base` (the setting `jail.uid_base`)."""
         self._settings = web
         self._uid_base = JailSettings().uid_base if uid_base is None else uid_base
         self._llm_settings = llm
         self._is_open = False
         if web.search_provider not in PROVIDERS:
             raise InvalidSettings(
-                f"web.search_provider: there is no {web.search_provider!r}; known are: {', '.join(PROVIDERS)}"
+                f"web.search_provider: unknown provider {web.search_provider!r}; choose from: {', '.join(PROVIDERS)}"
             )
 
     async def open(self) -> None:
-        """Raises InvalidSettings when a library is missing."""
+        """Get ready. Raises InvalidSettings if a library is missing."""
         if not self._is_open:
             self._client = new_client()
             self._is_open = True
@@ -56,7 +56,6 @@ class Web:
             self.models = Models(self._client, self._llm_settings)
 
     async def close(self) -> None:
-        """Hang up everywhere."""
         if self._is_open:
             self._is_open = False
             await self._cache.close()
@@ -65,10 +64,10 @@ class Web:
     async def search(
         self, query: str, top_k: int = 10, *, region: str = "", lang: str = "", api_key: str = ""
     ) -> dict[str, Any]:
-        """What the search engine finds.
+        """Return the results of the search engine.
 
         Raises:
-            ToolFailed: it did not answer, however often it was asked.
+            ToolFailed: the search engine failed, also when asked again.
         """
         settings = self._settings
         asked = Question(
@@ -103,10 +102,10 @@ class Web:
         raise ToolFailed(f"the search engine failed: {problem}")
 
     async def fetch_web(self, url: str) -> str:
-        """The page at `url`, as HTML; one that we cannot get is asked for at the scraping service.
+        """Return the page at `url` as HTML; falls back to the scraping service.
 
         Raises:
-            ToolFailed: there is none, or none may be fetched.
+            ToolFailed: the page could not or must not be fetched.
         """
         text: str = await self._cache.get(("page", url), lambda: self._fetch_web(url))
         return text
@@ -140,10 +139,10 @@ class Web:
         return str(text)[: self._settings.fetch_bytes]
 
     async def read_pdf(self, url: str) -> str:
-        """The text of the PDF at `url`.
+        """Return the text of the PDF at `url`.
 
         Raises:
-            ToolFailed: there is none, or it cannot be read.
+            ToolFailed: the PDF could not be fetched or read.
         """
         url = _ARXIV.sub(r"https://arxiv.org/pdf/\1", url)
         text: str = await self._cache.get(("pdf", url), lambda: self._read_pdf(url))
@@ -152,11 +151,11 @@ class Web:
     async def _read_pdf(self, url: str) -> str:
         page = await self._fetcher.get(url)
         if not page.is_pdf:
-            raise ToolFailed("that is no PDF")
+            raise ToolFailed("the document is not a PDF")
         return await self._reader.pdf(page.content)
 
     async def web_parse(self, link: str, user_prompt: str, llm: str = "") -> dict[str, Any]:
-        """What a page or PDF says about a question, in a model's words. A failure is an answer too: its score is -1."""
+        """Have a model answer a question from a page or PDF. A failure is an answer with score -1."""
         try:
             answer: dict[str, Any] = await self._cache.get(
                 ("parse", link, user_prompt, llm), lambda: self._parse(link, user_prompt, llm)
@@ -189,7 +188,7 @@ class Web:
 
 
 def _fill(template: str, **values: str) -> str:
-    """Put values into a template that may have braces of its own; what a page says is never a template."""
+    """Fill in a template that may contain other braces; braces in the values are left alone."""
     return re.sub(
         r"\{\{|\}\}|\{(" + "|".join(values) + r")\}",
         lambda found: values[found[1]] if found[1] else found[0][0],
@@ -198,7 +197,7 @@ def _fill(template: str, **values: str) -> str:
 
 
 def _read_summary(said: str) -> dict[str, Any]:
-    """A model was asked for JSON, and may have given it."""
+    """Parse a model's answer, which should be JSON but may be plain text."""
     try:
         answer = msgspec.json.decode(_without_fence(said))
     except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -214,7 +213,7 @@ def _read_summary(said: str) -> dict[str, Any]:
 
 
 def _without_fence(said: str) -> str:
-    """What stands between a code fence at the beginning and one at the end; without both, all of it."""
+    """Strip the code fence around a text, if it has both ends."""
     text = said.strip()
     if len(text) < 2 * len(_FENCE) or not (text.startswith(_FENCE) and text.endswith(_FENCE)):
         return said

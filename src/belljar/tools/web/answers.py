@@ -1,4 +1,4 @@
-"""What services on the web answer, as JSON that can be passed on."""
+"""Reads JSON answers of web services."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ if TYPE_CHECKING:
 
 
 def read_json(response: httpx.Response) -> Any:
-    """The answer. Half of a character, as is left where a text was cut, becomes a question mark.
+    """Parse the answer; lone surrogates, left where a text was cut, become question marks.
 
     Raises:
-        ValueError: it is no JSON.
+        ValueError: the answer is not JSON.
     """
     try:
         whole = json.dumps(response.json(), ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""Our own tools, as programs see them."""
+"""The built-in tools as programs see them: names, parameters, descriptions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MOST_RESULTS = 100
 
 
 class BuiltIn:
-    """A Source."""
+    """The source of the built-in tools."""
 
     def __init__(self, web: Web, names: Sequence[str], default_model: str) -> None:
         self._web = web
@@ -21,13 +21,13 @@ class BuiltIn:
         self._default_model = default_model
 
     async def open(self, changed: Changed) -> Sequence[Tool]:
-        """The tools that the operator has named; they never change."""
+        """Return the tools that the settings name; they never change."""
         await self._web.open()
         functions = {each.__name__: each for each in self._functions()}
         return [as_tool(functions[name], origin="Belljar's own tools") for name in self._names]
 
     async def close(self) -> None:
-        """End what they have open."""
+        """Close the connections of the tools."""
         await self._web.close()
 
     def _functions(self) -> list[Any]:

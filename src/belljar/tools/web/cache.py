@@ -1,7 +1,7 @@
-"""Answers, remembered for a while: agents ask the same things again and again, and often at the same time.
+"""A cache of answers: agents ask the same questions again and again, often at the same time.
 
-Questions are whole prompts at times, and strangers choose them. What is kept of each is a digest, so that answers alone
-fill the memory, beside a fixed cost for each.
+Questions can be whole prompts, chosen by strangers, so only a digest of each is kept: memory is used by answers, plus
+a fixed cost for each.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 
 import msgspec
 
-_ENTRY_BYTES = 512  # what an answer takes beside its own bytes
+_ENTRY_BYTES = 512  # overhead of each answer
 
 
 class Cache:
-    """As many answers as fit into some memory, the ones used last. What fails is not remembered."""
+    """Keeps the most recently used answers, within a memory limit; failures are not cached."""
 
     def __init__(self, bytes_max: int, seconds: float) -> None:
         self._bytes_max = bytes_max
@@ -30,7 +30,7 @@ class Cache:
         self.hits = 0
 
     async def get(self, question: tuple[str | int, ...], ask: Callable[[], Awaitable[Any]]) -> Any:
-        """The answer to `question`; `ask` is awaited once, however many want to know."""
+        """Return the answer to `question`; concurrent callers share one call of `ask`."""
         key = hashlib.sha256(repr(question).encode()).digest()
         known = self._kept.get(key)
         if known is not None and time.monotonic() - known[0] < self._seconds:
@@ -41,10 +41,9 @@ class Cache:
         if task is None:
             task = self._asking[key] = asyncio.ensure_future(self._ask(key, ask))
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return await asyncio.shield(task)  # one who gives up must not take the answer from the others
+        return await asyncio.shield(task)  # cancelling one caller must not affect the others
 
     async def close(self) -> None:
-        """Ask no more."""
         tasks = list(self._asking.values())
         for task in tasks:
             task.cancel()

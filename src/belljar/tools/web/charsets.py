@@ -1,8 +1,8 @@
 """The character sets of the web, by the labels of the WHATWG Encoding standard.
 
-A page names its own character set. Python knows others, some of which take time that grows with the square of the
-page (punycode), and some that are not character sets at all. So only these labels are looked up; a page with any other
-is read as UTF-8. Standard library only: this is imported by the process that parses pages.
+A page names its own character set. Python knows more codecs, some with quadratic cost (punycode), some that are not
+character sets at all. So only these labels are accepted; a page with any other is read as UTF-8. Standard library
+only: the process that parses pages imports this.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def find(content: bytes, content_type: str) -> str:
 
 def decode(content: bytes, codec: str) -> str:
     """The page as text that can be encoded again, without its mark; what cannot be read is replaced."""
-    if codec in _ONE_BYTE:  # for each byte that has no meaning the usual way would call a handler
+    if codec in _ONE_BYTE:  # faster: the codec would call an error handler for each undefined byte
         table = "".join(bytes((each,)).decode(codec, "replace") for each in range(256))
         return codecs.charmap_decode(content, "strict", table)[0]
     text = content.decode(codec, "replace").removeprefix("\ufeff")

@@ -1,9 +1,8 @@
-"""Getting a page from the web without getting anything else.
+"""Fetches a web page, safe against server-side request forgery.
 
-The address is ours to choose: the name is resolved here, every address it has must be public, and the connection goes
-to one of those addresses, so a name that resolves differently a moment later changes nothing. Redirects are followed
-here, each checked like the first. Addresses and ports are judged by the rules that programs with a network are held to
-(`egress/rules.py`). An operator may allow hosts by name; those may be anywhere.
+The name is resolved here, every address of it must be public, and the connection goes to a checked address, so DNS
+rebinding has no effect. Redirects are followed here, each checked like the first. Addresses and ports are checked by
+the same rules as those of programs with a network (`egress/rules.py`). An operator may allow private hosts by name.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _HEADERS = {
     "user-agent": "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/130 Safari/537.36",
     "accept": "text/html,application/xhtml+xml,application/pdf,*/*;q=0.8",
     "accept-language": "en",
-    "accept-encoding": "identity",  # what is compressed anyway is unpacked within bounds
+    "accept-encoding": "identity",  # compressed answers are unpacked within bounds all the same
 }
 
 
@@ -52,10 +51,10 @@ class Page:
 
 
 def new_client() -> httpx.AsyncClient:
-    """A client that does nothing by itself: no redirects, no proxies, no cookies of others.
+    """Create an HTTP client without automatic redirects, proxies or cookies.
 
     Raises:
-        InvalidSettings: the library is not installed.
+        InvalidSettings: httpx is not installed.
     """
     try:
         import httpx
@@ -72,18 +71,16 @@ class Fetcher:
         self._client = client
         self._settings = settings
         allowed = {name.strip().lower() for name in settings.allowed_hosts}
-        self._anywhere = {
-            name for name in allowed if name.count(":") != 1
-        }  # at any port; NAME:PORT is the rules' to judge
+        self._anywhere = {name for name in allowed if name.count(":") != 1}  # at any port; the rules handle NAME:PORT
         self._rules = Rules(
             ports=frozenset(map(int, settings.fetch_ports)), allow=("*",), deny=(), allow_private=frozenset(allowed)
         )
 
     async def get(self, url: str) -> Page:
-        """What is at `url`.
+        """Fetch the page at `url`.
 
         Raises:
-            ToolFailed: it may not be fetched, or cannot be.
+            ToolFailed: it must not or could not be fetched.
         """
         import httpx
 
@@ -132,25 +129,25 @@ class Fetcher:
         async for chunk in response.aiter_raw():
             taken += chunk
             if len(taken) > most:
-                raise ToolFailed(f"it is larger than the {most:,} bytes taken here")
+                raise ToolFailed(f"it is larger than the limit of {most:,} bytes")
         encoding = response.headers.get("content-encoding", "identity").strip().lower()
         if encoding in ("", "identity"):
             return bytes(taken)
         if encoding not in ("gzip", "x-gzip", "deflate"):
-            raise ToolFailed(f"it is packed as {encoding[:40]!r}, which nobody asked for")
+            raise ToolFailed(f"it is compressed with {encoding[:40]!r}, which was not requested")
         return await asyncio.to_thread(_unpack, bytes(taken), most)
 
     async def _resolve(self, host: str, port: int) -> str:
-        """One address of a host that may be asked."""
+        """Return one address of a host that may be connected to."""
         name = host.lower()
         self._check_port(name, port)
         try:
             found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError):
-            raise ToolFailed(f"there is no host {host[:200]!r}") from None
+            raise ToolFailed(f"unknown host {host[:200]!r}") from None
         addresses = [str(each[4][0]) for each in found]
         if not addresses:
-            raise ToolFailed(f"there is no host {host[:200]!r}")
+            raise ToolFailed(f"unknown host {host[:200]!r}")
         try:
             self._rules.check_addresses(name, port, addresses)
         except Refused:
@@ -169,7 +166,7 @@ class Fetcher:
 
 
 class Forbidden(ToolFailed):
-    """It must not be fetched, by whatever way."""
+    """The page must not be fetched, not even by the scraping service."""
 
     code = "forbidden"
 
@@ -184,5 +181,5 @@ def _unpack(packed: bytes, most: int) -> bytes:
         except zlib.error as error:
             raise ToolFailed(f"it cannot be unpacked: {error}") from None
     if len(content) > most:
-        raise ToolFailed(f"it is larger than the {most:,} bytes taken here")
+        raise ToolFailed(f"it is larger than the limit of {most:,} bytes")
     return content

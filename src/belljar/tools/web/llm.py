@@ -1,4 +1,4 @@
-"""Language models, by the API that OpenAI made common. Each attempt is bounded; some failures are worth another."""
+"""Asks language models over OpenAI-compatible APIs; attempts are bounded, and temporary failures are retried."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ class Models:
         self._settings = settings
 
     async def ask(self, prompt: str, model: str = "", system: str = "") -> str:
-        """What the model says; the base model's word if the other one fails.
+        """Return the model's answer, or that of the base model if it fails.
 
         Raises:
-            ToolFailed: none of them answered.
+            ToolFailed: no model answered.
         """
         names = dict.fromkeys(name for name in (model or self._settings.use_model, self._settings.base_model) if name)
         known = [name for name in names if name in self._settings.models]
         if not known:
             listed = ", ".join(self._settings.models) or "none"
-            raise ToolFailed(f"model {next(iter(names))!r} is not listed here; known are: {listed}")
+            raise ToolFailed(f"unknown model {next(iter(names))!r}; choose from: {listed}")
         messages = [{"role": "system", "content": system}] if system else []
         messages.append({"role": "user", "content": prompt})
         problems = []
@@ -77,17 +77,17 @@ class Models:
 
 
 class _WorthAnother(Exception):
-    """A failure that may not happen again."""
+    """A temporary failure."""
 
 
 def _read(response: httpx.Response) -> str:
     if len(response.content) > _ANSWER_BYTES_MAX:
-        raise ToolFailed("it said too much")
+        raise ToolFailed("its answer is too long")
     try:
         answer: Any = read_json(response)
         said = answer["choices"][0]["message"]["content"]
     except (ValueError, LookupError, TypeError):
-        raise _WorthAnother("its answer is no completion") from None
+        raise _WorthAnother("its answer is not a chat completion") from None
     if not isinstance(said, str):
         raise _WorthAnother("its answer has no text")
     return said

@@ -1,9 +1,8 @@
-"""Decodes and parses pages and PDFs, in a process of its own without rights: the other half of `reader.py`.
+"""Decodes and parses pages and PDFs in an unprivileged process; `reader.py` starts it.
 
-Both come from strangers, and parsers of both have been made to run for hours or to fill memory. Everything that the
-parsers need is imported first; then limits are set and rights given up; and only then is the document read:
-`parse(KIND, CODEC, BYTES_MAX, CPU_SECONDS, UID)`, with the document on standard input. The answer on standard output is
-one byte, `+` or `-`, and the text or the reason why there is none.
+Documents come from strangers and can make a parser run for hours or fill memory. So everything that the parsers need
+is imported first, then limits are set and rights dropped, and only then is the document read from standard input.
+The answer on standard output is one byte, `+` or `-`, followed by the text or the reason.
 """
 
 from __future__ import annotations
@@ -47,23 +46,23 @@ def main() -> None:
 
 
 def _load(kind: str, codec: str) -> None:
-    """Import all that may be needed: later the files may be out of reach."""
+    """Import everything that may be needed, before the files get out of reach."""
     codecs.lookup(codec)
     if kind == "pdf":
         import pypdf
 
         for module in pkgutil.walk_packages(pypdf.__path__, "pypdf."):
-            with contextlib.suppress(ImportError):  # of what else could be installed
+            with contextlib.suppress(ImportError):  # optional dependencies
                 importlib.import_module(module.name)
         for name in ("utf-16", "utf-8-sig", "latin-1", "cp1252", "mac-roman", *charsets.CODECS.values()):
             codecs.lookup(name)
 
 
 def confine(cpu_seconds: int, uid: int | None) -> None:
-    """Keep memory, processor time, and no right but to read the system's libraries; `uid` is None for a plain user.
+    """Limit memory and CPU time, and drop every right but reading the system's libraries; `uid` is None without root.
 
     Raises:
-        OSError: a limit or a wall could not be set.
+        OSError: a limit or restriction could not be applied.
     """
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, 9)
     rlimits.set_common()
@@ -86,12 +85,12 @@ def _parse(kind: str, codec: str, content: bytes, bytes_max: int) -> str:
     if kind == "html":
         return html_to_text(text, bytes_max)
     if len(text.encode()) > bytes_max:
-        raise ValueError(f"its text is larger than the {bytes_max:,} bytes taken here")
+        raise ValueError(f"its text is larger than the limit of {bytes_max:,} bytes")
     return text
 
 
 class _Text(HTMLParser):
-    """The words of a page, with its links."""
+    """Collects the visible text of a page, and its links."""
 
     def __init__(self, bytes_max: int) -> None:
         super().__init__()
@@ -126,7 +125,7 @@ class _Text(HTMLParser):
 
 
 def html_to_text(html: str, bytes_max: int) -> str:
-    """What a reader of the page would see, with where its links lead."""
+    """The visible text of a page, with the targets of its links."""
     parser = _Text(bytes_max)
     parser.feed(html)
     parser.close()

@@ -1,7 +1,6 @@
-"""Gets the text out of pages and PDFs, each in a process of its own that is killed when its time is over.
+"""Extracts the text of pages and PDFs, each in its own process that is killed at its time limit.
 
-The server never decodes nor parses what a stranger wrote: a page that is made to be slow stops its own process, and
-the calls of other programs go on.
+The server itself never decodes or parses a document: a hostile one blocks only its own process.
 """
 
 from __future__ import annotations
@@ -19,16 +18,14 @@ from belljar.settings import WebSettings
 
 _START = "import sys; sys.path.insert(0, sys.argv[1]); from belljar.tools.web.parsing import main; main()"
 _SOURCES = str(Path(__file__).resolve().parents[3])
-_AT_ONCE = (
-    4  # of each kind: parsing is what hostile pages make slow, and pages that are only decoded do not wait for it
-)
+_AT_ONCE = 4  # of each kind, so that decoding does not wait for slow parsing
 _CHARACTER_BYTES_MAX = 4
 _REASON_BYTES = 2048
 _TOO_MUCH = (-signal.SIGXCPU, -signal.SIGKILL)
 
 
 class Reader:
-    """Starts such processes, a few at a time."""
+    """Starts the parsing processes, a few at a time."""
 
     def __init__(self, settings: WebSettings, uid_base: int) -> None:
         self._settings = settings
@@ -36,7 +33,7 @@ class Reader:
         self._gates = {kind: asyncio.Semaphore(_AT_ONCE) for kind in ("text", "html", "pdf")}
 
     async def text(self, content: bytes, codec: str) -> str:
-        """A whole page, decoded.
+        """Decode a whole page.
 
         Raises:
             ToolFailed: it cannot be read within the limits.
@@ -44,16 +41,16 @@ class Reader:
         return await self._read("text", codec, content, self._settings.fetch_bytes)
 
     async def html(self, content: bytes, codec: str) -> str:
-        """What a reader of a page would see; raises as `text` does."""
+        """Return the visible text of a page; raises as `text` does."""
         return await self._read("html", codec, content, self._settings.text_bytes)
 
     async def pdf(self, content: bytes) -> str:
-        """The text of a PDF; raises as `text` does."""
+        """Return the text of a PDF; raises as `text` does."""
         return await self._read("pdf", "utf-8", content, self._settings.text_bytes)
 
     async def _read(self, kind: str, codec: str, content: bytes, bytes_max: int) -> str:
         seconds = self._settings.read_seconds
-        flags = ("-I",) if kind == "pdf" else ("-I", "-S")  # its parser is the only one that is installed
+        flags = ("-I",) if kind == "pdf" else ("-I", "-S")  # only the PDF parser is an installed package
         arguments = (kind, codec, str(bytes_max), str(int(seconds) + 1), self._uid)
         async with self._gates[kind]:
             process = await asyncio.create_subprocess_exec(
@@ -91,7 +88,7 @@ async def _feed(process: asyncio.subprocess.Process, content: bytes) -> None:
 
 
 async def _take(process: asyncio.subprocess.Process, bytes_max: int) -> bytes:
-    """All that it says, which is bounded whatever has become of it."""
+    """Read its whole output, which is bounded even if the process was taken over."""
     assert process.stdout is not None
     taken = bytearray()
     while piece := await process.stdout.read(1 << 20):
@@ -107,5 +104,5 @@ def _understand(answer: bytes, status: int | None) -> str:
         return text
     if status == 0 and answer[:1] == b"-":
         raise ToolFailed(f"it could not be read: {' '.join(text.split())[:300]}")
-    reason = "it takes too much processor time or memory" if status in _TOO_MUCH else f"the parser ended with {status}"
+    reason = "it takes too much CPU time or memory" if status in _TOO_MUCH else f"the parser ended with {status}"
     raise ToolFailed(f"it could not be read: {reason}")

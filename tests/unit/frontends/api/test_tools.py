@@ -39,7 +39,7 @@ def test_tools_that_are_asked_for_are_there(serving: Server, tools: Any) -> None
 
 def test_tools_that_are_not_asked_for_are_not_there(serving: Server) -> None:
     assert serving.execute(ADD).body["error"]["type"] == "ModuleNotFoundError"
-    assert "there is no tool 'add' here" in serving.execute(ADD, tools=["pid"]).body["error"]["message"]
+    assert "unknown tool 'add'" in serving.execute(ADD, tools=["pid"]).body["error"]["message"]
 
 
 def test_an_unknown_tool_is_refused_with_those_that_are_known(serving: Server) -> None:

@@ -1,7 +1,7 @@
-"""Search engines, each in a file of its own: what to ask, and its answer in the shape that agents know.
+"""Search engines, one module each; all return results in Serper's format, which agents know.
 
-That shape is Serper's: {"organic": [{"title", "link", "snippet", "position"}, …], …}. A new one is a file with a
-function as in `searxng.py`, and a line here.
+The format: {"organic": [{"title", "link", "snippet", "position"}, …], …}. To add an engine, write a module with a
+function as in `searxng.py`, and add a line here.
 """
 
 from __future__ import annotations

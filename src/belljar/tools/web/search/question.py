@@ -1,4 +1,4 @@
-"""What a search engine is asked."""
+"""The parameters of a search."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """One search."""
-
     query: str
     top_k: int
     region: str
     lang: str
-    api_key: str = ""  # the asker's own, where the engine takes one
+    api_key: str = ""  # the caller's own, if the engine takes one

@@ -1,4 +1,4 @@
-"""A SearXNG of the operator's own; its JSON format must be enabled (`search.formats` in its settings)."""
+"""Searches with the operator's SearXNG; its JSON format must be enabled (`search.formats` in its settings)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 async def search(client: httpx.AsyncClient, settings: WebSettings, asked: Question) -> dict[str, Any]:
-    """Ask. Raises httpx.HTTPError, or ValueError when the answer is none."""
+    """Search. Raises httpx.HTTPError, or ValueError if the answer is invalid."""
     response = await client.get(
         settings.searxng_url.rstrip("/") + "/search",
         params={"q": asked.query, "format": "json", "language": f"{asked.lang}-{asked.region.upper()}"},
@@ -23,7 +23,7 @@ async def search(client: httpx.AsyncClient, settings: WebSettings, asked: Questi
     found = read_json(response)
     results = found.get("results") if isinstance(found, dict) else None
     if not isinstance(results, list):
-        raise ValueError("that is no answer of SearXNG")
+        raise ValueError("the answer is not in SearXNG's format")
     organic = [
         {
             "title": str(each.get("title") or ""),

@@ -1,4 +1,4 @@
-"""Google through serper.dev."""
+"""Searches Google through serper.dev."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NOT_FOR_AGENTS = ("searchParameters", "credits")
 
 
 async def search(client: httpx.AsyncClient, settings: WebSettings, asked: Question) -> dict[str, Any]:
-    """Ask. Raises httpx.HTTPError, or ValueError when the answer is none."""
+    """Search. Raises httpx.HTTPError, or ValueError if the answer is invalid."""
     response = await client.post(
         settings.serper_url,
         headers={"X-API-KEY": asked.api_key or settings.serper_api_key},
@@ -25,5 +25,5 @@ async def search(client: httpx.AsyncClient, settings: WebSettings, asked: Questi
     response.raise_for_status()
     found = read_json(response)
     if not isinstance(found, dict):
-        raise ValueError("that is no answer of serper.dev")
+        raise ValueError("the answer is not in serper.dev's format")
     return {name: value for name, value in found.items() if name not in _NOT_FOR_AGENTS}
