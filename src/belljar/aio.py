@@ -1,4 +1,4 @@
-"""Waiting on an event loop: for work that must end even if the caller is cancelled, for descriptors, for processes."""
+"""asyncio helpers: wait for work even if the caller is cancelled, for descriptors and for processes; log a pipe."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _log = logging.getLogger("belljar.zygote")
 async def wait_until_done(task: asyncio.Future[Any]) -> asyncio.CancelledError | None:
     """Wait for `task` however often the caller is cancelled; return the last cancellation, for the caller to raise.
 
-    Whether the task failed is not looked at.
+    An exception of the task is not raised; the caller has to retrieve it.
     """
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -30,15 +30,15 @@ async def wait_until_done(task: asyncio.Future[Any]) -> asyncio.CancelledError |
 
 
 async def cancel_and_wait(task: asyncio.Future[Any]) -> None:
-    """Cancel `task` once and wait until it has ended, however often the caller is cancelled meanwhile."""
+    """Cancel `task` and wait until it has ended, however often the caller is cancelled meanwhile."""
     task.cancel()
     await wait_until_done(task)
     if not task.cancelled():
-        task.exception()  # else asyncio logs that it was never retrieved
+        task.exception()  # otherwise asyncio logs that it was never retrieved
 
 
 async def wait_until_readable(*files: socket.socket | int) -> None:
-    """Wait until one of these can be read, or a process has ended whose pidfd is among them."""
+    """Wait until one of `files` is readable; a pidfd is readable when its process has ended."""
     loop = asyncio.get_running_loop()
     readable = asyncio.Event()
     for file in files:
@@ -51,12 +51,15 @@ async def wait_until_readable(*files: socket.socket | int) -> None:
 
 
 async def wait_until_gone(process: subprocess.Popen[bytes]) -> None:
-    """Wait for a child's end without a thread: closing must work while the interpreter exits, which starts none."""
+    """Wait until a child process has ended.
+
+    This needs no thread, because `close` methods call it while the interpreter exits and cannot start threads.
+    """
     if process.poll() is not None:
         return
     try:
         pidfd = os.pidfd_open(process.pid)
-    except OSError:  # no descriptors left; closing must work all the same
+    except OSError:  # no descriptors are left, but closing must still work
         while process.poll() is None:  # noqa: ASYNC110  (there is no event to wait for)
             await asyncio.sleep(_POLL_SECONDS)
         return
@@ -67,7 +70,7 @@ async def wait_until_gone(process: subprocess.Popen[bytes]) -> None:
 
 
 class LogPipe:
-    """What child processes print: logged line by line, and its tail kept for error messages."""
+    """A pipe for the output of child processes: logs it line by line and keeps the tail for error messages."""
 
     def __init__(self) -> None:
         self.tail = b""
@@ -89,7 +92,6 @@ class LogPipe:
             _log.warning("%s", line)
 
     def close(self) -> None:
-        """Stop reading."""
         self._loop.remove_reader(self._read)
         os.close(self._read)
         os.close(self.write)

@@ -1,4 +1,4 @@
-"""The wiring: settings in, a working engine out. The only file that knows everyone."""
+"""Build an engine from settings. This is the only module that imports every layer."""
 
 from __future__ import annotations
 
@@ -21,55 +21,56 @@ def build_engine(
     first_language: str = "python",
     runners: int = 0,
 ) -> Engine:
-    """Return an engine that is not open yet; `progress` hears about slow set-up, such as building an environment.
+    """Return an engine that is not open yet.
 
-    `first_language` is what will be warm once it is open. So many `runners` do what one process need not.
+    `progress` is called with messages about slow set-up, such as building an environment. `first_language` is warm when
+    the engine is open. With `runners` > 0, that many worker processes share the one-shot runs.
     """
     environments = Environments(settings.state_dir, settings.environments)
-    tell = progress or logging.getLogger("belljar").info
+    notify = progress or logging.getLogger("belljar").info
     tools = build_tools(settings)
     if settings.backend == "container":
-        from belljar.backends.container import ContainerSandbox  # few servers need it
+        from belljar.backends.container import ContainerSandbox  # imported here, because few servers need it
 
-        return Engine(ContainerSandbox(settings, environments, tell, tools), settings, tools)
+        return Engine(ContainerSandbox(settings, environments, notify, tools), settings, tools)
     if not runners:
-        return Engine(LocalSandbox(settings, environments, tell, tools, first_language), settings, tools)
-    from belljar.backends.runners import RunnersSandbox  # nor these anybody but servers
+        return Engine(LocalSandbox(settings, environments, notify, tools, first_language), settings, tools)
+    from belljar.backends.runners import RunnersSandbox  # imported here, because only servers need it
 
-    own = LocalSandbox(settings, environments, tell, tools, "")
-    return Engine(RunnersSandbox(settings, environments, tell, own, runners), settings, tools)
+    own = LocalSandbox(settings, environments, notify, tools, "")
+    return Engine(RunnersSandbox(settings, environments, notify, own, runners), settings, tools)
 
 
 def build_tools(settings: Settings) -> Broker:
-    """Who answers the tool calls of programs."""
+    """Return the broker that answers the tool calls of programs."""
     tools = settings.tools
     sources: list[Source] = []
     if tools.builtin:
-        from belljar.tools.web.access import Web  # few servers need it
+        from belljar.tools.web.access import Web  # imported here, because few servers need it
         from belljar.tools.web.builtin import BuiltIn
 
         sources.append(
             BuiltIn(Web(settings.web, settings.llm, settings.jail.uid_base), tools.builtin, settings.llm.use_model)
         )
     if tools.servers:
-        from belljar.tools.mcp_server import McpServer  # nor this
+        from belljar.tools.mcp_server import McpServer  # imported here, because few servers need it
 
         sources += [McpServer(name, each, tools.start_seconds) for name, each in tools.servers.items()]
     return Broker(tools, sources)
 
 
 def probe_machine(settings: Settings) -> dict[str, Any]:
-    """What `jail/probe.py` finds out about the walls and the kernel here; nothing of it stays up.
+    """Return what `jail/probe` finds out about the walls and the kernel of this machine.
 
     Raises:
-        SandboxFault: the probe gave no answer.
+        SandboxFault: the probe failed.
     """
-    from belljar.jail import probe  # only the doctor asks; every other start should not wait for it
+    from belljar.jail import probe  # imported here, because only the doctor needs it
 
     try:
-        found = probe.ask(settings.jail.uid_base, settings.jail.cgroup_parent)
+        found = probe.run(settings.jail.uid_base, settings.jail.cgroup_parent)
     except probe.ProbeFailed as error:
-        raise SandboxFault(f"the walls of this machine could not be probed: {error}") from error
+        raise SandboxFault(f"the isolation layers of this machine could not be probed: {error}") from error
     if settings.backend == "container":
         from belljar.backends.container import walls
 
@@ -78,25 +79,26 @@ def probe_machine(settings: Settings) -> dict[str, Any]:
 
 
 def descriptors_needed(settings: Settings) -> int:
-    """The lowest hard limit of open files with which the sandbox starts."""
+    """Return the lowest hard limit of open files with which the sandbox starts."""
     from belljar.backends.local.pool import descriptors
 
     return descriptors.needed(settings.pool)
 
 
-def prepare_environment(settings: Settings, name: str, tell: Callable[[str], None]) -> None:
-    """Build an environment that is not there yet, unless no program could run in it here: that takes minutes.
+def prepare_environment(settings: Settings, name: str, progress: Callable[[str], None]) -> None:
+    """Build environment `name` if it does not exist yet.
+
+    Building takes minutes, so the walls are checked first: without them no program could run in it.
 
     Raises:
-        UnknownEnvironment, EnvironmentBroken: there is none, or it cannot be built.
-        WallMissing: a wall cannot be had and was not given up.
+        UnknownEnvironment, EnvironmentBroken: it is not defined, or it cannot be built.
+        WallMissing: a wall is not available and the operator did not opt out of it.
     """
     environments = build_environments(settings)
     if settings.backend == "local" and environments.find(name) is None:
-        LocalSandbox(settings, environments, tell).check_walls()
-    environments.ensure(name, tell)
+        LocalSandbox(settings, environments, progress).check_walls()
+    environments.ensure(name, progress)
 
 
 def build_environments(settings: Settings) -> Environments:
-    """The guest environments of this installation."""
     return Environments(settings.state_dir, settings.environments)

@@ -1,16 +1,16 @@
 """Messages with file descriptors over a unix SEQPACKET socket.
 
-Why not multiprocessing.Connection: it unpickles what it reads, and one end of this channel sits next to hostile
-code. JSON cannot run code on arrival.
+Why not multiprocessing.Connection: it unpickles what it reads, and one end of this channel runs next to hostile
+code. Parsing JSON cannot run code.
 
 Why SEQPACKET: a packet arrives whole with its descriptors or not at all, so neither end ever waits for the rest of
-a message from a peer that has none.
+a message that its peer never sends.
 
-Why descriptors travel with the message: the receiver then never opens a path, so the host alone decides which
-files a child can see. What is too large for one packet travels in a memfd.
+Why descriptors travel with the message: the receiver never opens a path, so the host alone decides which files a
+child can see. What is too large for one packet travels in a memfd.
 
 A packet is four bytes of length, that much JSON (always an object), and a blob of raw bytes; either may be empty.
-What is said for every run is said in the blob alone, as packed numbers: parsing JSON in a process that has just
+Messages that are sent for every run are packed numbers in the blob alone: parsing JSON in a process that has just
 forked touches eighty pages, and copying them costs a quarter of the run.
 """
 
@@ -26,47 +26,47 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import socket
 
-PACKET_BYTES_MAX = 120 * 1024  # the kernel's default socket buffer takes it in one piece
+PACKET_BYTES_MAX = 120 * 1024  # fits in the kernel's default socket buffer
 DESCRIPTORS_MAX = 16
 _HEAD = struct.Struct(">I")
-NO_MESSAGE = _HEAD.pack(0)  # how a packet begins that is all blob
-_DESCRIPTOR = struct.Struct("=i")  # not `array`, whose library every guest would have copied
+NO_MESSAGE = _HEAD.pack(0)  # the first bytes of a packet that holds only a blob
+_DESCRIPTOR = struct.Struct("=i")  # not `array`: every guest would copy pages of that library
 
-# Plain numbers: the enums of `socket` make objects on every use, and hundreds of them when it is imported.
+# Plain numbers from `_socket`: the enums of `socket` create objects on every use, and hundreds of them on import.
 _SOL_SOCKET, _SCM_RIGHTS = _socket.SOL_SOCKET, _socket.SCM_RIGHTS
 _NO_SIGNAL, _CLOSE_ON_EXEC = _socket.MSG_NOSIGNAL, _socket.MSG_CMSG_CLOEXEC
 DESCRIPTORS_CUT = _socket.MSG_CTRUNC
 _CUT_SHORT = _socket.MSG_TRUNC | DESCRIPTORS_CUT
 _UNIX, _PACKETS = _socket.AF_UNIX, _socket.SOCK_SEQPACKET
-NOW = _socket.MSG_DONTWAIT  # a flag for `send_packet` and for `recv`: whatever the socket, never wait
+NOW = _socket.MSG_DONTWAIT  # a flag for `send_packet` and `recv`: never wait, even on a blocking socket
 
-Peer = _socket.socket  # which every socket is
+Peer = _socket.socket  # the base class of `socket.socket`
 
 
 class ChannelClosed(Exception):
-    """The peer left, or sent anything but a well-formed packet."""
+    """The peer has closed its end, or sent something that is not a well-formed packet."""
 
 
 class DescriptorsLost(ChannelClosed):
-    """A packet came without all of its descriptors: the peer sent too many, or this process has no room for more.
+    """A packet lost descriptors: the peer sent too many, or this process has no descriptors left.
 
-    From a peer that is trusted it is the latter, and the channel goes on: `message` is what the packet said.
+    A trusted peer never sends too many, so the channel can be used further; `message` is the packet's message.
     """
 
     def __init__(self, message: dict[str, Any]) -> None:
-        super().__init__("a packet came without all of its descriptors")
+        super().__init__("a packet arrived without all of its descriptors")
         self.message = message
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """Two connected ends, neither inherited by an exec."""
-    import socket  # here, since guests never come by
+    """Return two connected sockets that are closed on exec."""
+    import socket  # imported here, because guests never call this
 
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
 def bare_pair() -> tuple[Peer, Peer]:
-    """`pair` for every run: without the three questions that a `socket.socket` asks the kernel when it is made."""
+    """Like `pair`, for every run: saves the three system calls that creating a `socket.socket` makes."""
     return _socket.socketpair(_UNIX, _PACKETS)
 
 
@@ -74,14 +74,14 @@ def send(peer: Peer, message: dict[str, Any], blob: bytes = b"", descriptors: Se
     """Send one message; the caller keeps its own copies of `descriptors`.
 
     Raises:
-        ChannelClosed: nobody listens any more.
-        BlockingIOError: `peer` does not block and its buffer is full.
+        ChannelClosed: the peer has closed its end.
+        BlockingIOError: `peer` is non-blocking and its buffer is full.
     """
     send_packet(peer, build(message, blob), descriptors)
 
 
 def build(message: dict[str, Any], blob: bytes = b"") -> bytes:
-    """A packet as it travels."""
+    """Encode a message and a blob as one packet."""
     if not message:
         return NO_MESSAGE + blob
     text = json.dumps(message, separators=(",", ":")).encode()
@@ -89,7 +89,7 @@ def build(message: dict[str, Any], blob: bytes = b"") -> bytes:
 
 
 def send_packet(peer: Peer, packet: bytes, descriptors: Sequence[int] = (), flags: int = 0) -> None:
-    """`send` for a packet that is already built."""
+    """Send a packet from `build`; raises like `send`."""
     ancillary = [(_SOL_SOCKET, _SCM_RIGHTS, b"".join(map(_DESCRIPTOR.pack, descriptors)))] if descriptors else ()
     try:
         peer.sendmsg((packet,), ancillary, _NO_SIGNAL | flags)
@@ -98,14 +98,12 @@ def send_packet(peer: Peer, packet: bytes, descriptors: Sequence[int] = (), flag
 
 
 def receive(peer: Peer, descriptors_max: int = 0, flags: int = 0) -> tuple[dict[str, Any], bytes, list[int]]:
-    """Wait for one message, its blob and its descriptors, which the caller now owns.
-
-    A peer that sends more than `descriptors_max` descriptors is cut off: that is not a mistake of ours.
+    """Wait for one message; return it with its blob and its descriptors, which the caller owns.
 
     Raises:
-        ChannelClosed: the peer left, or sent anything but a well-formed packet.
-        DescriptorsLost: not all of them fit.
-        BlockingIOError: `peer` does not block and nothing is there.
+        ChannelClosed: the peer has closed its end, or sent something that is not a well-formed packet.
+        DescriptorsLost: the packet had more than `descriptors_max` descriptors, or this process has none left.
+        BlockingIOError: `peer` is non-blocking and no packet has arrived.
     """
     space = _socket.CMSG_SPACE(descriptors_max * _DESCRIPTOR.size) if descriptors_max else 0
     try:
@@ -114,14 +112,14 @@ def receive(peer: Peer, descriptors_max: int = 0, flags: int = 0) -> tuple[dict[
         raise ChannelClosed("the peer has left") from error
     descriptors = descriptors_in(ancillary) if ancillary else []
     try:
-        if flags & _CUT_SHORT or len(descriptors) > descriptors_max:  # the kernel's room for them is padded
+        if flags & _CUT_SHORT or len(descriptors) > descriptors_max:  # the kernel pads the buffer, so more may fit
             if flags & _CUT_SHORT == DESCRIPTORS_CUT:
                 raise DescriptorsLost(parse(packet)[0])
             raise ChannelClosed("a packet was larger than allowed")
         message, blob = parse(packet)
         return message, blob, descriptors
     except BaseException:
-        for descriptor in descriptors:  # no caller will ever see them
+        for descriptor in descriptors:  # the caller never gets them
             os.close(descriptor)
         raise
 
@@ -130,7 +128,7 @@ def parse(packet: bytes) -> tuple[dict[str, Any], bytes]:
     """Split a packet into its message and its blob.
 
     Raises:
-        ChannelClosed: it is not one of ours.
+        ChannelClosed: the packet is empty (the peer has closed its end) or malformed.
     """
     if not packet:
         raise ChannelClosed("the peer has left")
@@ -140,7 +138,7 @@ def parse(packet: bytes) -> tuple[dict[str, Any], bytes]:
         return {}, packet[_HEAD.size :]
     end = _HEAD.size + _HEAD.unpack_from(packet)[0]
     if end > len(packet):
-        raise ChannelClosed("a packet was shorter than it said")
+        raise ChannelClosed("a packet was shorter than its header says")
     try:
         message = json.loads(packet[_HEAD.size : end])
     except (ValueError, RecursionError) as error:
@@ -151,7 +149,7 @@ def parse(packet: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 def descriptors_in(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
-    """The descriptors that came with a packet, which the caller now owns."""
+    """Return the descriptors in a packet's ancillary data; the caller owns them."""
     found: list[int] = []
     for level, kind, content in ancillary:
         if level == _SOL_SOCKET and kind == _SCM_RIGHTS:

@@ -1,5 +1,5 @@
-"""Everything that runs on the other side of the wall: in the warden, in warm processes and in guests.
+"""The code that runs on the jail's side of the wall: in the warden, in zygotes and in guests.
 
-Standard library and Python 3.9 only: a guest environment's own interpreter reads these files, and the whole folder
-is what is copied into a jail.
+Standard library and Python 3.9 only: the interpreter of a guest environment reads these files. The whole folder is
+copied into a jail.
 """

@@ -1,4 +1,4 @@
-"""Linux primitives: the walls, each in its own file, and the order in which they go up (`enter`).
+"""The walls around a program: one file for each Linux mechanism, and `enter`, which puts them up in order.
 
-Runs inside guest interpreters of any Python from 3.9 on: standard library only.
+This package also runs in the guests' own interpreters: standard library and Python 3.9 only.
 """

@@ -1,11 +1,11 @@
-"""Memory, processes and CPU of a guest and everything it starts, counted together by the kernel.
+"""Cgroups: the kernel counts and limits memory, processes and CPU of a guest together with everything it starts.
 
-The three controllers may live in version 1 hierarchies, in the unified version 2 one, or some here and some there;
-each is looked up where it is. Directories are made below our own cgroup, so limits set on the server still hold for
-its guests.
+The three controllers may be in version 1 hierarchies, in the unified version 2 hierarchy, or divided between both;
+each is looked up where it is mounted. The guests' directories are created below the server's own cgroup, so limits
+set on the server also apply to its guests.
 
-A jail keeps its directories for life and is used again only when nothing is left in it. Files are opened once and
-read with pread: a run costs no path lookup.
+A jail keeps its directories for life and is reused only if they are empty. Their files are opened once and read with
+pread, so a run costs no path lookup.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ import signal
 import time
 from collections.abc import Iterator
 
-RESIDUE_BYTES_MAX = 4 << 20  # slabs and page tables of past guests, which the kernel gives back when it likes
-_OLD_PEAK_BYTES_MAX = 16 << 20  # of an earlier guest: the next may be told that, where the peak cannot begin anew
+RESIDUE_BYTES_MAX = 4 << 20  # slabs and page tables of past guests, which the kernel frees some time later
+_OLD_PEAK_BYTES_MAX = 16 << 20  # where the peak cannot be reset: the highest one a new guest may inherit
 _HOST_LEAF = "belljar-host"
 CONTROLLERS = ("memory", "pids", "cpuacct")  # version 2 calls the last one cpu
-#: Gives each jail a share of the processor of its own. It comes with version 2, and with cpuacct where version 1 mounts
-#: both together. Where it is a hierarchy of its own, sessions join that, too. To join it would cost a small program 4 %
-#: of its run (bench/compare.py), so one-shot programs do not; without it they get time by processes.
+#: The controller that gives each jail its own share of the CPU. It comes with version 2, and with cpuacct where version
+#: 1 mounts both together. Where it has a hierarchy of its own, only sessions join it: joining would cost a small
+#: program 4 % of its run (bench/compare.py). One-shot programs then share the CPU process by process.
 _SHARES = "cpu"
-#: Where a process writes itself. A thread that moves itself, and nobody else, needs no lock that all forks and exits on
-#: the machine have to take; version 2 has no such file for what is no threaded cgroup.
+#: The file into which a process writes itself to join. `tasks` moves one thread, which must be the writer itself, and
+#: does not take the lock that every fork and exit on the machine takes; version 2 has it for threaded cgroups only.
 _JOIN_FILES = {1: "tasks", 2: "cgroup.procs"}
 
 
 class CgroupsUnavailable(Exception):
-    """No cgroup can be made here; the message says why and what to do."""
+    """Cgroups cannot be created on this machine; the message says why and what to do."""
 
 
 class Hierarchy:
-    """One mounted hierarchy: where our own cgroup is in it, and which of our controllers it holds."""
+    """A mounted cgroup hierarchy: the path of this process's cgroup in it, and which of `CONTROLLERS` it holds."""
 
     def __init__(self, version: int, path: str, controllers: tuple[str, ...]) -> None:
         self.version = version
@@ -44,10 +44,10 @@ class Hierarchy:
 
 
 def find_hierarchies(process: str = "self") -> list[Hierarchy]:
-    """Where the controllers are, and in each the cgroup of `process`, from the kernel's own tables.
+    """Find the hierarchy of each controller, and the cgroup of `process` in it, in the kernel's own tables.
 
     Raises:
-        CgroupsUnavailable: one of them is nowhere.
+        CgroupsUnavailable: a controller is not mounted.
     """
     own = dict(_paths_of(process))
     found: list[Hierarchy] = []
@@ -59,7 +59,7 @@ def find_hierarchies(process: str = "self") -> list[Hierarchy]:
             shares -= set(options)
             inner = own.get(held[0] if held else "", "/")
         else:
-            inner = own.get("", "/").removesuffix(f"/{_HOST_LEAF}") or "/"  # where an earlier start has put us
+            inner = own.get("", "/").removesuffix(f"/{_HOST_LEAF}") or "/"  # `_hand_down` may have moved this process
             held = _unified_controllers(_below(mount_point, root, inner), missing)
         if held:
             found.append(Hierarchy(1 if kind == "cgroup" else 2, _below(mount_point, root, inner), held))
@@ -67,9 +67,9 @@ def find_hierarchies(process: str = "self") -> list[Hierarchy]:
     if missing:
         names = ", ".join(sorted(missing))
         raise CgroupsUnavailable(
-            f"no cgroup controller for {names} is mounted; mount cgroup2, or give up wall 'cgroup'"
+            f"no cgroup controller for {names} is mounted; mount cgroup2, or opt out of wall 'cgroup'"
         )
-    return sorted(found, key=lambda each: each.controllers == (_SHARES,))  # last: not everybody is in that one
+    return sorted(found, key=lambda each: each.controllers == (_SHARES,))  # last, because only sessions join it
 
 
 def _paths_of(process: str) -> Iterator[tuple[str, str]]:
@@ -104,17 +104,17 @@ def _unified_controllers(path: str, wanted: set[str]) -> tuple[str, ...]:
 
 
 class Cgroups:
-    """Our directory in each hierarchy, and the jails in it."""
+    """The directories of this Belljar instance, one in each hierarchy; the jails' cgroups are below them."""
 
     def __init__(self, hierarchies: list[Hierarchy], name: str) -> None:
         self.hierarchies = hierarchies
         self.directories = [(each, f"{each.path}/{name}") for each in hierarchies]
 
     def open(self) -> None:
-        """Make our directories.
+        """Create the directories.
 
         Raises:
-            CgroupsUnavailable: this user may not, or the controllers cannot be handed down.
+            CgroupsUnavailable: this user lacks the permission, or the controllers cannot be enabled below.
         """
         for hierarchy, directory in tuple(self.directories):
             try:
@@ -129,24 +129,24 @@ class Cgroups:
                     self.directories.remove((hierarchy, directory))
                     continue
                 raise CgroupsUnavailable(
-                    f"cannot make a cgroup in {hierarchy.path}: {error.strerror}; run as root or with a delegated "
-                    "cgroup (systemd: Delegate=yes), or give up wall 'cgroup'"
+                    f"cannot create a cgroup in {hierarchy.path}: {error.strerror}; run as root or with a delegated "
+                    "cgroup (systemd: Delegate=yes), or opt out of wall 'cgroup'"
                 ) from error
 
     def jail(self, number: int) -> JailCgroup:
-        """The cgroup of one jail, made now."""
+        """Create the cgroup of jail `number`."""
         return JailCgroup([(each, f"{directory}/jail-{number}") for each, directory in self.directories])
 
     def close(self, deadline_seconds: float = 5.0) -> None:
-        """Remove our directories; what was in them is dead."""
+        """Kill what is left in the directories and remove them."""
         remove_trees([directory for _, directory in self.directories], deadline_seconds)
         for _, directory in self.directories:
             with contextlib.suppress(OSError):
-                os.rmdir(os.path.dirname(directory))  # another instance may still be in it
+                os.rmdir(os.path.dirname(directory))  # fails while another instance uses it
 
 
 def remove_trees(directories: list[str], deadline_seconds: float) -> None:
-    """Kill whatever is left in these cgroups, of this or of an earlier instance, and remove them."""
+    """Kill all processes in these cgroups, of this or of an earlier instance, and remove the directories."""
     deadline = time.monotonic() + deadline_seconds
     for directory in directories:
         for path, _, _ in os.walk(directory, topdown=False):
@@ -172,7 +172,7 @@ def _processes(path: str) -> list[int]:
 
 
 def _kill_processes(path: str) -> None:
-    """Kill each member through a pidfd that was proven to be one: its number may have gone to another process."""
+    """Kill each member through a pidfd, after checking that its pid was not reused for a process outside."""
     opened = {}
     try:
         for pid in _processes(path):
@@ -193,7 +193,10 @@ def _enable(hierarchy: Hierarchy) -> str:
 
 
 def _hand_down(hierarchy: Hierarchy) -> None:
-    """Version 2 allows processes only in leaves: step into one of our own before handing controllers down."""
+    """Enable the controllers for child cgroups.
+
+    Version 2 allows processes only in leaves, so all processes of this cgroup move to a leaf below it first.
+    """
     try:
         _write(f"{hierarchy.path}/cgroup.subtree_control", _enable(hierarchy))
     except OSError:
@@ -206,15 +209,15 @@ def _hand_down(hierarchy: Hierarchy) -> None:
 
 
 class JailCgroup:
-    """The cgroup of one jail: joined by a guest, watched and limited by the host."""
+    """The cgroup of one jail: guests join it, the host sets its limits and reads its counters."""
 
     def __init__(self, directories: list[tuple[Hierarchy, str]]) -> None:
         self._paths = [path for _, path in directories]
         self._admitting = [path for hierarchy, path in directories if hierarchy.controllers != (_SHARES,)]
-        self.join_files: list[int] = []  # each guest, single-threaded by then, writes itself into these
-        self.shares_join: list[int] = []  # and sessions into this one, if there is one
+        self.join_files: list[int] = []  # each guest writes itself into these, while it has a single thread
+        self.shares_join: list[int] = []  # sessions write themselves into this one as well, if it exists
         self.kill_file: int | None = None
-        self.oom_event: int | None = None  # readable when version 1 has killed one process of several
+        self.oom_event: int | None = None  # version 1 only: readable when the kernel has killed a process for memory
         self._socket_max: int | None = None
         self._limits: tuple[int, int] = (0, 0)
         self._peak_begins_anew = True
@@ -234,7 +237,7 @@ class JailCgroup:
         joined = self.shares_join if hierarchy.controllers == (_SHARES,) else self.join_files
         joined.append(_open(f"{path}/{_JOIN_FILES[hierarchy.version]}", os.O_WRONLY))
         if "memory" in hierarchy.controllers:
-            self.memory_join = self.join_files[-1]  # all a process must join to have its memory counted here
+            self.memory_join = self.join_files[-1]  # joining this one alone counts the memory of a process here
             self._memory_path = path
         if hierarchy.version == 2 and self.kill_file is None and os.path.exists(f"{path}/cgroup.kill"):
             self.kill_file = _open(f"{path}/cgroup.kill", os.O_WRONLY)
@@ -245,12 +248,12 @@ class JailCgroup:
         self._memory_version = version
         if version == 1:
             self._memory_max = [_open(f"{path}/memory.limit_in_bytes")]
-            with contextlib.suppress(FileNotFoundError):  # swap is not counted here
+            with contextlib.suppress(FileNotFoundError):  # this kernel does not count swap
                 self._memory_max.append(_open(f"{path}/memory.memsw.limit_in_bytes"))
             self._memory_peak = _open(f"{path}/memory.max_usage_in_bytes")
             self._memory_now = _open(f"{path}/memory.usage_in_bytes", os.O_RDONLY)
             self._reclaim = _open(f"{path}/memory.force_empty", os.O_WRONLY)
-            with contextlib.suppress(FileNotFoundError):  # socket buffers, counted apart
+            with contextlib.suppress(FileNotFoundError):  # socket buffers have a limit of their own
                 self._socket_max = _open(f"{path}/memory.kmem.tcp.limit_in_bytes")
             self._oom = _open(f"{path}/memory.oom_control")
             self.oom_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -260,7 +263,7 @@ class JailCgroup:
             with contextlib.suppress(OSError):
                 _write(f"{path}/memory.swap.max", "0")
             self._memory_max = [_open(f"{path}/memory.max")]
-            peak = f"{path}/memory.peak"  # since Linux 5.19; before, what is held at the end has to do
+            peak = f"{path}/memory.peak"  # since Linux 5.19; older kernels only report what is held at the end
             known = os.path.exists(peak)
             self._memory_peak = _open(peak) if known else _open(f"{path}/memory.current", os.O_RDONLY)
             self._memory_now = _open(f"{path}/memory.current", os.O_RDONLY)
@@ -277,7 +280,10 @@ class JailCgroup:
         self._cpu = _open(f"{path}/cpuacct.usage" if version == 1 else f"{path}/cpu.stat", os.O_RDONLY)
 
     def limit(self, memory_bytes: int, processes: int) -> None:
-        """Set what the next guest may use. Version 1 wants the two memory limits changed in the right order."""
+        """Set the limits of the next guest.
+
+        Version 1 requires memory limit <= memory and swap limit at all times, hence the order of the writes.
+        """
         if self._limits == (memory_bytes, processes):
             return
         files = self._memory_max if memory_bytes < self._limits[0] else self._memory_max[::-1]
@@ -290,7 +296,7 @@ class JailCgroup:
         self._limits = (memory_bytes, processes)
 
     def begin(self) -> None:
-        """Start counting for a new guest."""
+        """Reset the counters for a new guest."""
         if self._peak_begins_anew:
             try:
                 os.pwrite(self._memory_peak, b"0", 0)
@@ -299,18 +305,17 @@ class JailCgroup:
         self._before = self._counted()
 
     def _counted(self) -> tuple[bytes, bytes]:
-        """What the files of CPU and of kills for memory say; what it means is worked out when somebody asks."""
+        """Read the counters of CPU time and OOM kills as raw bytes; they are parsed only when needed."""
         return os.pread(self._cpu, 64, 0), os.pread(self._oom, 512, 0)
 
     def usage(self) -> tuple[float, int, int]:
-        """CPU seconds, peak of memory and kills for memory since `begin`, as below."""
+        """Return CPU seconds, peak memory in bytes and number of OOM kills since `begin`."""
         cpu_before, oom_before = self._before
         cpu, oom = os.pread(self._cpu, 64, 0), os.pread(self._oom, 512, 0)
         kills = 0 if oom == oom_before else _kills(oom) - _kills(oom_before)
         return self._seconds_between(cpu_before, cpu), int(os.pread(self._memory_peak, 32, 0)), kills
 
     def cpu_seconds(self) -> float:
-        """CPU used since `begin`."""
         return self._seconds_between(self._before[0], os.pread(self._cpu, 64, 0))
 
     def _seconds_between(self, before: bytes, now: bytes) -> float:
@@ -319,15 +324,13 @@ class JailCgroup:
         return (_microseconds(now) - _microseconds(before)) / 1e6
 
     def memory_peak_bytes(self) -> int:
-        """Most memory held at once since `begin`."""
         return int(os.pread(self._memory_peak, 32, 0))
 
     def memory_bytes(self) -> int:
-        """What is held now."""
         return int(os.pread(self._memory_now, 32, 0))
 
     def room_bytes(self) -> int:
-        """How much more it may hold until the kernel would have to kill; what it can drop instead does not count."""
+        """Return how much more memory fits before the kernel kills; page cache that it can drop counts as free."""
         with open(f"{self._memory_path}/memory.stat") as file:
             counted = dict(line.split() for line in file)
         prefix = "total_" if self._memory_version == 1 else ""
@@ -335,34 +338,34 @@ class JailCgroup:
         return self._limits[0] - self.memory_bytes() + droppable
 
     def oom_kills(self) -> int:
-        """How many processes the kernel has killed for memory since `begin`."""
+        """Return how many processes the kernel has killed for memory since `begin`."""
         now, before = os.pread(self._oom, 512, 0), self._before[1]
         return 0 if now == before else _kills(now) - _kills(before)
 
     def is_empty(self) -> bool:
-        """Whether no process, not even a zombie's thread, is left."""
+        """Whether no process is left, not even a thread of a zombie."""
         return self.tasks() == 0
 
     def tasks(self) -> int:
-        """How many processes and threads are in it."""
+        """Return the number of processes and threads in this cgroup."""
         try:
             return int(os.pread(self._pids_current, 16, 0))
         except OSError as error:
             if error.errno != errno.ENODEV:
                 raise
-            return 0  # a container that has ended takes the cgroups below its own along
+            return 0  # a container that ends removes the cgroups below its own
 
     def processes(self) -> list[int]:
-        """Who is in it, by the pids of whoever asks."""
+        """Return the pids in this cgroup, as numbered in the caller's pid namespace."""
         return _processes(self._paths[0])
 
     def admit(self, pid: int) -> None:
-        """Put a process in, with all its threads. It keeps its share of the processor, if that is apart."""
+        """Move a process in, with all its threads, except in a hierarchy that only holds CPU shares."""
         for path in self._admitting:
             _write(f"{path}/cgroup.procs", str(pid))
 
     def put_back(self, pid: int) -> None:
-        """Undo `admit` for a process that is not the one that was meant: it goes to where its parent is."""
+        """Undo `admit` for a process that was admitted by mistake: it moves to its parent's cgroup."""
         if pid not in self.processes():
             return
         with contextlib.suppress(OSError, StopIteration):  # it has ended
@@ -374,7 +377,7 @@ class JailCgroup:
                 _write(f"{place}/cgroup.procs", str(pid))
 
     def kill_all(self) -> None:
-        """End everyone in it; again, until it is empty: who forks meanwhile may have been missed."""
+        """Kill all processes. Call it until the cgroup is empty: a process that forks meanwhile may be missed."""
         os.pwrite(self._pids_max, b"0", 0)
         self._limits = (self._limits[0], 0)
         if self.kill_file is not None:
@@ -383,9 +386,10 @@ class JailCgroup:
         _kill_processes(self._paths[0])
 
     def is_pristine(self, is_known_empty: bool = False) -> bool:
-        """Whether nobody is in it and an earlier guest's memory has been freed, for which the kernel takes its time.
+        """Whether the next guest gets this cgroup as if it were new.
 
-        Nor is it as new if the next guest would be told that it has used what an earlier one has.
+        It must be empty, memory of earlier guests must be freed (the kernel takes some time for that), and their peak
+        must not be reported as the next guest's.
         """
         try:
             return (
@@ -394,25 +398,25 @@ class JailCgroup:
                 and (self._peak_begins_anew or self.memory_peak_bytes() < _OLD_PEAK_BYTES_MAX)
             )
         except OSError:
-            return False  # it is gone
+            return False  # the cgroup was removed
 
     def reclaim(self) -> None:
-        """Ask the kernel to free what nobody uses any more, as it would in its own good time."""
+        """Ask the kernel to free unused memory now, which it would otherwise do later."""
         with contextlib.suppress(OSError):
             os.write(self._reclaim, b"0" if self._memory_version == 1 else b"64M")
 
     def remove(self) -> bool:
-        """Close our files and remove the directories; False, and nothing done, while somebody is in them."""
+        """Remove the directories and close their files; return False and do nothing while a process is in them."""
         if not self.is_empty():
             return False
         for path in self._paths:
-            with contextlib.suppress(OSError):  # then it goes with `Cgroups.close`
+            with contextlib.suppress(OSError):  # then `Cgroups.close` removes it
                 os.rmdir(path)
         self.close()
         return True
 
     def close(self) -> None:
-        """Close our files; the directories go with `Cgroups.close`."""
+        """Close the files; `Cgroups.close` removes the directories."""
         files = [*self.join_files, *self.shares_join, *self._memory_max, self._memory_peak, self._oom, self._pids_max]
         files += [self._pids_current, self._cpu, self._memory_now, self._reclaim]
         files += [each for each in (self.kill_file, self.oom_event, self._socket_max) if each is not None]

@@ -1,4 +1,4 @@
-"""Rights that a helper process of the host gives up before it reads what strangers have written."""
+"""Drop the privileges of a helper process on the host before it reads untrusted input."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import signal
 
 from belljar.jail import namespaces, seccomp, syscalls
 
-_OVERFLOW_UID = 65534  # for a root whose user namespace does not map the uid that it should use
+_OVERFLOW_UID = 65534  # used if the user namespace of this root does not map the requested uid
 
 
 def drop_rights(uid: int | None) -> None:
-    """Become `uid` (None: the caller is not root), without capabilities and without a way to gain any.
+    """Become `uid` (None: the caller is not root and keeps its uid) and drop all capabilities for good.
 
     Raises:
-        OSError: one of the rights could not be given up.
+        OSError: a right could not be dropped.
     """
     namespaces.drop_bounding_set()
     if uid is not None:
@@ -28,15 +28,15 @@ def drop_rights(uid: int | None) -> None:
     namespaces.drop_capabilities()
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
-    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of uid forgets it
+    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)  # set again: a change of uid clears it
 
 
 def filter_calls(refused: str = "") -> None:
-    """Put this process behind the guests' seccomp policy, and refuse these further calls; `drop_rights` comes first.
+    """Install the guests' seccomp policy, which also refuses the calls named in `refused`; call `drop_rights` first.
 
     Raises:
-        OSError: the kernel refused.
-        ValueError: the policy has no numbers for this machine.
+        OSError: the kernel rejected the filter.
+        ValueError: the policy does not support this machine's architecture.
     """
     machine = os.uname().machine
     if refused:

@@ -1,12 +1,12 @@
-"""The order in which the walls go up. It must stay in one place, and in this order.
+"""Put all walls up around a forked guest, in the one order that works.
 
-Each step needs a right that a later step gives away: cgroups and landlock's rules about a jail are joined while their
-files are still open, mounts need the capabilities that the uid change drops, landlock's rules about a guest's own
-directories are made before seccomp forbids the calls for it.
-Nothing of the program, not one byte, has been read when this returns.
+Each step needs a right that a later step drops: a guest joins its cgroups and the jail's landlock ruleset while their
+files are still open, mounts need the capabilities that the uid change drops, and a landlock ruleset for the guest's own
+directories must be created before seccomp forbids the calls for it.
+When `enter` returns, not a single byte of the program has been read.
 
-It is written flat, with bare calls and names of this module only, because it runs in every guest: each object that
-is touched for the first time after a fork costs a page fault and the copy of a page (see decision 5).
+The code is flat and uses only names of this module, because it runs in every guest: each object that is touched for
+the first time after a fork costs a page fault and the copy of a page (see decision 5).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from belljar.jail.syscalls import (
     call,
 )
 
-CHANNEL = 3  # where a guest finds the socket to its host
-_RULESET, _DIRECTORY = CHANNEL + 1, CHANNEL + 2  # what is opened for landlock, while nothing else is open
+CHANNEL = 3  # descriptor of the socket between a guest and the host
+_RULESET, _DIRECTORY = CHANNEL + 1, CHANNEL + 2  # descriptors opened for landlock while nothing else is open
 
 _NUMBERS = seccomp.SYSCALLS.get(os.uname().machine, {})
 _SETNS, _UNSHARE, _MOUNT, _PRCTL, _PRLIMIT, _MADVISE, _SIGNAL_MASK = (
@@ -37,33 +37,33 @@ _SETNS, _UNSHARE, _MOUNT, _PRCTL, _PRLIMIT, _MADVISE, _SIGNAL_MASK = (
     for name in ("setns", "unshare", "mount", "prctl", "prlimit64", "process_madvise", "rt_sigprocmask")
 )
 _SET_MASK, _NO_SIGNALS, _NO_SIGNALS_BYTES = 2, bytes(8), 8
-#: Where a step may raise, by numbers: those are at hand in every interpreter, and names are not.
+#: The steps that may raise OSError, by number: small integers exist in every interpreter, so they touch no page.
 _STEPS = ("cgroup", "rlimits", "descriptors", "uid", "landlock")
 _IN_CGROUP, _IN_RLIMITS, _IN_DESCRIPTORS, _IN_UID, _IN_LANDLOCK = range(len(_STEPS))
 _OPEN_FILES = int(resource.RLIMIT_NOFILE)
 _OPEN_FILES_LIMIT = struct.pack("=QQ", policy.OPEN_FILES_MAX, policy.OPEN_FILES_MAX)
 _PIDFD_SELF, _MADV_POPULATE_WRITE = -10000, 23
 _NEW_PID = syscalls.CLONE_NEWPID
-_CELL = syscalls.CLONE_NEWNET | syscalls.CLONE_NEWNS
-_WHOLE_CELL = _CELL | syscalls.CLONE_NEWIPC
+_JAIL = syscalls.CLONE_NEWNET | syscalls.CLONE_NEWNS
+_WHOLE_JAIL = _JAIL | syscalls.CLONE_NEWIPC
 _FRESH = syscalls.CLONE_NEWNS | syscalls.CLONE_NEWIPC
 _FRESH_DIRS = tuple(path.encode() for path in policy.WRITABLE_DIRS)
 _DIR_FLAGS = syscalls.MS_NOSUID | syscalls.MS_NODEV
 _SET_DUMPABLE, _SET_SECCOMP, _FILTER = syscalls.PR_SET_DUMPABLE, syscalls.PR_SET_SECCOMP, 2
 
-#: What is the same for every guest of one warm process; `prepare` decides it before the first fork.
-_rules: tuple[tuple[bytes, bytes], ...] = ()  # of landlock; none: the operator gave it up
+#: The same for every guest of one zygote; `prepare` sets these before the first fork.
+_rules: tuple[tuple[bytes, bytes], ...] = ()  # landlock's; empty if the operator opted out of it
 _rules_head, _rules_head_bytes = b"", 0
-_closing_program: syscalls.FilterProgram  # the rest of the seccomp filter is inherited
-_closing_filter = b""  # its address and length, as prctl takes them
+_closing_program: syscalls.FilterProgram  # the last seccomp filter; guests inherit the first one from the zygote
+_closing_filter = b""  # address and length of `_closing_program`, as prctl expects them
 _touched, _touched_count = b"", 0  # pages that a small program writes to, from `inside/zygote/memory/touched_pages.py`
-_changes_uid = True  # False: a plain user has only one id to give
-_is_counted_apart = False  # where all have one id, and the kernel can count the processes of each guest by itself
+_changes_uid = True  # False where the server runs as an unprivileged user, who has a single uid
+_is_counted_apart = False  # True where all guests share one uid and the kernel counts processes per user namespace
 _is_session = False
 
 
 class StepFailed(Exception):
-    """A wall did not go up; the guest must end without running anything."""
+    """A wall could not be put up; the guest must end without running anything."""
 
     def __init__(self, step: str, reason: str) -> None:
         super().__init__(f"{step}: {reason}")
@@ -72,13 +72,12 @@ class StepFailed(Exception):
 
 
 def prepare(landlock_version: int, changes_uid: bool, branches: bool = False, is_counted_apart: bool = False) -> None:
-    """In the warm process, before the first fork: everything about the walls that can be known by then.
+    """Compute in the zygote, before the first fork, everything about the walls that is the same for all guests.
 
-    `branches`: guests are sessions. A branch has a work directory of its own that no rule made now can name, so their
-    rule for writing names the root, and what may be written to is decided by the mounts alone: all but three of them
-    are read-only.
+    `branches`: guests are sessions. A branch gets a work directory of its own, which no rule created now can name. So
+    the sessions' rule for writing names the root, and only the mounts restrict writing: all but three are read-only.
 
-    `is_counted_apart`: where no cgroup counts a guest's processes, it is given a user namespace of its own.
+    `is_counted_apart`: no cgroup counts a guest's processes, so each guest gets a user namespace of its own.
     """
     global call, _rules, _rules_head, _rules_head_bytes, _closing_program, _closing_filter, _changes_uid
     global _is_counted_apart, _is_session
@@ -95,7 +94,7 @@ def prepare(landlock_version: int, changes_uid: bool, branches: bool = False, is
 
 
 def expect_touched(ranges: bytes) -> bool:
-    """In the warm process: from now on guests copy these pages at once. False if the kernel cannot."""
+    """Let all guests forked from now on copy these pages in one call; return False if the kernel cannot do that."""
     global _touched, _touched_count
     count = len(ranges) // 16
     if call(_MADVISE, _PIDFD_SELF, ranges, count, _MADV_POPULATE_WRITE, 0) <= 0:
@@ -105,18 +104,18 @@ def expect_touched(ranges: bytes) -> bool:
 
 
 def choose_pid_namespace(jail_init: int) -> None:
-    """The next fork of this process is born in the jail's pid namespace."""
+    """Create the next child of this process in the jail's pid namespace."""
     if call(_SETNS, jail_init, _NEW_PID):
         raise syscalls.failure()
 
 
 def enter(
     jail_init: int,  # pidfd of the process that holds the jail's namespaces
-    ruleset: int,  # landlock's, about the jail's own directories; below 0: it is made here
-    cgroups: Sequence[int],  # where a process joins them, opened by the host
+    ruleset: int,  # landlock ruleset for the jail's own directories; below 0: `enter` creates one
+    cgroups: Sequence[int],  # join files, opened by the host
     uid: int,
-    dir_options: bytes,  # limits of each writable directory, from mounts.fresh_dir_options; none: the jail's own ones
-    substitutes: Sequence[int],  # CPU seconds, processes, address space bytes where no cgroup counts them
+    dir_options: bytes,  # limits of new writable directories (mounts.fresh_dir_options); empty: use the jail's own
+    substitutes: Sequence[int],  # limits where no cgroup exists: CPU seconds, processes, bytes of address space
     channel: int,
     stdout: int,
     stderr: int,
@@ -126,15 +125,15 @@ def enter(
     Afterwards descriptors 0, 1 and 2 are /dev/null and the two pipes, CHANNEL is the socket, and nothing else is open.
 
     Raises:
-        StepFailed: nothing may run.
+        StepFailed: a wall could not be put up; the program must not run.
     """
     step = _IN_CGROUP
     try:
         for procs in cgroups:
             write(procs, b"0")
-        if _touched_count:  # now, so that the copies are the jail's
+        if _touched_count:  # after joining, so that the copied pages are charged to the jail's cgroup
             call(_MADVISE, _PIDFD_SELF, _touched, _touched_count, _MADV_POPULATE_WRITE, 0)
-        if call(_PRLIMIT, 0, _OPEN_FILES, _OPEN_FILES_LIMIT, 0):  # not the zygote's: it holds those of every jail
+        if call(_PRLIMIT, 0, _OPEN_FILES, _OPEN_FILES_LIMIT, 0):  # the zygote's limit is higher: it holds every jail's
             raise _refused("rlimits")
         own = -1
         if not cgroups:
@@ -142,45 +141,47 @@ def enter(
             cpu_seconds, processes, address_bytes = substitutes
             rlimits.set_for_guest(cpu_seconds, address_bytes)
             if _is_counted_apart:
-                own = open_path("/proc/self/", PATH_ONLY)  # the jail's /proc may be read-only
+                own = open_path("/proc/self/", PATH_ONLY)  # opened now, because the jail's /proc may be read-only
         if not dir_options:
-            if call(_SETNS, jail_init, _WHOLE_CELL):
+            if call(_SETNS, jail_init, _WHOLE_JAIL):
                 raise _refused("namespaces")
         else:
-            if call(_SETNS, jail_init, _CELL) or call(_UNSHARE, _FRESH):
+            if call(_SETNS, jail_init, _JAIL) or call(_UNSHARE, _FRESH):
                 raise _refused("namespaces")
             for path in _FRESH_DIRS:
                 if call(_MOUNT, b"tmpfs", path, b"tmpfs", _DIR_FLAGS, dir_options):
                     raise _refused("mounts")
         chdir("/work")
         if not cgroups:
-            if _is_counted_apart:  # in a user namespace of its own
+            if _is_counted_apart:
                 namespaces.own_user_namespace(own)
-                namespaces.drop_bounding_set()  # which is full again in there
+                namespaces.drop_bounding_set()  # again: in a new user namespace the set is full
             rlimits.set_processes(processes)
         if ruleset >= 0 and call(LANDLOCK_RESTRICT_SELF, ruleset, 0):
             raise _refused("landlock")
         step = _IN_DESCRIPTORS
-        # The warm process keeps its own descriptors 0 to 3 occupied, so none of the sources is one of the targets.
+        # The zygote keeps its own descriptors 0 to 3 occupied, so none of the sources is one of the targets.
         dup2(stdout, 1)
         dup2(stderr, 2)
         dup2(channel, 3, False)
-        dup2(open_path("/dev/null", 0), 0)  # flags set on an open file that guests share would be seen by the next
+        dup2(open_path("/dev/null", 0), 0)  # opened here: flags set on a shared open file would reach later guests
         closerange(4, 1048576)
-        # kill(0) stays at home. setsid() also gives an autogroup, which guests must not share where no cgroup separates
-        # their CPU time; for a small program it would cost a fifth of the run, so those share one that none can change.
+        # A process group of its own keeps kill(0) inside the guest. setsid() also creates an autogroup, which sessions
+        # need where no cgroup separates their CPU time. It would cost a small program a fifth of its run, so one-shot
+        # guests share the zygote's autogroup, which none of them can change.
         if _is_session:
             setsid()
         else:
             setpgid(0, 0)
-        # What the warm process waits for is blocked in it.
+        # The zygote blocks the signals that it reads from a signalfd, and the guest has inherited that mask.
         if call(_SIGNAL_MASK, _SET_MASK, _NO_SIGNALS, 0, _NO_SIGNALS_BYTES):
             raise _refused("signals")
         step = _IN_UID
-        if _changes_uid:  # which drops every capability
+        if _changes_uid:  # the change drops every capability
             setresgid(uid, uid, uid)
             setresuid(uid, uid, uid)
-            # The change has made this process invisible to itself under /proc; its jail holds nobody else.
+            # The change made this process non-dumpable, which hides it from itself in /proc. Undoing that is safe: the
+            # jail holds no other program.
             if call(_PRCTL, _SET_DUMPABLE, 1, 0, 0, 0):
                 raise _refused("dumpable")
         else:

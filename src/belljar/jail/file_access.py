@@ -1,8 +1,9 @@
-"""With which rights, and beneath which directories, the host touches files of a program.
+"""Let the host touch a program's files with the program's rights, and only in directories mounted for it.
 
-Never with its own rights: a descriptor that came from a jail could lead anywhere in sight of it, and what the program
-may not read the host must not read for it. So a thread takes on the program's uid, for files only, while it works, and
-a directory is accepted only if the kernel says that it is one of those that were mounted for a program to write to.
+The host never uses its own rights: a descriptor that came from a jail could lead to any file that the host can open,
+and the host must not read for a program what the program itself may not read. So a host thread takes on the program's
+uid (for file access only) while it works, and it accepts a directory only if the kernel reports it as one that was
+mounted for a program to write to.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from belljar.jail import seccomp, syscalls
 
 _NUMBERS = seccomp.SYSCALLS.get(os.uname().machine, {})
-_ASK_ONLY = -1  # an id that no file system has: setfsuid and setfsgid then change nothing and answer with the old one
+_ASK_ONLY = -1  # an invalid id: setfsuid and setfsgid then change nothing and return the current one
 _TMPFS_MAGIC = 0x01021994
 _ATTRIBUTE_MOUNT_ROOT = 0x2000
 _BASIC_FACTS = 0x7FF
@@ -33,12 +34,12 @@ class NotOurs(Exception):
 
 @contextlib.contextmanager
 def acting_as(owner: int | None) -> Iterator[None]:
-    """Let this thread, and no other, touch files as `owner` (uid and gid) may; None: its own rights are the program's.
+    """Give this thread, and no other, the file rights of `owner` (uid and gid) while the context is open.
 
-    The caller is root; the thread is as it was when this is left.
+    None means that this process has the program's rights anyway. Otherwise the caller must be root.
 
     Raises:
-        PermissionError: the thread still has other rights than those of `owner`; nothing was done.
+        PermissionError: the thread could not be limited to the rights of `owner`; the body was not run.
     """
     if owner is None:
         yield
@@ -47,7 +48,7 @@ def acting_as(owner: int | None) -> Iterator[None]:
     before = _current("setfsuid"), _current("setfsgid")
     try:
         _set_groups([])
-        for name in ("setfsgid", "setfsuid"):  # in this order: the second gives up the right to the first
+        for name in ("setfsgid", "setfsuid"):  # in this order: setfsuid drops the right to call setfsgid
             syscalls.call(_NUMBERS[name], owner)
         _check_acting_as(owner)
         yield
@@ -58,7 +59,7 @@ def acting_as(owner: int | None) -> Iterator[None]:
 
 
 def _check_acting_as(owner: int) -> None:
-    """The two calls above report nothing, and with some security bits the capabilities stay."""
+    """Check that the ids changed: setfsuid reports no errors, and with some secure bits it leaves capabilities."""
     if (_current("setfsuid"), _current("setfsgid")) != (owner, owner):
         raise PermissionError(errno.EPERM, f"this thread cannot touch files as uid {owner}")
     if syscalls.effective_capabilities() & syscalls.CAPABILITIES_OVER_FILES:
@@ -70,18 +71,18 @@ def _current(name: str) -> int:
 
 
 def _set_groups(groups: Sequence[int]) -> None:
-    """Of this thread alone: the C library's function would change those of every thread."""
+    """Set the groups of this thread alone; the C library's function would change those of every thread."""
     if syscalls.call(_NUMBERS["setgroups"], len(groups), struct.pack(f"={len(groups)}I", *groups)):
         raise syscalls.failure()
 
 
 def check_writable_dirs(directories: Sequence[int], owner: int) -> None:
-    """See that each is the root of a tmpfs of its own, made by uid `owner` for programs to write to.
+    """Check that each directory is the root of a tmpfs of its own that uid `owner` mounted for programs to write to.
 
-    Guests can neither mount nor change the mode or owner of these roots, so no other directory looks like one.
+    Guests can neither mount nor change the mode or owner of these roots, so they cannot fake one.
 
     Raises:
-        NotOurs: one is anything else.
+        NotOurs: a directory is anything else.
     """
     devices = set()
     for directory in directories:
@@ -92,14 +93,14 @@ def check_writable_dirs(directories: Sequence[int], owner: int) -> None:
             raise NotOurs(str(error)) from error
         is_root = attributes & _ATTRIBUTE_MOUNT_ROOT
         if kind != _TMPFS_MAGIC or not is_root or mode != _WRITABLE_MODE or uid != owner:
-            raise NotOurs("it is not the root of a directory that was mounted for a program to write to")
+            raise NotOurs("the descriptor is not the root of a tmpfs that was mounted for a program to write to")
         devices.add(device)
     if len(devices) != len(directories):
-        raise NotOurs("two of them are the same")
+        raise NotOurs("two of the directories are the same")
 
 
 def _facts(descriptor: int) -> tuple[int, int, int, int]:
-    """Mode, owner, attributes and device."""
+    """Return mode, owner, attributes and device of an open file."""
     answer = ctypes.create_string_buffer(_STATX_BYTES)
     if syscalls.call(_NUMBERS["statx"], descriptor, b"", syscalls.AT_EMPTY_PATH, _BASIC_FACTS, answer):
         raise syscalls.failure()

@@ -1,8 +1,9 @@
-"""What one running Belljar claims on a machine: a range of host uids, and a name for its cgroups.
+"""Reserve a range of host uids and a name for cgroups for one running Belljar instance, and recover after a crash.
 
-Both claims are locked files, and the kernel drops a lock with the process, however it ends. Uids are claimed in one
-place for the whole machine. Cgroups are noted in the runtime directory: whoever gets that lock next knows that the
-earlier owner is gone and removes what it left. That is the whole of crash recovery.
+Both reservations are locked files; the kernel drops a lock when its process ends, however it ends. Uids are reserved in
+one directory for the whole machine. Each instance notes its cgroups in a lock file of the runtime directory: the next
+instance to get that lock knows that the previous owner has ended, and removes the cgroups it left behind. No other
+crash recovery is needed.
 """
 
 from __future__ import annotations
@@ -23,30 +24,30 @@ _MACHINE_DIR = Path("/run/belljar")
 
 
 class Instance:
-    """A claimed place on this machine; `close` gives it back."""
+    """The reservations of this process; `close` releases them."""
 
-    def __init__(self, lock: int, uid_claim: int, uid_base: int) -> None:
+    def __init__(self, lock: int, uid_lock: int, uid_base: int) -> None:
         self.name = f"instance-{secrets.token_hex(4)}"
         self.uid_base = uid_base
-        self._uid_claim = uid_claim
+        self._uid_lock = uid_lock
         self._lock = lock
 
     def note(self, directories: Sequence[str]) -> None:
-        """Write down what a successor must remove should we die."""
+        """Record the cgroups that the next owner of this lock must remove if this process crashes."""
         os.pwrite(self._lock, json.dumps({"cgroups": list(directories)}).encode().ljust(_NOTE_BYTES), 0)
 
     def close(self) -> None:
-        """Give the place back; everything noted has been removed."""
+        """Release the reservations; call it when all recorded cgroups are removed."""
         self.note([])
         os.close(self._lock)
-        os.close(self._uid_claim)
+        os.close(self._uid_lock)
 
 
-def claim(runtime_dir: Path, first_uid: int) -> Instance:
-    """Claim a range of uids and a file for notes, and clean up after every owner that died.
+def reserve(runtime_dir: Path, first_uid: int) -> Instance:
+    """Reserve a range of uids and a lock file, and clean up after every instance that crashed.
 
     Raises:
-        OSError: the directory cannot be used, or too many instances run.
+        OSError: the directory cannot be used, or too many instances are running.
     """
     runtime_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     own = -1
@@ -65,11 +66,11 @@ def claim(runtime_dir: Path, first_uid: int) -> Instance:
     if own < 0:
         raise OSError(errno.EBUSY, f"{INSTANCES_MAX} instances already run from {runtime_dir}")
     try:
-        uid_claim, uid_base = _claim_uids(runtime_dir, first_uid)
+        uid_lock, uid_base = _reserve_uids(runtime_dir, first_uid)
     except BaseException:
         os.close(own)
         raise
-    return Instance(own, uid_claim, uid_base)
+    return Instance(own, uid_lock, uid_base)
 
 
 def _lock(path: Path) -> int:
@@ -86,20 +87,23 @@ def _clean_up_after_previous(lock: int) -> None:
     try:
         left = json.loads(os.pread(lock, _NOTE_BYTES, 0).strip() or b"{}").get("cgroups", [])
     except ValueError:
-        left = []  # it died while writing, before it made any
+        left = []  # the previous owner died while writing the note, so before it created any cgroup
     cgroups.remove_trees([str(path) for path in left], deadline_seconds=5.0)
     os.pwrite(lock, b"{}".ljust(_NOTE_BYTES), 0)
 
 
-def _claim_uids(runtime_dir: Path, first_uid: int) -> tuple[int, int]:
-    """As a plain user there is nothing to share; a machine without /run shares within the runtime directory."""
+def _reserve_uids(runtime_dir: Path, first_uid: int) -> tuple[int, int]:
+    """Reserve in /run as root, for the whole machine; elsewhere in the runtime directory.
+
+    An unprivileged server uses no uid but its own, so nothing has to be shared between users.
+    """
     directory = runtime_dir
     if os.geteuid() == 0 and os.access(_MACHINE_DIR.parent, os.W_OK):
         directory = _MACHINE_DIR
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     for number in range(INSTANCES_MAX):
         base = first_uid + number * policy.UIDS_PER_INSTANCE
-        claim = _lock(directory / f"uids-{base}.lock")
-        if claim >= 0:
-            return claim, base
+        lock = _lock(directory / f"uids-{base}.lock")
+        if lock >= 0:
+            return lock, base
     raise OSError(errno.EBUSY, f"{INSTANCES_MAX} instances already run on this machine")

@@ -1,7 +1,7 @@
-"""Landlock: a second opinion on files, and the wall around signals and abstract sockets.
+"""Landlock: a second wall around files, and the wall around signals and abstract sockets.
 
-The mounts already make everything but three directories read-only; landlock says it again in terms the mount table
-cannot undo. What a kernel's ABI does not know is left out, never refused: the newer rights are extra walls.
+The mounts already make everything but three directories read-only; landlock enforces the same rule independently of
+the mount table. Rights that the kernel's landlock ABI does not know are left out without an error.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ READ = _EXECUTE | _READ_FILE | _READ_DIR
 
 
 def handled_rights(version: int) -> int:
-    """Every file right this ABI can govern."""
+    """Return every file right that this landlock ABI version can restrict."""
     rights = (1 << 13) - 1
     if version >= 2:
         rights |= _REFER
@@ -45,13 +45,13 @@ def handled_rights(version: int) -> int:
 
 
 class Ruleset:
-    """Read and execute in `readable`; change things in `writable` only; write to the nodes in `devices`."""
+    """Rules that allow to read and execute in `readable`, to change files in `writable`, and to use `devices`."""
 
     def __init__(
         self, version: int, writable: tuple[str, ...], devices: str, readable: tuple[str, ...] = ("/",)
     ) -> None:
         handled = handled_rights(version)
-        # handled file rights, handled TCP rights (none: a loopback of its own is not worth a rule), scopes
+        # Handled file rights, handled TCP rights (0, because each jail has a network of its own), and scopes.
         attributes = struct.pack("=QQQ", handled, 0, _SCOPE_ABSTRACT_SOCKET | _SCOPE_SIGNAL)
         self.attributes = attributes[: 24 if version >= 6 else 16 if version >= 4 else 8]
         change = handled & ~(_MAKE_CHAR | _MAKE_BLOCK | _IOCTL_DEV)
@@ -60,16 +60,16 @@ class Ruleset:
         self._allowed = [*seen, *((path, change) for path in writable), (devices, use_device)]
 
     def rules(self, directory: int) -> tuple[tuple[bytes, bytes], ...]:
-        """Each path with its rule as the kernel takes it, once that path is open as the descriptor `directory`."""
+        """Return each path with its rule in the kernel's format, which expects the path open as `directory`."""
         return tuple((path.encode(), struct.pack("=Qi", rights, directory)) for path, rights in self._allowed)
 
     def open(self) -> int:
-        """These rules, about the directories that are there now, for who is to be put behind them; the caller owns it.
+        """Create a kernel ruleset for the directories mounted now; the caller owns the descriptor.
 
-        `jail/enter.py` does the same in its own flat way.
+        `jail/enter.py` has a flat copy of this for guests.
 
         Raises:
-            OSError: the kernel refused.
+            OSError: the kernel rejected the ruleset or a rule.
         """
         ruleset = call(LANDLOCK_CREATE_RULESET, self.attributes, len(self.attributes), 0)
         if ruleset < 0:
@@ -90,13 +90,14 @@ class Ruleset:
 
 
 def shield(version: int) -> int:
-    """A ruleset for a branch, which the caller owns: behind it neither the session nor its other branches are in reach.
+    """Create a ruleset that separates a branch from its session and from other branches; the caller owns it.
 
-    The layer itself keeps a process from looking into those outside of it, and since Linux 6.12 from signalling them.
-    An older landlock knows no signals; so that there is a layer at all, it forbids what no session can do anyway.
+    Any landlock layer keeps a process from tracing processes outside of it, and since Linux 6.12 (ABI 6) also from
+    signalling them. An older ABI cannot restrict signals and refuses an empty ruleset, so there the layer forbids
+    something that no session can do anyway.
 
     Raises:
-        OSError: the kernel refused.
+        OSError: the kernel rejected the ruleset.
     """
     scopes = struct.pack("=QQQ", 0, 0, _SCOPE_ABSTRACT_SOCKET | _SCOPE_SIGNAL)
     attributes = scopes if version >= _SCOPES_SINCE else struct.pack("=Q", _MAKE_BLOCK)
@@ -107,10 +108,10 @@ def shield(version: int) -> int:
 
 
 def restrict(version: int, writable: tuple[str, ...], devices: str, readable: tuple[str, ...] = ("/",)) -> None:
-    """Put the calling thread behind a ruleset made on the spot.
+    """Create a `Ruleset` and apply it to the calling thread.
 
     Raises:
-        OSError: the kernel refused.
+        OSError: the kernel rejected it.
     """
     ruleset = Ruleset(version, writable, devices, readable).open()
     try:
@@ -121,10 +122,10 @@ def restrict(version: int, writable: tuple[str, ...], devices: str, readable: tu
 
 
 def restrict_tcp(version: int, ports: Sequence[int]) -> None:
-    """Keep the calling thread from listening over TCP, and from connecting to any other port; since Linux 6.7.
+    """Forbid the calling thread to listen on TCP and to connect to ports not in `ports`; no-op before Linux 6.7.
 
     Raises:
-        OSError: the kernel refused.
+        OSError: the kernel rejected the rules.
     """
     if version < 4:
         return

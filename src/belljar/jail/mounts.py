@@ -1,11 +1,11 @@
-"""The minimal read-only root that guests live in, and the directories that they may write to.
+"""Mounts: the guests' minimal read-only root, and the directories that they may write to.
 
-The root is built once per environment, from an allow-list, and pivoted into before any warm process starts: the
-warm process itself never sees the host's files. A jail has a copy of the mount table in which /proc and three places
-are covered with file systems of its own. A guest joins that, or covers the three places once more, for itself alone.
+The warden builds the root once per environment from an allow-list and pivots into it before any zygote starts, so even
+a zygote never sees the host's files. A jail has a copy of the mount table in which /proc and the three writable
+directories are covered with file systems of its own. A guest joins that mount namespace, or covers the three
+directories once more for itself.
 
-Everything bound is cloned as a detached tree first and made read-only there, so there is no moment in which a
-writable bind is visible.
+Each bind mount is first cloned as a detached tree and made read-only there, so a writable bind is never visible.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _READ_ONLY = syscalls.MOUNT_ATTR_RDONLY | syscalls.MOUNT_ATTR_NOSUID | syscalls.
 _DEVICE = syscalls.MOUNT_ATTR_RDONLY | syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NOEXEC  # writing still works
 _FRESH_DIRS = tuple(path.encode() for path in policy.WRITABLE_DIRS)
 _LOOK = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_STAGE = "/tmp"  # any directory: in this mount namespace nobody else looks at it
+_STAGE = "/tmp"  # any directory: no other process is in this mount namespace
 
 
 def build_root(
@@ -33,11 +33,11 @@ def build_root(
     system: str = "",
     has_own_devices: bool = False,
 ) -> None:
-    """Build the guests' root and pivot into it; the caller is alone in its mount and pid namespaces.
+    """Build the guests' root and pivot into it; the caller must be alone in its mount and pid namespaces.
 
-    `bound` maps places in the jail to what of the host is seen there, read-only; directories in `hidden` are empty.
-    `system` is a directory that holds another system, whose /usr and the like are seen instead of this one's.
-    `has_own_devices` takes the right to make device nodes; else those of the host are shown.
+    `bound` maps paths in the jail to paths of the host, which are mounted read-only; directories in `hidden` are empty.
+    `system` is the root directory of another system, whose /usr and so on are mounted instead of the host's.
+    `has_own_devices` creates device nodes, which requires that right; otherwise the host's nodes are mounted.
 
     Raises:
         OSError: a step failed; the message names the call and the path.
@@ -81,13 +81,13 @@ def build_root(
 
 
 def make_devices() -> int:
-    """A /dev of one jail's own, mounted nowhere yet; the caller owns the descriptor.
+    """Create a detached /dev for one jail; the caller owns the descriptor.
 
-    A watch on an inode reports every writer. With the host's nodes a program could count what its neighbours and the
-    host send to /dev/null. Nodes work only if they were made outside of any user namespace.
+    Inotify on an inode reports every writer: with the host's nodes a program could count what its neighbours and the
+    host write to /dev/null. Device nodes work only if they were created outside of any user namespace.
 
     Raises:
-        OSError: the caller may not make devices, or the kernel cannot hand mounts over.
+        OSError: the caller may not create devices, or the kernel does not support detached mounts.
     """
     tree = syscalls.make_tmpfs({"mode": "0755", "size": "4k", "nr_inodes": "16"})
     try:
@@ -106,14 +106,14 @@ def make_devices() -> int:
 
 
 def can_make_devices() -> bool:
-    """Whether `make_devices` works here, and what it makes can be used."""
+    """Whether `make_devices` works on this machine and its nodes can be opened."""
     try:
         tree = make_devices()
     except OSError:
         return False
     try:
         os.close(os.open("null", os.O_RDWR, dir_fd=tree))
-    except OSError:  # a container's rules may let it make nodes that it cannot open
+    except OSError:  # a container's device rules may allow to create nodes but not to open them
         return False
     finally:
         os.close(tree)
@@ -121,12 +121,12 @@ def can_make_devices() -> bool:
 
 
 def cover_devices(tree: int) -> None:
-    """In the mount namespace of a jail: cover the world's /dev with what `make_devices` has made."""
+    """Cover /dev in the mount namespace of a jail with a tree from `make_devices`."""
     syscalls.attach_tree(tree, policy.DEVICES_DIR)
 
 
-def lend_scratch(path: str) -> None:
-    """Let the caller, and nobody else, write to `path`: a private mount namespace with a small tmpfs there."""
+def mount_scratch(path: str) -> None:
+    """Mount a small tmpfs on `path` in a new mount namespace, so that only the caller sees and writes it."""
     syscalls.unshare(syscalls.CLONE_NEWNS)
     syscalls.mount(b"scratch", path.encode(), b"tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, b"size=64m,mode=0700")
 
@@ -143,7 +143,7 @@ def _attach(tree: int, target: str, attributes: int) -> None:
 
 def _pivot(new_root: str) -> None:
     os.chdir(new_root)
-    syscalls.pivot_root(".", ".")  # stacks the old root on the new one, so no directory for it is needed
+    syscalls.pivot_root(".", ".")  # stacks the old root on the new one, so it needs no directory
     syscalls.unmount(".")
     os.chdir("/")
     flags = syscalls.MS_REMOUNT | syscalls.MS_BIND | syscalls.MS_RDONLY | MS_NOSUID | MS_NODEV
@@ -176,9 +176,9 @@ def _write(path: str, content: bytes) -> None:
 
 
 def mount_proc() -> None:
-    """A read-only /proc that shows the caller's pid namespace and, of it, only processes of the reader's own uid.
+    """Mount a read-only /proc of the caller's pid namespace that shows a reader only processes of its own uid.
 
-    What can be written there reaches beyond its writer: an autogroup's weight, another process's memory.
+    It is read-only because some of its files affect other processes: an autogroup's CPU weight, another's memory.
     """
     flags = MS_NOSUID | MS_NODEV | MS_NOEXEC | syscalls.MS_RDONLY
     syscalls.mount(b"proc", b"/proc", b"proc", flags, b"hidepid=invisible,subset=pid")
@@ -186,32 +186,32 @@ def mount_proc() -> None:
 
 @functools.lru_cache(maxsize=16)
 def fresh_dir_options(disk_bytes: int) -> bytes:
-    """Limits of one writable directory, in bytes and in files."""
+    """Return the tmpfs mount options that limit a writable directory in bytes and in number of files."""
     inodes = max(64, disk_bytes // policy.BYTES_PER_INODE)
     return f"size={disk_bytes},nr_inodes={inodes},mode=1777".encode()
 
 
 def mount_fresh_dirs(options: bytes) -> None:
-    """A work directory, /tmp and /dev/shm of one's own; `enter` does the same in its own flat way."""
+    """Mount a new, empty tmpfs on each writable directory; `jail/enter.py` has a flat copy of this for guests."""
     for path in _FRESH_DIRS:
         syscalls.mount(b"tmpfs", path, b"tmpfs", MS_NOSUID | MS_NODEV, options)
 
 
 def drop_dirs() -> None:
-    """Throw away the writable directories with all that is in them.
+    """Unmount the writable directories, which deletes everything in them.
 
-    It is the one way to empty a directory that does not have to understand what a program left in it. All of them:
-    mounts are listed by age, and the next program could see which of them the last one has used.
+    Unlike deleting files, this works whatever a program has left there. All directories are replaced together: mounts
+    are listed by age, so the next program could otherwise see which of them the last one has used.
     """
     for path in reversed(policy.WRITABLE_DIRS):
         syscalls.unmount(path)
 
 
 def open_ipc_records() -> list[int]:
-    """What tells whether the caller's ipc namespace is empty; the caller owns the descriptors.
+    """Open the files that show whether the caller's ipc namespace is empty; the caller owns the descriptors.
 
-    The kernel's tables of System V memory, semaphores and queues, and the directory of POSIX queues. All of them show
-    this namespace to whoever reads them. Call it before /proc is covered: a jail's own has no such tables.
+    These are the kernel's tables of System V memory, semaphores and queues, and the directory of POSIX queues. Once
+    open they show this namespace to any reader. Call this before a jail's own /proc is mounted, which lacks the tables.
     """
     opened = [os.open(f"/proc/sysvipc/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in ("shm", "sem", "msg")]
     place = policy.WORK_DIR
@@ -222,7 +222,7 @@ def open_ipc_records() -> list[int]:
 
 
 def open_fresh_dirs(options: bytes) -> list[int]:
-    """`mount_fresh_dirs`, and a descriptor of each to look at it by, which the caller owns."""
+    """Call `mount_fresh_dirs` and return a descriptor of each directory, which the caller owns."""
     mount_fresh_dirs(options)
     opened: list[int] = []
     try:

@@ -1,4 +1,4 @@
-"""User namespaces and their maps, the loopback of a network namespace, and giving up every capability."""
+"""Namespaces: user namespaces with their id maps and limits, the loopback interface, and dropping capabilities."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ import struct
 from belljar.jail import syscalls
 
 LAST_CAPABILITY = 63
-_SHARES = 64  # of what the kernel counts for all jails of a world together
+_SHARES = 64  # each jail gets at most this fraction of what the kernel counts for all jails of a pool together
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 0x1
 
 
 def map_range(pid: int, first_host_uid: int, count: int) -> None:
-    """Map ids 0…count of the user namespace of `pid` to a range of host ids. Needs root outside of it."""
+    """Map the first `count` ids of the user namespace of `pid` to a range of host ids; requires root on the host."""
     for kind in ("gid", "uid"):
         _write(f"/proc/{pid}/{kind}_map", f"0 {first_host_uid} {count}")
 
 
 def become_mapped_root() -> None:
-    """Take id 0 of the user namespace just mapped: a host id that is nobody's."""
+    """Become id 0 of the user namespace just mapped, which is an unused id on the host."""
     os.setgroups([])
     os.setresgid(0, 0, 0)
     os.setresuid(0, 0, 0)
 
 
 def enter_as_plain_user(inner_id: int) -> None:
-    """A user namespace in which the calling user has one id and every capability, kept over exec.
+    """Enter a user namespace in which the caller has the id `inner_id` and every capability, kept across exec.
 
-    Without root only one's own id can be mapped, so guests share the host uid of whoever started us: that is the
-    missing wall 'uid'.
+    Without root a user can only map their own id. Guests therefore share the host uid of the user who started the
+    server: the wall 'uid' is missing.
     """
     uid, gid = os.geteuid(), os.getegid()
     syscalls.unshare(syscalls.CLONE_NEWUSER)
@@ -45,9 +45,9 @@ def enter_as_plain_user(inner_id: int) -> None:
 
 
 def limit_user_namespace() -> None:
-    """Limit what the kernel counts for each uid: no guest makes a user namespace, or uses up the share of others.
+    """Limit what the kernel counts per uid: guests create no user namespaces and do not use up inotify for others.
 
-    Watchers are counted twice: for the guest's uid, and for all guests together against what the host allows one user.
+    Inotify is counted twice: for the guest's uid, and for all guests together against the host's limit for one user.
     """
     limits = {
         "max_user_namespaces": 0,
@@ -61,7 +61,7 @@ def limit_user_namespace() -> None:
 
 
 def _share(path: str, most: int) -> int:
-    """What one jail gets of a limit, so that it takes `_SHARES` of them to use it up."""
+    """Return one jail's part of a limit of the host, so that `_SHARES` jails together use it up."""
     try:
         with open(path) as file:
             return max(1, min(most, int(file.read()) // _SHARES))
@@ -70,20 +70,20 @@ def _share(path: str, most: int) -> int:
 
 
 def allow_user_namespaces(count: int) -> None:
-    """Let each uid in here own so many; seccomp keeps guests from making any themselves."""
+    """Let each uid own `count` user namespaces; seccomp keeps guests from creating any themselves."""
     path = "/proc/sys/user/max_user_namespaces"
     if os.path.exists(path):
         _write(path, str(count))
 
 
 def can_count_apart() -> bool:
-    """Whether the kernel counts processes for each uid of each user namespace, as it does since Linux 5.14."""
+    """Whether the kernel counts processes per uid and user namespace, as it does since Linux 5.14."""
     major, minor = os.uname().release.split(".")[:2]
     return (int(major), int("".join(filter(str.isdigit, minor)) or 0)) >= (5, 14)
 
 
 def own_user_namespace(own: int) -> None:
-    """Leave for a user namespace that only the caller's uid owns and has a place in; `own` is its /proc/self, open."""
+    """Enter a new user namespace that maps only the caller's uid and gid; `own` is its /proc/self, already open."""
     uid, gid = os.geteuid(), os.getegid()
     syscalls.unshare(syscalls.CLONE_NEWUSER)
     for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
@@ -92,23 +92,23 @@ def own_user_namespace(own: int) -> None:
 
 
 def drop_bounding_set() -> None:
-    """No exec from here on can gain a capability. What the caller holds now it keeps."""
+    """Let no exec from now on gain a capability; the caller keeps those it holds."""
     for capability in range(LAST_CAPABILITY + 1):
         try:
             syscalls.prctl(syscalls.PR_CAPBSET_DROP, capability)
         except OSError:
-            return  # past the last capability this kernel knows
+            return  # this kernel knows no further capability
 
 
 def drop_capabilities() -> None:
-    """Give up every capability this thread holds, in every set."""
+    """Drop every capability of this thread, in every set."""
     syscalls.prctl(syscalls.PR_CAP_AMBIENT, syscalls.PR_CAP_AMBIENT_CLEAR_ALL)
     syscalls.set_capabilities(0, inheritable=0)
 
 
 def raise_loopback() -> None:
-    """Bring up `lo` of the current network namespace."""
-    import fcntl  # here, since the warm process never comes by
+    """Bring up the interface `lo` of the current network namespace."""
+    import fcntl  # imported here, because the zygote never calls this
 
     any_socket = _socket.socket(_socket.AF_INET, _socket.SOCK_DGRAM)
     try:

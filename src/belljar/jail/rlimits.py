@@ -1,4 +1,4 @@
-"""Resource limits that the kernel keeps per process; the cgroup keeps those for all of a guest's processes together."""
+"""Resource limits (setrlimit) of a single process; cgroups limit all processes of a guest together."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ UNLIMITED = resource.RLIM_INFINITY
 
 
 def set_common() -> None:
-    """Limits that are the same for every guest; set once in the warm process and inherited."""
+    """Set the limits that are the same for every guest; the zygote calls this once and guests inherit them."""
     forbid_core_dumps()
     _lower(resource.RLIMIT_MEMLOCK, 65536, 65536)
     _lower(resource.RLIMIT_MSGQUEUE, 819200, 819200)
@@ -25,10 +25,10 @@ def set_common() -> None:
 def forbid_core_dumps() -> None:
     """Let no core dump of this process and its children reach the host, whatever its core_pattern says.
 
-    With a limit of 1, and with no other, the kernel neither writes a file nor starts the handler behind a `|`, which
-    would run as root, outside every jail. A limit of 0 stops the file alone. It stays 0 if it is 0 already and this
-    process may not raise it. A listener on a socket (`@`, since Linux 6.16) is connected whatever the limit is: the
-    filter lets it have the registers and none of the memory.
+    A limit of exactly 1 makes the kernel neither write a file nor start the handler after a `|` in core_pattern, which
+    would run as root outside every jail. A limit of 0 only prevents the file; it is used if this process may not raise
+    the limit to 1. A socket in core_pattern (`@`, since Linux 6.16) is connected whatever the limit is: there the
+    coredump_filter passes on the registers but no memory.
     """
     try:
         resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
@@ -45,28 +45,29 @@ def forbid_core_dumps() -> None:
 
 
 def set_for_guest(cpu_seconds: int, address_bytes: int) -> None:
-    """Stand in for a missing cgroup. The caller is about to lose the right to raise what it lowers here."""
+    """Limit CPU time and memory where no cgroup does; the caller must drop its capabilities afterwards."""
     _lower(resource.RLIMIT_CPU, cpu_seconds, cpu_seconds + 1)
     size = address_space_bytes() + address_bytes
     _lower(resource.RLIMIT_AS, size, size)
 
 
 def set_processes(most: int) -> None:
-    """The same for processes and threads, which the kernel counts for each uid of a user namespace.
+    """Limit processes and threads where no cgroup does; the kernel counts them per uid of a user namespace.
 
-    A process that makes a user namespace passes its own limit on to everyone of its uid outside: make that first.
+    Create the guest's user namespace first: its creator's limit would otherwise apply to all processes of the same uid
+    outside.
     """
     _lower(resource.RLIMIT_NPROC, most, most)
 
 
 def address_space_bytes() -> int:
-    """What this process has mapped already: a memory limit counts on top of it."""
+    """Return how much this process has mapped already; a guest's memory limit is added to that."""
     with open("/proc/self/statm", "rb") as file:
         return int(file.read().split()[0]) * resource.getpagesize()
 
 
 def lower(which: int, most: int) -> None:
-    """Soft and hard, never upwards."""
+    """Lower the soft and the hard limit to `most`; a lower limit stays."""
     _lower(which, most, most)
 
 

@@ -1,41 +1,42 @@
-"""Which system calls a jailed program may make, compiled to a seccomp filter.
+"""Seccomp: the system calls that a jailed program may make, compiled to a filter.
 
-An allow-list, because a deny-list is out of date with every kernel release. The
-tables of ideas are the policy; the last third of the file turns them into classic
-BPF. Other walls take away rights; this one hides kernel code that programs have no
-use for, and what namespaces do not separate: keyrings, vsock, io_uring, inodes
-shared between jails, foreign ABIs.
+The policy is an allow-list, because a deny-list is out of date with every kernel
+release. The tables in the first part are the policy; the last third of the file
+compiles them to classic BPF. Other walls remove rights; this one hides kernel code
+that programs have no use for, and what namespaces do not separate: keyrings, vsock,
+io_uring, inodes shared between jails, foreign ABIs.
 
-A refused call fails, it does not kill: real programs probe and fall back. The errno
-is the one a smaller kernel or filesystem would give, so that they fall back to the
-right thing, and EPERM where there is no such answer. Only a foreign ABI (i386, x32)
-kills: nothing we start uses one, and its numbers mean other calls than ours.
+A refused call fails and does not kill the program: real programs try a call and fall
+back. The errno is the one that a smaller kernel or file system would return, so that
+they fall back correctly, and EPERM where no such errno exists. Only a foreign ABI
+(i386, x32) kills: no binary in a jail uses one, and its call numbers have other meanings.
 
-Seccomp sees registers, never memory. What hides behind a pointer is decided as a
-whole: clone3 goes, since nobody can read its flags. A C `int` fills the low half of
-its register and the kernel ignores the rest, so we compare the low half, too: were
-the high half compared, garbage there would let filter and kernel disagree.
+Seccomp sees registers, never memory. A call whose flags are behind a pointer is allowed
+or refused as a whole: clone3 is refused, since the filter cannot read its flags. A C
+`int` fills the low half of its register and the kernel ignores the high half, so the
+filter compares the low half only; otherwise garbage in the high half would let filter
+and kernel disagree.
 
-A call is found by binary search, in about eight comparisons. Since Linux 5.11 the
-kernel remembers which numbers are allowed whatever their arguments, and skips the
-program for them. So a rule on arguments has a price, and must name its reason.
+The filter finds a call by binary search, in about eight comparisons. Since Linux 5.11
+the kernel remembers which calls are allowed whatever their arguments, and skips the
+filter for them. So a rule on arguments has a cost, and must state its reason.
 
-This module runs inside the warm guest process: it must stay small, import next to
-nothing and work on Python 3.9.
+This module runs inside the zygote: it must stay small, import almost nothing and work
+on Python 3.9.
 """
 
 from __future__ import annotations
 
 import struct
 
-# Verdicts are return values of the filter, seccomp(2). Written out, not taken from
-# the errno module: the filter must not depend on the system that compiles it.
+# Verdicts are return values of the filter, see seccomp(2). Errno values are written out
+# so that the filter does not depend on the system that compiles it.
 KILL_PROCESS = 0x80000000
 ALLOW = 0x7FFF0000
 ASK = 0x7FC00000  # SECCOMP_RET_USER_NOTIF: the caller waits until a supervisor has decided; without one it gets ENOSYS
 _ERRNO = 0x00050000
 
-PRETEND = _ERRNO | 0  # answer "done" and do nothing
+PRETEND = _ERRNO | 0  # report success and do nothing
 EPERM = _ERRNO | 1
 ENOMEM = _ERRNO | 12
 EINVAL = _ERRNO | 22
@@ -54,12 +55,12 @@ _X32_BIT = 0x40000000
 
 # --- The policy: calls whose arguments do not matter -------------------------------
 #
-# A known call that no table names gets EPERM; a number we do not know gets ENOSYS.
-# A name that one machine lacks is skipped there.
+# A known call that is in no table gets EPERM; an unknown number gets ENOSYS. A name
+# that does not exist on an architecture is skipped there.
 
 VERDICTS: dict[int, dict[str, str]] = {
     ALLOW: {
-        "use what is open: rights were checked when it was opened": """
+        "open descriptors: rights were checked when they were opened": """
             read write readv writev pread64 pwrite64 preadv pwritev pwritev2 lseek close close_range
             dup dup2 dup3 pipe pipe2 sendfile copy_file_range readahead fallocate
             ftruncate fsync fdatasync sync_file_range
@@ -70,17 +71,17 @@ VERDICTS: dict[int, dict[str, str]] = {
             unlink unlinkat rename renameat renameat2 link linkat symlink symlinkat umask utime utimes
             utimensat futimesat
         """,
-        "modes and owners: one's own files only, on nosuid mounts": """
+        "modes and owners: only of the program's own files, on nosuid mounts": """
             chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat
         """,
-        "reading extended attributes: copying tools ask for them": """
+        "reading extended attributes: copying tools need it": """
             getxattr lgetxattr fgetxattr getxattrat listxattr llistxattr flistxattr listxattrat
         """,
         "whole-file locks: compilers and package tools need them; on files shared between jails"
-        " they are a slow channel, which we accept": """
+        " they are a slow covert channel, which is accepted": """
             flock
         """,
-        "memory of one's own; the cgroup pays": """
+        "the program's own memory, which the cgroup limits": """
             brk munmap mremap mprotect msync mincore mlock mlock2 munlock mlockall munlockall
             pkey_alloc pkey_free pkey_mprotect mseal membarrier get_mempolicy
         """,
@@ -89,14 +90,14 @@ VERDICTS: dict[int, dict[str, str]] = {
             restart_syscall getpid getppid gettid getpgid getpgrp setpgid getsid setsid
             pidfd_open pidfd_send_signal
         """,
-        "waiting for each other; futex has a rule on its operation": """
+        "waiting for other threads; futex has a rule on its operation": """
             sched_yield
         """,
-        "signals: the pid namespace bounds whom they reach": """
+        "signals: the pid namespace limits which processes they reach": """
             kill tkill tgkill rt_sigaction rt_sigprocmask rt_sigpending rt_sigsuspend rt_sigtimedwait
             rt_sigqueueinfo rt_tgsigqueueinfo rt_sigreturn sigaltstack pause signalfd signalfd4
         """,
-        "reading clocks, sleeping, timers; setting a clock is not here": """
+        "reading clocks, sleeping and timers, but not setting a clock": """
             time gettimeofday clock_gettime clock_getres nanosleep times alarm getitimer setitimer
             timer_settime timer_gettime timer_getoverrun timer_delete timerfd_settime timerfd_gettime
         """,
@@ -104,85 +105,84 @@ VERDICTS: dict[int, dict[str, str]] = {
             select pselect6 poll ppoll epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait
             epoll_pwait2 eventfd eventfd2 inotify_init inotify_init1 inotify_rm_watch
         """,
-        "sockets, once socket() let one exist": """
+        "sockets that the rule for socket() has allowed": """
             connect accept accept4 bind listen shutdown getsockname getpeername recvfrom recvmsg recvmmsg
         """,
-        "System V shared memory and semaphores, in an ipc namespace of one's own: databases need them": """
+        "System V shared memory and semaphores, in the jail's own ipc namespace: databases need them": """
             shmat shmdt shmctl semget semop semtimedop semctl
         """,
-        "who am I; without capabilities the setters only reach ids one already has, and"
-        " refusing them would fail the many programs that set what is already so": """
+        "ids; without capabilities a process can only set ids that it already has, and"
+        " many programs that do so would fail if these calls were refused": """
             getuid geteuid getgid getegid getresuid getresgid getgroups capget capset
             setuid setgid setreuid setregid setresuid setresgid setfsuid setfsgid
         """,
-        "limits and niceness: may be read and made tighter, the kernel refuses the rest": """
+        "limits and niceness: may be read and tightened; the kernel refuses the rest": """
             getrlimit getrusage getpriority setpriority ioprio_get sched_getparam sched_setparam
             sched_getscheduler sched_getattr sched_get_priority_max sched_get_priority_min
             sched_rr_get_interval sched_getaffinity sched_setaffinity
         """,
-        "the machine at large, read only": """
+        "information about the machine": """
             uname sysinfo getcpu getrandom
         """,
     },
     ENOSYS: {
-        "threads: libc falls back to clone, whose flags we can read": "clone3",
+        "threads: libc falls back to clone, whose flags the filter can read": "clone3",
         "Linux AIO: fs.aio-max-nr is one budget for the whole host": """
             io_setup io_destroy io_submit io_cancel io_getevents io_pgetevents
         """,
-        "self-confinement: tools go on without it, and it is code to attack": """
+        "self-confinement: tools continue without it, and it is kernel code to attack": """
             landlock_create_ruleset landlock_add_rule landlock_restrict_self
             lsm_get_self_attr lsm_set_self_attr lsm_list_modules
         """,
-        "newcomers that have an older way, still open": """
+        "new calls with an older equivalent that is allowed": """
             statmount listmount file_getattr file_setattr map_shadow_stack
         """,
-        "page cache residency tells what other jails have read": "cachestat",
-        "futexes under new numbers: no libc calls them, the old call does it all": """
+        "page cache residency reveals what other jails have read": "cachestat",
+        "futexes under new numbers: no libc uses them": """
             futex_waitv futex_wait futex_wake futex_requeue
         """,
-        "message queues, as on a kernel built without them: messages of a chosen size and content are the"
-        " attackers' way to lay out kernel memory; programs use pipes and sockets. Landlock let no POSIX queue"
-        " be opened anyway": """
+        "message queues, as on a kernel built without them: attackers use messages of a chosen size and content to lay"
+        " out kernel memory; programs use pipes and sockets. Landlock forbids to open POSIX queues anyway": """
             msgget msgsnd msgrcv msgctl mq_open mq_unlink mq_timedsend mq_timedreceive mq_notify mq_getsetattr
         """,
     },
     EINVAL: {
-        "moving pages between pipes and files (CVE-2022-0847, Dirty Pipe): the answer for a file that cannot, on which"
-        " Go, Rust and coreutils copy instead; Go takes ENOSYS for a failure of the copy. sendfile, which many"
-        " programs need, still reaches a part of that code": """
+        "moving pages between pipes and files (CVE-2022-0847, Dirty Pipe): EINVAL is the error for a file that does not"
+        " support it, after which Go, Rust and coreutils copy instead; Go treats ENOSYS as a failure of the copy."
+        " sendfile, which many programs need, still reaches a part of that code": """
             splice tee
         """,
     },
     EOPNOTSUPP: {
-        "changing extended attributes: the answer of a filesystem without them, which copying tools take calmly": """
+        "changing extended attributes: the error of a file system without them, which copying tools ignore": """
             setxattr lsetxattr fsetxattr setxattrat removexattr lremovexattr fremovexattr removexattrat
         """,
     },
     PRETEND: {
-        "flushing a whole filesystem stalls every neighbour, and what a jail writes never outlives it": """
+        "flushing a whole file system stalls other jails, and what a jail writes never outlives it": """
             sync syncfs
         """,
     },
 }
 
-# Refused on purpose, though common elsewhere (containers often allow them):
-#   vmsplice    lends pages to a pipe; a child once could watch its parent's memory that
-#               way (CVE-2020-29374), and our guests are children of the zygote
-#   seccomp     a second filter can only narrow, but brings its whole compiler
-#   ioprio_set  may raise disk priority within its class, over the neighbours
-#   sched_setattr  hides its policy behind a pointer
-#   process_madvise, process_mrelease, get_robust_list  reach into other processes
-#   mbind, set_mempolicy  place memory on other nodes; runtimes do without
+# Refused on purpose, although containers often allow them:
+#   vmsplice    puts pages of a process into a pipe; a child could once read its parent's
+#               memory that way (CVE-2020-29374), and guests are children of the zygote
+#   seccomp     a second filter can only restrict, but exposes the kernel's BPF compiler
+#   ioprio_set  may raise disk priority within its class, above that of other jails
+#   sched_setattr  its policy is behind a pointer
+#   process_madvise, process_mrelease, get_robust_list  affect other processes
+#   mbind, set_mempolicy  place memory on other nodes; runtimes work without them
 
 
 # --- The policy: calls whose arguments matter --------------------------------------
 
 
 class Look:
-    """One look at a word of struct seccomp_data, and what follows from each of its values.
+    """A decision by one 32-bit word of struct seccomp_data.
 
-    Invariant: `steps` holds (first value, decision) in rising order and starts at 0; a
-    decision holds up to the next first value. It is a verdict, or the next look.
+    Invariant: `steps` holds (first value, decision) in ascending order and starts at 0; a
+    decision applies up to the next first value. It is a verdict, or another `Look`.
     """
 
     def __init__(self, offset: int, mask: int, steps: list[tuple[int, int | Look]]) -> None:
@@ -192,7 +192,7 @@ class Look:
 
 
 def _steps(cases: dict[int, int | Look], otherwise: int | Look) -> list[tuple[int, int | Look]]:
-    """Spread single values over the whole range, neighbours of equal fate merged."""
+    """Turn single values and a default into steps over the whole range; merge neighbours with equal decisions."""
     boundaries = {0, *cases, *(value + 1 for value in cases if value < _WORD)}
     steps: list[tuple[int, int | Look]] = []
     for first in sorted(boundaries):
@@ -205,8 +205,8 @@ def _steps(cases: dict[int, int | Look], otherwise: int | Look) -> list[tuple[in
 def _argument(
     index: int, cases: dict[int, int | Look], otherwise: int | Look, *, mask: int = _WORD, high_half: bool = False
 ) -> Look:
-    """Look at the masked low half of an argument, counted from 0, or at its high half."""
-    offset = 16 + 8 * index + (4 if high_half else 0)  # both our machines are little-endian
+    """Decide by the masked low half of argument `index`, counted from 0, or by its high half."""
+    offset = 16 + 8 * index + (4 if high_half else 0)  # both supported architectures are little-endian
     return Look(offset, mask, _steps(cases, otherwise))
 
 
@@ -226,17 +226,17 @@ IOCTLS = {
     "any descriptor": """
         FIONCLEX=0x5450 FIOCLEX=0x5451 FIONBIO=0x5421 FIOASYNC=0x5452 FIONREAD=0x541B FIOQSIZE=0x5460 FIGETBSZ=2
     """,
-    "is it a terminal, and how wide. A jail has no terminal and no way to make one: all other requests would end in the"
-    " same ENOTTY, deeper in the kernel": """
+    "whether a file is a terminal, and its size. A jail has no terminal and cannot create one: all other requests would"
+    " fail with the same ENOTTY, deeper in the kernel": """
         TCGETS=0x5401 TCGETS2=0x802C542A TIOCGWINSZ=0x5413
     """,
-    "read the interfaces of one's own network namespace, without netlink": """
+    "read the interfaces of the jail's network namespace, without netlink": """
         SIOCGIFNAME=0x8910 SIOCGIFCONF=0x8912 SIOCGIFFLAGS=0x8913 SIOCGIFADDR=0x8915 SIOCGIFDSTADDR=0x8917
         SIOCGIFBRDADDR=0x8919 SIOCGIFNETMASK=0x891B SIOCGIFMETRIC=0x891D SIOCGIFMTU=0x8921 SIOCGIFHWADDR=0x8927
         SIOCGIFINDEX=0x8933 SIOCGIFTXQLEN=0x8942
     """,
 }
-_IOCTLS_FORBIDDEN = {"type into a terminal, for others to read": "TIOCSTI=0x5412 TIOCLINUX=0x541C"}
+_IOCTLS_FORBIDDEN = {"inject input into a terminal": "TIOCSTI=0x5412 TIOCLINUX=0x541C"}
 
 PRCTLS = {
     "names and labels": "PR_SET_NAME=15 PR_GET_NAME=16 PR_SET_VMA=0x53564D41 PR_GET_AUXV=0x41555856",
@@ -244,10 +244,10 @@ PRCTLS = {
         PR_SET_PDEATHSIG=1 PR_GET_PDEATHSIG=2 PR_SET_CHILD_SUBREAPER=36 PR_GET_CHILD_SUBREAPER=37
         PR_GET_TID_ADDRESS=40
     """,
-    "habits that cost only oneself": "PR_SET_NO_NEW_PRIVS=38 PR_SET_THP_DISABLE=41 PR_SET_TIMERSLACK=29",
-    "hide or show one's own /proc entries, to peers that share everything else; that core dumps go nowhere does not"
-    " depend on it": "PR_SET_DUMPABLE=4",
-    "ask": """
+    "settings that only affect the caller": "PR_SET_NO_NEW_PRIVS=38 PR_SET_THP_DISABLE=41 PR_SET_TIMERSLACK=29",
+    "hide or show the caller's /proc entries to processes of the same jail; core dumps are prevented independently of"
+    " it": "PR_SET_DUMPABLE=4",
+    "read settings": """
         PR_GET_DUMPABLE=3 PR_GET_KEEPCAPS=7 PR_GET_TIMING=13 PR_GET_SECCOMP=21 PR_CAPBSET_READ=23 PR_GET_TSC=25
         PR_GET_SECUREBITS=27 PR_GET_TIMERSLACK=30 PR_GET_NO_NEW_PRIVS=39 PR_GET_THP_DISABLE=42
         PR_GET_SPECULATION_CTRL=52 PR_GET_MDWE=66
@@ -265,28 +265,28 @@ ARCH_PRCTLS = {
     """,
 }
 
-# For setsockopt and getsockopt alike. Left out on purpose, whatever the level:
+# For setsockopt and getsockopt alike. Left out on purpose, at every level:
 #   netfilter (IP and IPv6 from 64 on, but for 66 and 67), IPsec policies, TCP_REPAIR, SO_MARK, IP_TRANSPARENT: need
 #       capabilities, which a session has in its branches' user namespace
 #   multicast membership, flow labels, TCP_LINGER2: their records and timers outlive the program in a reused jail
-#   IP_OPTIONS, IPV6_RTHDR and kin: source routes; IPV6_ADDRFORM turns a socket into another kind
-#   socket filters: a compiler. TCP_ULP, TCP_CONGESTION, TCP_MD5SIG, TCP_AO, TCP_FASTOPEN, zero copy, GSO, UDP_ENCAP:
-#       large code for speed on a network that is not there; callers try and go on
-#   SO_TIMESTAMP and kin: switch time stamps on for the whole machine
-#   SO_PEERSEC, SO_PEERGROUPS, SO_PEERPIDFD: for services that judge strangers, of which a jail has none
+#   IP_OPTIONS, IPV6_RTHDR and similar: source routes; IPV6_ADDRFORM turns a socket into another kind
+#   socket filters: expose the kernel's BPF compiler. TCP_ULP, TCP_CONGESTION, TCP_MD5SIG, TCP_AO, TCP_FASTOPEN, zero
+#       copy, GSO, UDP_ENCAP: much code to speed up a network that does not exist; programs continue without them
+#   SO_TIMESTAMP and similar: switch time stamps on for the whole machine
+#   SO_PEERSEC, SO_PEERGROUPS, SO_PEERPIDFD: for services that check unknown clients, which a jail does not have
 SOCKET_OPTIONS: dict[int, dict[str, str]] = {
     1: {  # SOL_SOCKET
-        "what servers and clients set; FTP servers do not start without SO_OOBINLINE, a mere mark where nothing is"
-        " urgent": """
+        "options of common servers and clients; FTP servers do not start without SO_OOBINLINE, which has no effect"
+        " without urgent data": """
             SO_REUSEADDR=2 SO_BROADCAST=6 SO_SNDBUF=7 SO_RCVBUF=8 SO_KEEPALIVE=9 SO_OOBINLINE=10 SO_REUSEPORT=15
             SO_PASSCRED=16 SO_RCVLOWAT=18 SO_SNDLOWAT=19 SO_RCVTIMEO=20 SO_SNDTIMEO=21
         """,
-        "questions; the kernel itself refuses to set these": """
+        "read-only options; the kernel itself refuses to set these": """
             SO_TYPE=3 SO_ERROR=4 SO_PEERCRED=17 SO_ACCEPTCONN=30 SO_PROTOCOL=38 SO_DOMAIN=39
         """,
     },
     0: {  # IPPROTO_IP
-        "marks on packets, and hearing of them; resolvers fail without IP_RECVERR": """
+        "packet header fields, and receiving them; resolvers fail without IP_RECVERR": """
             IP_TOS=1 IP_TTL=2 IP_PKTINFO=8 IP_MTU_DISCOVER=10 IP_RECVERR=11 IP_RECVTTL=12 IP_RECVTOS=13 IP_MTU=14
             IP_BIND_ADDRESS_NO_PORT=24 IP_MULTICAST_TTL=33 IP_MULTICAST_LOOP=34
         """,
@@ -306,7 +306,7 @@ SOCKET_OPTIONS: dict[int, dict[str, str]] = {
     },
 }
 _SOL_SOCKET = 1
-_SO_LINGER = 13  # would make the process that closes the socket wait, be it a kernel worker that cleans up after a jail
+_SO_LINGER = 13  # would block whatever closes the socket, even a kernel worker that cleans up after a jail
 
 
 def _socket_option(linger: int) -> Look:
@@ -326,9 +326,9 @@ _IPPROTO_TCP, _IPPROTO_UDP = 6, 17
 
 
 def _socket(protocols_of_types: dict[int, tuple[int, ...]]) -> Look:
-    """Each type with its own protocols: for any other pair the kernel looks for a module, with modprobe, as root.
+    """Allow each socket type with its own protocols only: for any other pair the kernel runs modprobe as root.
 
-    MPTCP, SCTP and the rest are large and of no use on an empty network; Go tries MPTCP first and wants this errno.
+    MPTCP, SCTP and the rest are large and useless on an empty network; Go tries MPTCP first and expects this errno.
     """
     types: dict[int, int | Look] = {
         kind: _argument(2, _each(ALLOW, *protocols), EPROTONOSUPPORT) for kind, protocols in protocols_of_types.items()
@@ -339,52 +339,53 @@ def _socket(protocols_of_types: dict[int, tuple[int, ...]]) -> Look:
 _INTERNET = _socket({_SOCK_STREAM: (0, _IPPROTO_TCP), _SOCK_DGRAM: (0, _IPPROTO_UDP)})
 _UNIX = _socket(dict.fromkeys((_SOCK_STREAM, _SOCK_DGRAM, _SOCK_SEQPACKET), (0, _AF_UNIX)))
 
-# Urgent data, which nearly nothing sends, has been a way into the kernel (CVE-2025-38236). What is never sent need not
-# be refused when it is received, so receiving stays a call that the kernel decides without the program.
+# Urgent data, which almost no program sends, allowed to attack the kernel (CVE-2025-38236). Since it cannot be sent,
+# receiving it need not be refused, and the kernel allows the receiving calls without running the filter.
 _MSG_OOB = 0x1
 
-# Futexes that lend priority: LOCK_PI, UNLOCK_PI, TRYLOCK_PI, WAIT_REQUEUE_PI, CMP_REQUEUE_PI, LOCK_PI2. They have led
-# to root more than once (CVE-2014-3153, CVE-2021-3347) and are of use to real-time threads only, which a jail does not
-# have; libc reports such a mutex as unsupported. The rule adds 40 ns to the 4 µs that handing a lock to another thread
-# takes in C, and nothing measurable in Python.
+# Priority-inheriting futexes: LOCK_PI, UNLOCK_PI, TRYLOCK_PI, WAIT_REQUEUE_PI, CMP_REQUEUE_PI, LOCK_PI2. They have
+# given attackers root more than once (CVE-2014-3153, CVE-2021-3347) and help only real-time threads, which a jail does
+# not have; libc reports such a mutex as unsupported. The rule adds 40 ns to the 4 µs that handing a lock to another
+# thread takes in C, and nothing measurable in Python.
 _FUTEX_OPERATION = 0x7F  # without FUTEX_PRIVATE_FLAG and FUTEX_CLOCK_REALTIME
 _FUTEX_PI = (6, 7, 8, 11, 12, 13)
 
-# Clocks to sleep on and to be woken by. The clocks of CPU time have had races between their timers and the end of a
-# process (CVE-2025-38352); profilers that ask for one use setitimer instead. They may still be read.
+# Clocks for sleeping and timers. Timers of the CPU-time clocks have had races with the end of a process
+# (CVE-2025-38352); profilers that are refused one use setitimer instead. All clocks may be read.
 _CLOCKS = (0, 1, 7)  # CLOCK_REALTIME, CLOCK_MONOTONIC, CLOCK_BOOTTIME
 
-# Any CLONE_NEW*; the namespaces are ours to make. CLONE_PARENT would hand a child to
-# the process that waits for the guest, which did not ask for it.
+# Any CLONE_NEW*, because only Belljar creates namespaces. CLONE_PARENT would make a child
+# of the guest a child of the zygote, which does not expect it.
 _CLONE_NAMESPACES = 0x7E020000 | 0x80
 _CLONE_PARENT = 0x8000
 
-# Huge pages come from one pool of the host, and no memory limit counts them.
+# Huge pages come from one pool of the host, and the cgroup's memory limit does not count them.
 _MAP_HUGETLB, _MFD_HUGETLB, _SHM_HUGETLB = 0x40000, 0x4, 0x800
 
-# Jails share the inodes of /usr: who may watch *reading* (inotify or dnotify) sees which
-# files the neighbours open. Watching for changes stays: those files never change.
+# Jails share the inodes of /usr: a program that may watch *reading* (inotify or dnotify)
+# sees which files other jails open. Watching for changes is allowed: those files never change.
 _WATCH_READING = 0x1 | 0x10 | 0x20  # IN_ACCESS, IN_CLOSE_NOWRITE, IN_OPEN
 _F_NOTIFY = 1026
-_F_SETLEASE = 1024  # makes others wait who open the file
-_RWF_NOWAIT = 0x8  # tells which pages of a shared file others have read
+_F_SETLEASE = 1024  # blocks other processes that open the file
+_RWF_NOWAIT = 0x8  # reveals which pages of a shared file other jails have read
 
-# What allocators and language runtimes give. Not MERGEABLE: KSM would merge equal pages across jails, and a slow write
-# tells that it did. Not COLD, PAGEOUT, COLLAPSE: they move pages that others may share. Not GUARD_INSTALL: glibc uses
-# mprotect where it is missing. EINVAL is what an older kernel says of them all.
+# The advice that allocators and language runtimes give. Not MERGEABLE: KSM would merge equal pages across jails, and a
+# slow write reveals that it did. Not COLD, PAGEOUT, COLLAPSE: they move pages that other jails may share. Not
+# GUARD_INSTALL: glibc uses mprotect where it is missing. EINVAL is the error of an older kernel for all of these.
 MADVICE = {
-    "how it will be used": "NORMAL=0 RANDOM=1 SEQUENTIAL=2 WILLNEED=3 POPULATE_READ=22 POPULATE_WRITE=23",
-    "it may be taken back": "DONTNEED=4 FREE=8",
-    "what a fork or a core dump gets": "DONTFORK=10 DOFORK=11 DONTDUMP=16 DODUMP=17 WIPEONFORK=18 KEEPONFORK=19",
+    "how memory will be used": "NORMAL=0 RANDOM=1 SEQUENTIAL=2 WILLNEED=3 POPULATE_READ=22 POPULATE_WRITE=23",
+    "memory may be freed": "DONTNEED=4 FREE=8",
+    "what a fork or a core dump contains": "DONTFORK=10 DOFORK=11 DONTDUMP=16 DODUMP=17 WIPEONFORK=18 KEEPONFORK=19",
     "transparent huge pages, which the memory limit counts": "HUGEPAGE=14 NOHUGEPAGE=15",
 }
-_FADV_DONTNEED = 4  # evicts shared files from the page cache, for all jails; and it is only advice
+_FADV_DONTNEED = 4  # evicts shared files from the page cache of all jails; ignoring it is correct, since it is advice
 
-# With a limit of 1 the kernel neither writes a core file nor starts the program that core_pattern may name, and that
-# program runs as root, outside every jail. With 0 it does start it. So a jail has the limit 1 and keeps it; a program
-# that wants no core dumps has its wish, and some would not go on if it were refused.
+# With a limit of 1 the kernel neither writes a core file nor starts the program that core_pattern may name, which
+# would run as root outside every jail. With 0 it does start that program. So a jail keeps the limit 1, and setting it
+# only pretends to succeed: some programs that disable their core dumps would stop if it were refused.
 _RLIMIT_CORE = 4
-_NULL_OLD_LIMIT = _argument(3, {0: _argument(3, {0: PRETEND}, EPERM, high_half=True)}, EPERM)  # else it would be unset
+# Not PRETEND if the old limit is requested, too: the caller would read it uninitialized.
+_NULL_OLD_LIMIT = _argument(3, {0: _argument(3, {0: PRETEND}, EPERM, high_half=True)}, EPERM)
 _READ_LIMIT = _argument(2, {0: _argument(2, {0: ALLOW}, EPERM, high_half=True)}, EPERM)
 _READ_CORE_LIMIT = _argument(2, {0: _argument(2, {0: ALLOW}, _NULL_OLD_LIMIT, high_half=True)}, _NULL_OLD_LIMIT)
 
@@ -392,7 +393,7 @@ _FILE_TYPE = 0xF000
 _HARMLESS_FILE_TYPES = (0, 0x1000, 0x8000, 0xC000)  # regular by default, FIFO, regular, socket
 
 ARGUMENT_RULES: dict[str, Look] = {
-    # EAFNOSUPPORT: getaddrinfo() and its kin then go on without netlink.
+    # EAFNOSUPPORT: getaddrinfo() and similar functions then continue without netlink.
     "socket": _argument(0, {_AF_UNIX: _UNIX, _AF_INET: _INTERNET, _AF_INET6: _INTERNET}, EAFNOSUPPORT),
     "socketpair": _argument(0, {_AF_UNIX: _UNIX, **_each(EOPNOTSUPP, _AF_INET, _AF_INET6)}, EAFNOSUPPORT),
     "setsockopt": _socket_option(linger=PRETEND),
@@ -415,22 +416,22 @@ ARGUMENT_RULES: dict[str, Look] = {
     "preadv2": _without_bits(5, _RWF_NOWAIT, EOPNOTSUPP),
     "mknod": _argument(1, _each(ALLOW, *_HARMLESS_FILE_TYPES), EPERM, mask=_FILE_TYPE),
     "mknodat": _argument(2, _each(ALLOW, *_HARMLESS_FILE_TYPES), EPERM, mask=_FILE_TYPE),
-    # ENOTTY: what a device says that does not know the request.
+    # ENOTTY: the error of a device that does not know the request.
     "ioctl": _argument(1, {**_each(ALLOW, *_values(IOCTLS)), **_each(EPERM, *_values(_IOCTLS_FORBIDDEN))}, ENOTTY),
     "prctl": _argument(0, _each(ALLOW, *_values(PRCTLS)), EPERM),
     "arch_prctl": _argument(0, _each(ALLOW, *_values(ARCH_PRCTLS)), EINVAL),
-    # Back to normal, or just asking. Not even ADDR_NO_RANDOMIZE: only debuggers and some
-    # sanitizers want it, and the flags next to it undo protections.
+    # Only reset it, or read it. Not even ADDR_NO_RANDOMIZE: only debuggers and some sanitizers
+    # use it, and the neighbouring flags disable protections.
     "personality": _argument(0, _each(ALLOW, 0, 0xFFFFFFFF), EPERM),
     # SCHED_OTHER, SCHED_BATCH, SCHED_IDLE, each with or without SCHED_RESET_ON_FORK.
     "sched_setscheduler": _argument(1, _each(ALLOW, 0, 3, 5), EPERM, mask=_WORD & ~0x40000000),
     "setrlimit": _argument(0, {_RLIMIT_CORE: PRETEND}, ALLOW),
-    # Set limits for oneself (pid 0), read anyone's (no new limit): the kernel compares
-    # only uids, so a guest could else cripple the init of its jail.
+    # Set the caller's own limits (pid 0), and read those of any process (no new limit): the kernel
+    # compares only uids, so a guest could otherwise limit the init process of its jail.
     "prlimit64": _argument(0, {0: _argument(1, {_RLIMIT_CORE: _READ_CORE_LIMIT}, ALLOW)}, _READ_LIMIT),
 }
 
-# --- Numbers of the machines: each line starts with the number of its first name -----
+# --- System call numbers: each line starts with the number of its first name ---------
 
 
 def _numbered(table: str) -> dict[str, int]:
@@ -441,7 +442,7 @@ def _numbered(table: str) -> dict[str, int]:
     return numbers
 
 
-# Since Linux 5.1 new calls get one number everywhere. Newest here: Linux 6.18.
+# Since Linux 5.1 new calls get the same number on every architecture. Complete up to Linux 6.18.
 _COMMON = _numbered(
     """424 pidfd_send_signal io_uring_setup io_uring_enter io_uring_register open_tree move_mount
     430 fsopen fsconfig fsmount fspick pidfd_open clone3 close_range openat2 pidfd_getfd faccessat2
@@ -551,9 +552,9 @@ _OFFSET_OF_NUMBER = 0
 _OFFSET_OF_ARCHITECTURE = 4
 
 
-# Where jails share device nodes (see `mounts.make_devices`), a watch on one reports every write of the neighbours and
-# the host. ENOSYS is the answer of a kernel without inotify: tail, GLib and Qt then poll. An error of inotify_add_watch
-# alone would make them give up, or complain of a full table.
+# Where jails share device nodes (see `mounts.make_devices`), a watch on one reports every write of other jails and the
+# host. ENOSYS is the error of a kernel without inotify: tail, GLib and Qt then poll. If only inotify_add_watch failed,
+# they would stop, or report that the limit of watches is reached.
 _WATCHING = "inotify_init inotify_init1 inotify_add_watch"
 
 
@@ -565,27 +566,27 @@ def _without_watching(machine: str) -> dict[int, int | Look]:
 def compile_filter(machine: str, can_watch: bool = True) -> bytes:
     """Compile the policy for "x86_64" or "aarch64": an array of struct sock_filter for seccomp(2).
 
-    `can_watch`: device nodes are this jail's own, so its program may have inotify.
+    `can_watch`: the jail has device nodes of its own, so its program may use inotify.
 
     Raises:
-        ValueError: we have no numbers for this machine.
+        ValueError: this architecture is not supported.
     """
     return _assemble(machine, _by_number(machine, {} if can_watch else _without_watching(machine)))
 
 
-# A filter of this size takes longer to install than a guest takes to fork. Filters are inherited and add up,
-# so the warm process puts itself behind the policy once, with the few calls left open that put up the other walls,
-# and each guest closes just those. Tests prove that the two together decide as `compile_filter` does.
+# Installing a filter of this size takes longer than forking a guest. Filters are inherited and add up, so the zygote
+# installs the policy once, with the few calls left open that put up the other walls, and each guest then closes just
+# those. Tests prove that the two filters together decide as `compile_filter` does.
 
 _ENTRANCE = "setns unshare mount process_madvise landlock_create_ruleset landlock_add_rule landlock_restrict_self"
 _ENTRANCE_PRCTLS = (22, 24, 47)  # PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_CAP_AMBIENT
-_ENTRANCE_ADVICE = (25,)  # MADV_COLLAPSE: the warm process puts its heap into huge pages, which makes forks cheaper
+_ENTRANCE_ADVICE = (25,)  # MADV_COLLAPSE: the zygote moves its heap to huge pages, which makes forks cheaper
 
 
 def compile_entrance(machine: str, branches: bool = False, can_watch: bool = True) -> bytes:
-    """The policy as the warm process needs it: what puts up the walls of a guest is still open.
+    """Compile the policy for the zygote: it leaves the calls open that put up the other walls of a guest.
 
-    With `branches`, to join a user namespace waits for the supervisor (`backends/local/pool/setns_gate.py`).
+    With `branches`, joining a user namespace needs the supervisor's permission (`backends/local/pool/setns_gate.py`).
     """
     numbers = SYSCALLS[machine]
     open_calls: dict[int, int | Look] = _each(ALLOW, *(numbers[name] for name in _ENTRANCE.split()))
@@ -599,18 +600,19 @@ def compile_entrance(machine: str, branches: bool = False, can_watch: bool = Tru
     return _assemble(machine, _by_number(machine, open_calls))
 
 
-# The copy of a session joins the namespaces made for it, one call for each, and then a landlock ruleset made for it.
-# That takes capabilities, which it gets by joining their user namespace, and for that the supervisor is asked. Entering
-# a jail joins several namespaces in one call, and no user namespace: so nothing is asked when a session is opened.
+# A branch (the copy of a session) joins the namespaces created for it, one call for each, and then applies a landlock
+# ruleset created for it. That requires capabilities, which it gets by joining the user namespace of the others, and
+# the supervisor must permit that call. Entering a jail joins several namespaces in one call and no user namespace, so
+# opening a session never waits for the supervisor.
 CLONE_NEWUSER = 0x10000000
 _CLONE_NEWNS, _CLONE_NEWIPC, _CLONE_NEWNET = 0x20000, 0x8000000, 0x40000000
 
 
 def compile_closing(machine: str, branches: bool = False) -> bytes:
-    """What a guest adds last: it closes what `compile_entrance` left open, and decides nothing else.
+    """Compile the filter that a guest installs last: it closes what `compile_entrance` left open, and nothing else.
 
-    With `branches`, what a copy needs to move in stays open: to join one namespace at a time, for which it has the
-    capabilities only then, and a landlock ruleset, which it has only if it is given one.
+    With `branches`, the calls stay open by which a branch enters its own jail: joining one namespace at a time, which
+    requires capabilities that a session otherwise lacks, and applying a landlock ruleset, which it must be given.
     """
     numbers = SYSCALLS[machine]
     policy = _cases(machine)
@@ -619,14 +621,14 @@ def compile_closing(machine: str, branches: bool = False) -> bytes:
         joined = _each(ALLOW, CLONE_NEWUSER, _CLONE_NEWNS, _CLONE_NEWIPC, _CLONE_NEWNET)
         closed[numbers["setns"]] = _argument(1, joined, EPERM)
         del closed[numbers["landlock_restrict_self"]]
-        closed[numbers["kill"]] = _argument(0, {_WORD: EPERM}, ALLOW)  # -1: everyone, and that would be one's branches
+        closed[numbers["kill"]] = _argument(0, {_WORD: EPERM}, ALLOW)  # -1 would reach all branches
     closed[numbers["prctl"]] = _argument(0, _each(EPERM, *_ENTRANCE_PRCTLS), ALLOW)
     closed[numbers["madvise"]] = _argument(2, _each(EINVAL, *_ENTRANCE_ADVICE), ALLOW)
     return _assemble(machine, Look(_OFFSET_OF_NUMBER, _WORD, _steps(closed, ALLOW)))
 
 
 def compile_refusal(machine: str, names: str) -> bytes:
-    """A filter that refuses these calls with EPERM and decides nothing else, to be installed beside the policy."""
+    """Compile a filter that refuses these calls with EPERM and allows all others, to be installed with the policy."""
     numbers = SYSCALLS.get(machine, {})
     refused = _each(EPERM, *(numbers[name] for name in names.split() if name in numbers))
     return _assemble(machine, Look(_OFFSET_OF_NUMBER, _WORD, _steps(refused, ALLOW)))
@@ -635,11 +637,11 @@ def compile_refusal(machine: str, names: str) -> bytes:
 def _assemble(machine: str, by_number: Look) -> bytes:
     if machine not in AUDIT_ARCH:
         raise ValueError(f"no seccomp policy for machine {machine!r}")
-    # The architecture comes first: until it is known, the number means nothing.
+    # The architecture is checked first, because the meaning of a number depends on it.
     whole = Look(_OFFSET_OF_ARCHITECTURE, _WORD, _steps({AUDIT_ARCH[machine]: by_number}, KILL_PROCESS))
     program = _decide(whole)
     if len(program) > INSTRUCTIONS_MAX:
-        raise OverflowError(f"{len(program)} instructions, the kernel takes {INSTRUCTIONS_MAX}")
+        raise OverflowError(f"{len(program)} instructions; the kernel accepts at most {INSTRUCTIONS_MAX}")
     return b"".join(struct.pack("<HBBI", *instruction) for instruction in program)
 
 
@@ -658,7 +660,7 @@ def _cases(machine: str) -> dict[int, int | Look]:
 def _by_number(machine: str, changes: dict[int, int | Look] | None = None) -> Look:
     steps = _steps({**_cases(machine), **(changes or {})}, ENOSYS)
     if machine == "x86_64":
-        # -1 has the x32 bit, yet is no x32 call but "no call"; the kernel says ENOSYS.
+        # -1 has the x32 bit set but means "no call"; the kernel answers it with ENOSYS.
         steps += [(_X32_BIT, KILL_PROCESS), (_WORD, ENOSYS)]
     return Look(_OFFSET_OF_NUMBER, _WORD, steps)
 
@@ -673,7 +675,7 @@ def _decide(decision: int | Look) -> list[tuple[int, int, int, int]]:
 
 
 def _search(steps: list[tuple[int, int | Look]]) -> list[tuple[int, int, int, int]]:
-    """Find the step that holds the loaded word; every path ends in a verdict."""
+    """Emit a binary search for the step that contains the loaded word; every path ends in a verdict."""
     if len(steps) == 1:
         return _decide(steps[0][1])
     if _is_lone_value(steps):

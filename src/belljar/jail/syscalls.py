@@ -1,7 +1,7 @@
-"""The only door to the kernel that `os` does not have: one ctypes function per system call we need.
+"""System calls that `os` lacks, made through ctypes: one function each.
 
-Numbers above 423 are the same on every architecture; the others go through libc's own wrappers. Every function
-raises OSError with the call's name, so that a failed wall says which call refused.
+Numbers above 423 are the same on every architecture; the other calls go through libc's wrappers. Every function raises
+OSError with the name of the call, so that an error about a wall names the call that failed.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ _syscall.restype = ctypes.c_long
 
 
 def make_call() -> Callable[..., int]:
-    """Another `call`, for who wants it to lie beside what else is used with it."""
+    """Create another object like `call`, for callers that want it next to their other objects in memory."""
     return ctypes.PyDLL(None, use_errno=True)["syscall"]
 
 
-#: Any system call by its number; returns -1 and sets ctypes' errno when it fails. Integers must fit in a C int; pass
-#: bytes for pointers. Holds the interpreter lock and knows no types: a guest that has just been forked pays a page
-#: fault for every object it touches, and this touches the fewest.
+#: Makes any system call by its number; returns -1 and sets ctypes' errno when it fails. Integers must fit in a C int;
+#: pass bytes for pointers. It holds the interpreter lock and checks no types: a guest that has just been forked pays a
+#: page fault for every object it touches, and this touches the fewest.
 call = make_call()
 
-# Looked up and typed here, before any fork: a guest then touches as few pages as it can.
+# Looked up and typed here, before any fork, so that a guest touches few pages.
 _unshare = _libc.unshare
 _unshare.argtypes = (ctypes.c_int,)
 _setns = _libc.setns
@@ -107,29 +107,28 @@ def _checked(name: str, result: int) -> int:
 
 
 def failure() -> OSError:
-    """Why the last `call` failed."""
+    """Return the OSError of the last failed `call`."""
     number = ctypes.get_errno()
     return OSError(number, os.strerror(number))
 
 
 def unshare(flags: int) -> None:
-    """Leave the namespaces named by `flags` for new ones."""
+    """Move this process to new namespaces of the kinds in `flags`."""
     _checked("unshare", _unshare(flags))
 
 
 def setns(descriptor: int, flags: int) -> None:
-    """Join namespaces of the process behind a pidfd, or the one behind a namespace file."""
+    """Join namespaces of the process that a pidfd refers to, or the namespace that a namespace file refers to."""
     _checked("setns", _setns(descriptor, flags))
 
 
 def mount(source: bytes, target: bytes, kind: bytes, flags: int, options: bytes | None = None) -> None:
-    """mount(2)."""
     if _mount(source, target, kind, flags, options) < 0:
         _checked(f"mount {os.fsdecode(kind) or 'flags'} on {os.fsdecode(target)}", -1)
 
 
 def unmount(target: str) -> None:
-    """Detach a mount at once; it goes when its last user does."""
+    """Detach a mount at once; the kernel removes it when it is no longer in use."""
     _checked(f"umount {target}", _libc.umount2(os.fsencode(target), MNT_DETACH))
 
 
@@ -140,13 +139,13 @@ def pivot_root(new_root: str, put_old: str) -> None:
 
 
 def clone_tree(path: str, recursive: bool = True) -> int:
-    """A detached copy of the mounts at `path`, as a descriptor the caller owns."""
+    """Return a detached copy of the mounts at `path` as a descriptor, which the caller owns."""
     flags = OPEN_TREE_CLONE | os.O_CLOEXEC | (AT_RECURSIVE if recursive else 0)
     return _checked(f"open_tree {path}", _syscall(_OPEN_TREE, -100, os.fsencode(path), flags))
 
 
 def make_tmpfs(options: dict[str, str]) -> int:
-    """A new tmpfs that is mounted nowhere, as a descriptor the caller owns."""
+    """Return a new detached tmpfs as a descriptor, which the caller owns."""
     context = _checked("fsopen", _syscall(_FSOPEN, b"tmpfs", _CLOSE_ON_EXEC))
     try:
         for name, value in options.items():
@@ -159,7 +158,7 @@ def make_tmpfs(options: dict[str, str]) -> int:
 
 
 def attach_tree(tree: int, target: str) -> None:
-    """Attach a detached tree over `target`."""
+    """Mount a detached tree on `target`."""
     result = _syscall(_MOVE_MOUNT, tree, b"", -100, os.fsencode(target), MOVE_MOUNT_F_EMPTY_PATH)
     _checked(f"move_mount {target}", result)
 
@@ -182,19 +181,19 @@ def set_mount_attributes(tree: int, attributes: int) -> None:
 
 
 def open_signal(number: int) -> int:
-    """A descriptor that is readable while this signal, which must be blocked, is pending; the caller owns it."""
+    """Return a descriptor that is readable while this signal, which must be blocked, is pending; the caller owns it."""
     signals = (1 << number - 1).to_bytes(_SIGNAL_SET_BYTES, "little")
     return _checked("signalfd", _libc.signalfd(-1, signals, os.O_CLOEXEC | os.O_NONBLOCK))
 
 
 def prctl(option: int, *arguments: int) -> int:
-    """prctl(2), all arguments as unsigned longs."""
+    """Call prctl(2) with all arguments as unsigned longs."""
     result = _prctl(option, *(*arguments, 0, 0, 0, 0)[:4])
     return int(result) if result >= 0 else _checked(f"prctl {option}", -1)
 
 
 class FilterProgram(ctypes.Structure):
-    """A classic-BPF program as the kernel wants it (struct sock_fprog); made before the fork that uses it."""
+    """A classic BPF program in the kernel's format (struct sock_fprog); create it before the fork that uses it."""
 
     _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
 
@@ -203,15 +202,15 @@ class FilterProgram(ctypes.Structure):
 
 
 def install_seccomp(program: FilterProgram) -> None:
-    """Put the calling thread behind a filter; needs no_new_privs."""
+    """Install a seccomp filter for the calling thread; requires no_new_privs."""
     _checked("seccomp", _prctl(PR_SET_SECCOMP, 2, ctypes.addressof(program), 0, 0))
 
 
-def install_seccomp_to_ask(program: FilterProgram) -> int:
-    """Put the calling thread behind a filter that asks a supervisor; needs no_new_privs.
+def install_seccomp_with_listener(program: FilterProgram) -> int:
+    """Install a filter that asks a supervisor about some calls; requires no_new_privs.
 
-    Returns where the questions arrive, which the caller owns; below 0: this kernel has no such thing, or another
-    supervisor is above us. The filter is up all the same, and what it would ask about fails with ENOSYS.
+    Return the descriptor that reports these calls, which the caller owns. It is below 0 if the kernel does not support
+    listeners or another supervisor already has one: then the filter is installed and these calls fail with ENOSYS.
     """
     number = _SECCOMP.get(os.uname().machine, -1)
     listener = int(_syscall(number, _SET_MODE_FILTER, _FLAG_NEW_LISTENER, ctypes.byref(program)))
@@ -228,7 +227,7 @@ _CapabilitySets = ctypes.c_uint32 * 6
 
 
 def set_capabilities(permitted: int, inheritable: int) -> None:
-    """Set the effective and permitted sets, and the inheritable one, of this thread."""
+    """Set the effective and permitted sets of this thread to `permitted`, and its inheritable set."""
     low, high = permitted & 0xFFFFFFFF, permitted >> 32
     sets = _CapabilitySets(low, low, inheritable & 0xFFFFFFFF, high, high, inheritable >> 32)
     header = _CapabilityHeader(_CAPABILITY_VERSION_3, 0)
@@ -236,13 +235,13 @@ def set_capabilities(permitted: int, inheritable: int) -> None:
 
 
 def permitted_capabilities() -> int:
-    """The permitted set of this thread as a bit mask."""
+    """Return the permitted set of this thread as a bit mask."""
     sets = _capability_sets()
     return int(sets[1]) | int(sets[4]) << 32
 
 
 def effective_capabilities() -> int:
-    """The effective set of this thread as a bit mask."""
+    """Return the effective set of this thread as a bit mask."""
     sets = _capability_sets()
     return int(sets[0]) | int(sets[3]) << 32
 
@@ -255,7 +254,7 @@ def _capability_sets() -> ctypes.Array[ctypes.c_uint32]:
 
 
 def landlock_version() -> int:
-    """The kernel's landlock ABI, or 0 when it has none."""
+    """Return the version of the kernel's landlock ABI, or 0 if landlock is not available."""
     result = _syscall(LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), _LANDLOCK_CREATE_RULESET_VERSION)
     return max(int(result), 0)
 
@@ -265,14 +264,15 @@ class _OpenHow(ctypes.Structure):
 
 
 class NoDescriptors(Exception):
-    """This process has no file descriptors left; no OSError, which could be taken for a file that is not there."""
+    """No file descriptors are left; not an OSError, so that it is never mistaken for a missing file."""
 
 
 def open_beneath(directory: int, path: str, flags: int, mode: int = 0) -> int:
     """Open `path` under `directory` without following any link or leaving its file system.
 
     Raises:
-        OSError: the file is not there, or cannot be opened. NoDescriptors: no file could be.
+        OSError: the file does not exist or cannot be opened.
+        NoDescriptors: this process or the machine has no descriptors left.
     """
     resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_XDEV
     how = _OpenHow(flags | os.O_CLOEXEC, mode, resolve)

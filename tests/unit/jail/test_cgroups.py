@@ -185,9 +185,9 @@ import os, subprocess, sys
 from pathlib import Path
 from belljar.jail import instance
 from belljar.jail.cgroups import Cgroups, find_hierarchies
-claimed = instance.claim(Path(sys.argv[1]), 3_000_000_000)
+reserved = instance.reserve(Path(sys.argv[1]), 3_000_000_000)
 groups = Cgroups(find_hierarchies(), sys.argv[2])
-claimed.note([directory for _, directory in groups.directories])
+reserved.note([directory for _, directory in groups.directories])
 groups.open()
 jail = groups.jail(0)
 orphan = f"import os, signal\\nfor file in {jail.join_files}: os.write(file, b'0')\\nsignal.pause()"
@@ -201,18 +201,18 @@ os.kill(os.getpid(), 9)
         [sys.executable, "-c", crashed, str(tmp_path), name], check=False, env={"PYTHONPATH": os.pathsep.join(sys.path)}
     )
     assert all(path.is_dir() for path in left)
-    claimed = instance.claim(tmp_path, 3_000_000_000)
+    reserved = instance.reserve(tmp_path, 3_000_000_000)
     try:
         assert not any(path.exists() for path in left)
     finally:
-        claimed.close()
+        reserved.close()
     for path in left:
         path.parent.rmdir()
 
 
 def test_two_instances_never_share_anything(tmp_path: Path) -> None:
-    first, second = instance.claim(tmp_path / "a", 3_000_000_000), instance.claim(tmp_path / "b", 3_000_000_000)
-    third = instance.claim(tmp_path / "a", 3_000_000_000)
+    first, second = instance.reserve(tmp_path / "a", 3_000_000_000), instance.reserve(tmp_path / "b", 3_000_000_000)
+    third = instance.reserve(tmp_path / "a", 3_000_000_000)
     try:
         assert len({each.uid_base for each in (first, second, third)}) == 3
         assert len({each.name for each in (first, second, third)}) == 3
@@ -232,7 +232,7 @@ def test_two_instances_never_share_anything(tmp_path: Path) -> None:
 )
 def test_a_spoiled_note_of_an_earlier_instance_stops_nobody(tmp_path: Path, note: bytes) -> None:
     (tmp_path / "slot-0.lock").write_bytes(note)
-    instance.claim(tmp_path, 3_000_000_000).close()
+    instance.reserve(tmp_path, 3_000_000_000).close()
 
 
 def open_below(ours: Cgroups) -> list[str]:
@@ -384,7 +384,7 @@ def test_without_a_controller_it_says_which_and_what_to_do(kernel: Kernel, set_u
     set_up(kernel)
     with pytest.raises(CgroupsUnavailable, match=missing) as refusal:
         find_hierarchies()
-    assert "give up wall 'cgroup'" in str(refusal.value)
+    assert "opt out of wall 'cgroup'" in str(refusal.value)
 
 
 def test_without_the_right_to_make_one_it_says_what_to_do(tmp_path: Path) -> None:

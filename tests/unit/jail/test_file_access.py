@@ -105,14 +105,14 @@ def test_groups_of_the_server_open_nothing(work: int) -> None:
 )
 def test_who_cannot_take_on_the_programs_rights_does_nothing(spoil: str) -> None:
     code = f"""
-from belljar.jail import fileaccess, syscalls
+from belljar.jail import file_access, syscalls
 {spoil}
 try:
-    with fileaccess.acting_as({OWNER}):
+    with file_access.acting_as({OWNER}):
         print("did it")
 except OSError as error:
     print("refused:", error.strerror)
-print(fileaccess._current("setfsuid"), fileaccess._current("setfsgid"))
+print(file_access._current("setfsuid"), file_access._current("setfsgid"))
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ended.stdout.startswith("refused: "), ended

@@ -14,18 +14,18 @@ import pytest
 
 from belljar.jail import probe
 from belljar.jail.probe import stage
-from belljar.jail.probe.stage import Missing, Orders, in_child, must_fail
+from belljar.jail.probe.stage import Missing, ProbeConfig, in_child, must_fail
 
 UID_BASE = 1_900_000_000
 CGROUP_PARENT = f"belljar-probe-test-{os.getpid()}"
-ORDERS = Orders(UID_BASE, f"{CGROUP_PARENT}/unit")
+CONFIG = ProbeConfig(UID_BASE, f"{CGROUP_PARENT}/unit")
 WAIVERS = {"uid", "landlock", "cgroup", ""}
 
-ASK = """
+RUN_PROBE = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
 from belljar.jail import probe
-print(json.dumps(probe.ask(int(sys.argv[2]), sys.argv[3])))
+print(json.dumps(probe.run(int(sys.argv[2]), sys.argv[3])))
 """
 
 
@@ -41,7 +41,7 @@ def children_here() -> str:
 def answer() -> dict[str, Any]:
     """What the probe says, with a check that asking changes nothing."""
     before = mounts_here(), children_here()
-    found = probe.ask(UID_BASE, CGROUP_PARENT)
+    found = probe.run(UID_BASE, CGROUP_PARENT)
     assert (mounts_here(), children_here()) == before
     assert not list(Path("/sys/fs/cgroup").glob(f"**/{CGROUP_PARENT}"))
     return found
@@ -71,10 +71,10 @@ def test_facts_describe_this_kernel(answer: dict[str, Any]) -> None:
     assert "user.max_user_namespaces" in facts["sysctls"]
 
 
-def test_uids_that_belong_to_somebody_are_refused() -> None:
+def test_uids_that_are_in_use_are_refused() -> None:
     if os.geteuid() != 0:
         pytest.skip("a plain user has no uids to give")
-    rows = {row["name"]: row for row in probe.ask(0, CGROUP_PARENT)["walls"]}
+    rows = {row["name"]: row for row in probe.run(0, CGROUP_PARENT)["walls"]}
     assert rows["uid"]["state"] == "missing"
     assert "root in /etc/passwd" in rows["uid"]["seen"]
     assert rows["uid"]["fix"] == "choose another jail.uid_base"
@@ -83,14 +83,14 @@ def test_uids_that_belong_to_somebody_are_refused() -> None:
 def test_a_machine_without_user_namespaces_is_found_out(sources: Path) -> None:
     """Inside a user namespace their number can be set to none, for that one alone."""
     script = 'echo 0 > /proc/sys/user/max_user_namespaces && exec "$@"'
-    command = [sys.executable, "-c", ASK, str(sources), str(UID_BASE), CGROUP_PARENT]
-    asked = subprocess.run(
+    command = [sys.executable, "-c", RUN_PROBE, str(sources), str(UID_BASE), CGROUP_PARENT]
+    probed = subprocess.run(
         ["unshare", "--user", "--map-root-user", "sh", "-c", script, "sh", *command],
         capture_output=True,
         timeout=60,
     )
-    assert asked.returncode == 0, asked.stderr.decode()
-    rows = {row["name"]: row for row in json.loads(asked.stdout)["walls"]}
+    assert probed.returncode == 0, probed.stderr.decode()
+    rows = {row["name"]: row for row in json.loads(probed.stdout)["walls"]}
     assert rows["user namespace"]["state"] == "missing"
     assert rows["user namespace"]["fix"] == "sysctl -w user.max_user_namespaces=15000"
     assert "user.max_user_namespaces" in rows["net namespace"]["fix"]
@@ -101,27 +101,27 @@ def test_a_machine_without_user_namespaces_is_found_out(sources: Path) -> None:
 # ---- attempts that go wrong
 
 
-def succeed(_orders: Orders) -> str:
+def succeed(_config: ProbeConfig) -> str:
     return "all well"
 
 
-def refuse(_orders: Orders) -> str:
+def refuse(_config: ProbeConfig) -> str:
     raise PermissionError(1, "not you")
 
 
-def find_a_gap(_orders: Orders) -> str:
+def find_a_gap(_config: ProbeConfig) -> str:
     raise Missing("there is a gap")
 
 
-def break_down(_orders: Orders) -> str:
+def break_down(_config: ProbeConfig) -> str:
     raise KeyError("a mistake of ours")
 
 
-def die(_orders: Orders) -> str:
+def die(_config: ProbeConfig) -> str:
     os._exit(0)
 
 
-def go_on_and_succeed(_orders: Orders) -> str:
+def go_on_and_succeed(_config: ProbeConfig) -> str:
     stage.go_on_in_child()
     return "from the grandchild"
 
@@ -134,15 +134,15 @@ def go_on_and_succeed(_orders: Orders) -> str:
         pytest.param(refuse, "[Errno 1] not you", False, id="the_kernel_refuses"),
         pytest.param(find_a_gap, "there is a gap", False, id="it_does_not_hold"),
         pytest.param(break_down, "KeyError: 'a mistake of ours'", False, id="a_bug_is_not_a_wall"),
-        pytest.param(die, "the attempt gave no answer", False, id="silence_is_not_a_wall"),
+        pytest.param(die, "the attempt reported nothing", False, id="silence_is_not_a_wall"),
     ],
 )
 def test_only_an_attempt_that_succeeds_counts(attempt: Any, seen: str, stands: bool) -> None:
-    assert in_child(attempt, ORDERS) == (seen, stands)
+    assert in_child(attempt, CONFIG) == (seen, stands)
 
 
 def test_an_attempt_that_hangs_is_ended_with_its_children(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def hang(_orders: Orders) -> str:
+    def hang(_config: ProbeConfig) -> str:
         pid = os.fork()
         if pid == 0:
             stage.die_with_parent()
@@ -152,7 +152,7 @@ def test_an_attempt_that_hangs_is_ended_with_its_children(monkeypatch: pytest.Mo
         return "never"
 
     monkeypatch.setattr(stage, "_ATTEMPT_SECONDS", 0.5)
-    assert in_child(hang, ORDERS) == ("the attempt gave no answer", False)
+    assert in_child(hang, CONFIG) == ("the attempt reported nothing", False)
     grandchild = Path("/proc", (tmp_path / "pid").read_text(), "stat")
     deadline = time.monotonic() + 10
     while grandchild.exists() and grandchild.read_text().rpartition(")")[2].split()[0] != "Z":
@@ -170,5 +170,5 @@ def test_a_call_that_must_fail_must_fail_for_the_right_reason() -> None:
 
 def test_a_probe_that_cannot_start_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(probe.ProbeFailed, match="exit code 1: it said nothing"):
-        probe.ask(UID_BASE, CGROUP_PARENT)
+    with pytest.raises(probe.ProbeFailed, match="exit code 1: no output"):
+        probe.run(UID_BASE, CGROUP_PARENT)

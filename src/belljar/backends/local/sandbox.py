@@ -109,7 +109,7 @@ class LocalSandbox:
     def _claim(self) -> None:
         jail = self._settings.jail
         self._landlock_version = syscalls.landlock_version() if "landlock" not in jail.without_walls else 0
-        self._instance = instance.claim(self._settings.runtime_dir, jail.uid_base)
+        self._instance = instance.reserve(self._settings.runtime_dir, jail.uid_base)
         missing = self._find_missing_walls()
         if missing:
             raise WallMissing("; ".join(missing) + ". Nothing was run.", walls=missing)

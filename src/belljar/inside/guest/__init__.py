@@ -1,1 +1,1 @@
-"""What runs in the jail beside the program. Its neighbours are hostile."""
+"""Belljar's code inside a guest process, next to the untrusted program."""

@@ -1,7 +1,7 @@
-"""A program that is not Python: this process, jailed and with its files laid out, becomes the toolchain's command.
+"""Replace a guest process by the command of another language, once it is jailed and has its files.
 
-Nothing of ours is left after the exec but the walls: namespaces, landlock, seccomp, limits and no_new_privs all hold
-for whatever is executed.
+After the exec only the walls are left of Belljar: namespaces, landlock, seccomp, limits and no_new_privs apply to
+whatever is executed.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ import os
 import signal
 from typing import Any
 
-_DOOR = 3  # as in `languages/standby.cjs`; the socket that was there is closed by now
+_STANDBY = 3  # where `languages/standby.cjs` waits for its program; the guest's socket there is closed by now
 _WHOLE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def prepare(order: dict[str, Any], descriptors: list[int]) -> None:
-    """Lay out what was compiled, if anything was, and exec. Never returns."""
+    """Write the files of a compiled program, if there are any, and exec. Never returns."""
     argv = order["argv"]
     try:
         if order.get("has_door"):
-            os.dup2(descriptors[0], _DOOR)  # where it will wait for its program
+            os.dup2(descriptors[0], _STANDBY)
         elif descriptors:
             _unpack(order["compiled"], order["start"], descriptors[0])
             os.close(descriptors[0])
-        for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and an exec would pass that on
+        for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and an exec keeps that
             signal.signal(ignored, signal.SIG_DFL)
-        start = os.execve if "/" in order["path"] else os.execvpe  # in an image, only its own PATH knows
+        start = os.execve if "/" in order["path"] else os.execvpe  # in a container image, search its PATH
         start(order["path"], argv, os.environ)
     except OSError as error:
         os.write(2, f"belljar: cannot start {argv[0]}: {error.strerror}\n".encode())
@@ -33,12 +33,12 @@ def prepare(order: dict[str, Any], descriptors: list[int]) -> None:
 
 
 def _unpack(files: list[tuple[str, int]], start: int, source: int) -> None:
-    """Copy within the kernel. `source` is shared with other guests that do the same: its offset is left alone."""
+    """Copy the files from `source` with sendfile; other guests read it too, so its file offset is not used."""
     for path, size in files:
         if "/" in path:
             os.makedirs(os.path.dirname(path), exist_ok=True)
         target = os.open(path, _WHOLE)
-        os.fchmod(target, 0o755)  # not in the call above: a file of the caller's may be there already
+        os.fchmod(target, 0o755)  # not a mode for `open`, because the file may already exist
         end = start + size
         while start < end:
             sent = os.sendfile(target, source, start, end - start)

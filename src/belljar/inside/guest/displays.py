@@ -1,8 +1,8 @@
-"""Pictures a program shows: matplotlib figures and PIL images, sent to the host as PNG.
+"""Send what a program displays to the host: matplotlib figures and PIL images as PNG, and other forms in sessions.
 
-This module is matplotlib's back end inside the jail (`MPLBACKEND=module://_belljar_displays`), loaded in every warm
-process; it imports matplotlib only once a program has. What it sends is untrusted payload to the host, capped and
-checked there: a program can forge pictures, and nothing else.
+This module is matplotlib's back end inside the jail (`MPLBACKEND=module://_belljar_displays`). Every zygote loads it;
+it imports matplotlib only after a program has. To the host its messages are untrusted, limited in size and checked: a
+program can forge displays, and nothing else.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ import weakref
 from typing import Any
 
 BACKEND_NAME = "_belljar_displays"
-_PIECE = struct.Struct("=QIH")  # number of the picture, its bytes in all, bytes of this piece
+_PIECE = struct.Struct("=QIH")  # number of the display, its total bytes, bytes of this piece
 _numbers = itertools.count(1)
-_shown: Any = weakref.WeakKeyDictionary()  # figures that were shown and stay open, with how they looked
-_owner = 0  # the process whose open figures are shown at its end
-_pipe = -1  # a pipe, not a socket: over a socket a program could send the host its descriptors
+_shown: Any = weakref.WeakKeyDictionary()  # figures that were displayed and stay open, with a hash of their content
+_owner = 0  # the process whose open figures are displayed at its end
+_pipe = -1  # a pipe, because over a socket a program could also send descriptors to the host
 
 
 def register_back_end() -> None:
-    """Make this module findable as a matplotlib back end; before matplotlib is imported."""
+    """Let matplotlib find this module as its back end; call it before matplotlib is imported."""
     sys.modules[BACKEND_NAME] = sys.modules[__name__]
 
 
 def register_viewer() -> None:
-    """Make PIL show its images through us; after it has been imported."""
+    """Let PIL display its images through this module; call it after PIL has been imported."""
     if "PIL.Image" in sys.modules:
         from PIL import ImageShow
 
@@ -46,13 +46,13 @@ def register_viewer() -> None:
 
 
 def open_pipe(descriptor: int) -> None:
-    """From now on pictures have somewhere to go."""
+    """Send displays of this process to `descriptor` from now on."""
     global _pipe, _owner
     _pipe, _owner = descriptor, os.getpid()
 
 
 def close_pipe() -> None:
-    """No more pictures, until a pipe is opened again."""
+    """Drop displays until a pipe is opened again."""
     global _pipe
     descriptor, _pipe = _pipe, -1
     try:
@@ -62,12 +62,12 @@ def close_pipe() -> None:
 
 
 def note_shown(figure: Any, content: bytes) -> None:
-    """A figure has been shown in another way, as this picture."""
+    """Record that a figure has been displayed in another way, with this content."""
     _shown[figure] = hash(content)
 
 
 def send(mime: str, content: bytes) -> None:
-    """Send one picture in pieces that the kernel keeps whole, whoever else writes to the pipe at the same time."""
+    """Send one display in pieces small enough that writes of other threads and processes do not mix with them."""
     if _pipe < 0 or not content:
         return
     number = os.getpid() << 32 | next(_numbers)
@@ -77,7 +77,7 @@ def send(mime: str, content: bytes) -> None:
         for start in range(0, len(content), room):
             _write(number, len(content), content[start : start + room])
     except OSError:
-        pass  # the host has had enough
+        pass  # the host has closed the pipe
 
 
 def _write(number: int, size: int, piece: bytes) -> None:
@@ -85,12 +85,12 @@ def _write(number: int, size: int, piece: bytes) -> None:
 
 
 def show_open_figures() -> None:
-    """Send what is still open and was not shown, at the end of the program; a fork of it has nothing to add."""
+    """Send the open figures that were not displayed yet, at the end of the program; does nothing in a fork of it."""
     pyplot = sys.modules.get("matplotlib.pyplot")
     if _pipe >= 0 and _owner == os.getpid() and hasattr(pyplot, "get_fignums"):
         try:
             _show_figures(pyplot, closes=True)
-        except Exception as error:  # noqa: BLE001  (the program's own figure, whatever is wrong with it)
+        except Exception as error:  # noqa: BLE001  (drawing a program's figure may raise anything)
             print(f"an open figure could not be drawn: {error!r}", file=sys.stderr)
 
 
@@ -107,7 +107,7 @@ def _show_figures(pyplot: Any, closes: bool) -> None:
 
 
 def _draw(figure: Any) -> bytes:
-    """A warning names the line of the program that shows the figure; at its end there is none."""
+    """Draw a figure as PNG; warnings name the line of the program that displays it, if it still runs."""
     buffer = io.BytesIO()
     with warnings.catch_warnings(record=True) as caught:
         figure.savefig(buffer, format="png")
@@ -121,7 +121,7 @@ def _draw(figure: Any) -> bytes:
 
 
 def __getattr__(name: str) -> Any:
-    """matplotlib's back end interface, made when it first asks; it then reads the module's dictionary."""
+    """Create the classes of matplotlib's back-end interface when matplotlib first looks them up."""
     if name not in ("FigureCanvas", "FigureManager"):
         raise AttributeError(name)
     from matplotlib.backend_bases import FigureManagerBase

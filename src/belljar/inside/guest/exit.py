@@ -1,13 +1,13 @@
-"""The end of a program, as the interpreter would make it, without taking the interpreter apart.
+"""End a program as the interpreter would, without tearing the interpreter down.
 
-Tearing an interpreter down object by object costs more than a whole run. What a program can see of it is done here,
-after its last exit function: its modules go, its finalizers run, its streams are flushed, and the process ends with
-the exit code that CPython would give it. **In any doubt nothing of that is done**, and CPython goes on by itself:
-slower, and right.
+Tearing an interpreter down object by object costs more than a whole run. This module does the part that a program can
+see, after its last exit function: it drops the program's modules, runs its finalizers, flushes its streams, and ends
+the process with the exit code that CPython would use. **In any doubt it does nothing**, and CPython ends the program
+itself: slower, and right.
 
-Two things make it hard. CPython keeps the exit code to itself, so it is watched being read from an uncaught SystemExit.
-And finalizers must find no frame of ours beneath them, nor may a tracer see one: `leave` only prepares a list of steps
-and returns; they are all built-in functions, and a built-in function walks them.
+Two things make this hard. CPython does not expose the exit code, so this module records it when CPython reads it from
+an uncaught SystemExit. And finalizers and tracers must see no frame of this module: `leave` only prepares a list of
+steps and returns; all steps are built-in functions, and a built-in function calls them one after the other.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from typing import Any
 from belljar.inside.guest import displays
 
 _PROGRAM = "/work/main.py"
-_requested_exit: list[Any] = []  # what `raise SystemExit(...)` asked for, once the interpreter acts on it
-_last_module = ""  # the last one loaded before the fork
-_exits_before = 0  # kinds of SystemExit that were there before the program
-_steps: list[Callable[[], Any]] = []  # what is left to do once `leave` has returned
-_usual_steps: list[Callable[[], Any]] = []  # what that is for most programs, made before the fork: making touches pages
-_LETTING_GO = 3  # which of them lets go of the program's modules
-_survivors: list[weakref.ref[types.ModuleType]] = []  # these modules, should somebody else still hold them
-_streams: list[Any] = []  # standard input, output and error, as the interpreter made them
-_flushes: list[Callable[[], Any]] = []  # those of output and error
+_requested_exit: list[Any] = []  # the argument of an uncaught SystemExit, once the interpreter has read it
+_last_module = ""  # the last module loaded before the fork
+_exits_before = 0  # number of subclasses of SystemExit before the program ran
+_steps: list[Callable[[], Any]] = []  # what is left to do when `leave` has returned
+_usual_steps: list[Callable[[], Any]] = []  # the steps of most programs, created before the fork to save pages
+_LETTING_GO = 3  # index of the step that drops the program's modules
+_survivors: list[weakref.ref[types.ModuleType]] = []  # the program's modules, in case other objects still refer to them
+_streams: list[Any] = []  # standard input, output and error, as the interpreter created them
+_flushes: list[Callable[[], Any]] = []  # the `flush` methods of output and error
 _sys = vars(sys)
 _kinds_of_exit = SystemExit.__subclasses__
-_draws = False  # whether matplotlib is there, and may have open figures
-_kept: list[Any] = []  # what C code points to
-#: The instructions that end a module, of both kinds that there are.
+_draws = False  # whether matplotlib is loaded, so that figures may be open
+_kept: list[Any] = []  # objects that C code points to
+#: The two return instructions with which the code of a module can end.
 _RETURNS = {(lambda: None).__code__.co_code[-2], (lambda value: value).__code__.co_code[-2]}
-#: Kinds of objects that do nothing when they go. Not classes: their instances might.
+#: Types whose objects have no effect when they are freed. Not classes: their instances may have finalizers.
 _HARMLESS = frozenset(
     (
         *(dict, list, tuple, set, frozenset, collections.deque, collections.defaultdict, collections.OrderedDict),
@@ -57,8 +57,8 @@ _HARMLESS = frozenset(
     )
 )
 _are_harmless = _HARMLESS.issuperset
-#: What the interpreter takes from `sys` before the last objects go. Not `path_importer_cache`: nothing of the program's
-#: is in it, and freeing what is there touches many pages.
+#: What the interpreter clears in `sys` before it frees the last objects. Not `path_importer_cache`: it holds no objects
+#: of the program, and freeing its content touches many pages.
 _TAKEN_FROM_SYS = (
     *("path", "argv", "ps1", "ps2", "last_type", "last_value", "last_traceback", "last_exc"),
     *("path_hooks", "meta_path", "__interactivehook__"),
@@ -66,11 +66,11 @@ _TAKEN_FROM_SYS = (
 
 
 def prepare() -> None:
-    """In the warm process, before the first fork, after everything is loaded."""
+    """Prepare the exit path in the zygote, after all imports and before the first fork."""
     global _last_module, _exits_before, _draws
     _watch_system_exit()
     _exits_before = len(SystemExit.__subclasses__())
-    # First in, last out: all of these run after every exit function of the program, the last one first.
+    # Exit functions run in reverse order, so all of these run after those of the program, `settrace` first.
     nowhere: collections.deque[Any] = collections.deque(maxlen=0)
     atexit.register(nowhere.extend, map(operator.methodcaller("__call__"), _steps))
     atexit.register(leave)
@@ -83,21 +83,21 @@ def prepare() -> None:
     _last_module = next(reversed(sys.modules))
 
 
-def leave_by(leaving: Callable[[int], Any]) -> None:
-    """In the warm process: what the next guest's program calls last."""
+def set_exit(function: Callable[[int], Any]) -> None:
+    """Choose in the zygote the function that guests call last instead of `os._exit`."""
     global _exit
-    _exit = leaving  # type: ignore[assignment]
+    _exit = function  # type: ignore[assignment]
 
 
 # ---- the exit code
 
 
 def _watch_system_exit() -> None:
-    """Remember the exit code when the interpreter reads it, on its way out, from an uncaught SystemExit.
+    """Record the exit code when the interpreter reads it from an uncaught SystemExit.
 
-    CPython keeps that code in a C variable that nothing can ask for. It does read the exception's `code` attribute,
-    though, and it is the only reader with no Python frame behind it. The attribute of a built-in type cannot be set,
-    but the dictionary behind the type can be reached.
+    CPython keeps that code in a C variable that Python code cannot read. But it reads the exception's `code` attribute,
+    and it is the only reader without a Python frame. Attributes of a built-in type cannot be set, so this changes the
+    dictionary behind the type.
     """
     members = gc.get_referents(SystemExit.__dict__)[0]
     real = members["code"]
@@ -117,8 +117,6 @@ def _watch_system_exit() -> None:
 
 
 class _MethodDef(ctypes.Structure):
-    """PyMethodDef."""
-
     _fields_ = (
         *(("name", ctypes.c_char_p), ("function", ctypes.c_void_p)),
         *(("flags", ctypes.c_int), ("doc", ctypes.c_char_p)),
@@ -126,10 +124,11 @@ class _MethodDef(ctypes.Structure):
 
 
 def _make_exit() -> Any:
-    """`sys.exit` as it is from Python 3.12 on. Before, it raises a bare number that never becomes an exception.
+    """Create a `sys.exit` that behaves as since Python 3.12; older ones set a number that never becomes an exception.
 
-    A built-in function like the real one, so that no traceback shows a frame of ours: throwing into a generator that
-    has ended raises what is thrown, and PyObject_CallObject happens to have the signature of a built-in method.
+    It must be a built-in function like the real one, so that no traceback shows a frame of this module. Throwing into
+    an ended generator raises what is thrown, and PyObject_CallObject happens to have the signature of a built-in
+    method.
     """
     ended: Any = (None for _ in ())
     next(ended, None)
@@ -148,7 +147,7 @@ def _make_exit() -> Any:
 
 
 def _exit_code() -> int | None:
-    """The exit code, or a signal below zero; None when only the interpreter can tell."""
+    """Return the exit code, or minus the number of a signal; None if only the interpreter knows it."""
     if _requested_exit:
         code = _requested_exit[-1]
         if code is None:
@@ -162,7 +161,7 @@ def _exit_code() -> int | None:
 
 
 def _is_uncaught(traceback: Any) -> bool:
-    """Whether this ended the program: its own frame comes first, and did not get as far as to return."""
+    """Whether this exception ended the program: the first frame is the program's own, and it did not return."""
     if not isinstance(traceback, types.TracebackType):
         return False
     frame = traceback.tb_frame
@@ -178,31 +177,31 @@ def _is_uncaught(traceback: Any) -> bool:
 
 
 def leave() -> None:
-    """Prepare the last steps, unless the interpreter should do all of it."""
+    """Prepare the last steps, or leave everything to the interpreter."""
     if _getframe().f_back is not None:
-        return  # the program runs its exit functions by hand
+        return  # the program itself has called its exit functions
     if has_left_nothing():
         _exit(0)
     code = _exit_code()
     displays.show_open_figures()
-    if code is None or _count_threads() or not _flush():  # only the interpreter can make daemon threads stand still
+    if code is None or _count_threads() or not _flush():  # only the interpreter can stop daemon threads
         return
     imported = _modules_of_program()
     is_young = _is_young()
     if is_young and not imported and not hasattr(sys, "last_value") and _HARMLESS.issuperset(_kinds_of_objects()):
-        _exit(code)  # it has left nothing behind that could still do something
+        _exit(code)  # nothing is left whose end the program could notice
     is_usual = is_young and code == 0 and sys.__stdout__ is _streams[1] and sys.__stderr__ is _streams[2]
     _steps.extend(_usual_steps if is_usual else _make_steps(code, is_young))
-    # A new list, not one from before the fork: the order in which objects are found depends on where their holder is.
+    # A new list, not one from before the fork: the order in which the collector finds objects depends on its address.
     held: list[Any] = [sys.modules.pop(name) for name in (*reversed(imported), "__main__") if name in sys.modules]
     _survivors.extend(weakref.ref(module) for module in held if isinstance(module, types.ModuleType))
-    _steps[_LETTING_GO] = held.clear  # from its end: `__main__` goes first
+    _steps[_LETTING_GO] = held.clear  # frees from the end of the list, so `__main__` first
 
 
 def has_left_nothing() -> bool:
-    """Whether this is the end of most programs: all was well, and nothing is there that could still do something.
+    """Whether the program ended as most do: without an error, and with nothing left whose end it could notice.
 
-    What follows in `leave` would find the same, but this is flat, and takes its names from this module alone: every
+    The rest of `leave` would find out the same. This function is flat and uses only names of this module, because a
     guest pays for each object that it touches.
     """
     if _requested_exit or "last_value" in _sys or "last_exc" in _sys or len(_kinds_of_exit()) != _exits_before:
@@ -216,7 +215,7 @@ def has_left_nothing() -> bool:
     try:
         for flush in _flushes:
             flush()
-    except BaseException:  # noqa: BLE001  (what is wrong with it is the interpreter's to say)
+    except BaseException:  # noqa: BLE001  (the interpreter flushes again and reports the error)
         return False
     return _is_young() and _are_harmless(map(type, get_objects(0)))
 
@@ -225,11 +224,11 @@ def _make_steps(code: int, is_young: bool) -> list[Callable[[], Any]]:
     streams = {name: getattr(sys, f"__{name}__") for name in ("stdin", "stdout", "stderr")}
     taken: dict[str, Any] = dict.fromkeys(name for name in _TAKEN_FROM_SYS if name in vars(sys))
     steps: list[Callable[[], Any]] = [
-        atexit._clear,  # what is registered there knows the program's globals
-        # With everything in place still, for the order: what is found alive is sorted by who holds it.
+        atexit._clear,  # registered functions refer to the program's globals
+        # While everything is still in place: this collection orders live objects by their holders, as in CPython.
         functools.partial(gc.collect, 0 if is_young else 2),
         functools.partial(vars(sys).update, taken | streams),
-        gc.isenabled,  # stands where `leave` puts the real one
+        gc.isenabled,  # a placeholder: `leave` puts the step at `_LETTING_GO` here
         functools.partial(gc.collect, 1 if is_young else 2),
         _clear_survivors,
         *(streams[name].flush for name in ("stdout", "stderr") if not getattr(streams[name], "closed", True)),
@@ -242,9 +241,9 @@ def _make_steps(code: int, is_young: bool) -> list[Callable[[], Any]]:
 
 
 def _is_young() -> bool:
-    """Whether all that the program has made is in the youngest generation: it has had no collection yet.
+    """Whether all objects of the program are in the youngest generation, because no collection has run yet.
 
-    Then none of the older ones need be looked through; that also empties the interpreter's free lists, page by page.
+    Then the older generations need not be collected, which would also empty the interpreter's free lists page by page.
     """
     return get_count()[1:] == (0, 0) and not get_objects(1) and not get_objects(2)
 
@@ -254,7 +253,7 @@ def _kinds_of_objects() -> set[type]:
 
 
 def _clear_survivors() -> None:
-    """Empty by force what somebody else still holds."""
+    """Clear modules of the program that other objects still refer to, as the interpreter does."""
     emptied = False
     for reference in _survivors:
         members = getattr(reference(), "__dict__", None)
@@ -266,7 +265,7 @@ def _clear_survivors() -> None:
 
 
 def _empty(members: dict[Any, Any]) -> None:
-    """Names with one underscore first, as the language reference says."""
+    """Clear names with one leading underscore first, as the language reference specifies."""
     for key in [key for key in members if isinstance(key, str) and key[:1] == "_" and key[1:2] != "_"]:
         members[key] = None
     for key in [key for key in members if key != "__builtins__"]:
@@ -274,7 +273,10 @@ def _empty(members: dict[Any, Any]) -> None:
 
 
 def _modules_of_program() -> list[str]:
-    """What was imported since the fork. The dictionary keeps the order; walking all of it would touch every page."""
+    """Return the modules imported since the fork.
+
+    They are last in `sys.modules`; walking all of it would touch every page.
+    """
     names = []
     for name in reversed(sys.modules):
         if name == _last_module:
@@ -284,12 +286,12 @@ def _modules_of_program() -> list[str]:
 
 
 def _flush() -> bool:
-    """False when the interpreter should try it, and say in its own way what is wrong."""
+    """Flush the standard streams; return False on an error, so that the interpreter tries again and reports it."""
     try:
         for stream in (sys.stdout, sys.stderr):
             if stream is not None and not getattr(stream, "closed", False):
                 stream.flush()
-    except BaseException:  # noqa: BLE001  (a stream of the program's making may raise anything)
+    except BaseException:  # noqa: BLE001  (a stream that the program has replaced may raise anything)
         return False
     return True
 

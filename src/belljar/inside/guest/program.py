@@ -1,15 +1,15 @@
-"""A Python program, run as `python main.py` would.
+"""Receive a Python program in a guest and let CPython run it as `python main.py` would.
 
-The warm process waits inside the interpreter's own start-up (`inside/zygote/sitecustomize.py`). A guest therefore only
-has to return from there: CPython itself then opens /work/main.py, parses it, runs it as a real `__main__` with no frame
-of ours above it, prints its traceback, waits for its threads and calls its exit functions. There is nothing to imitate
-but the last step: tearing the interpreter down object by object would cost more than the whole run, so `leave` does the
-part of it that a program can see and ends the process.
+The zygote waits inside the interpreter's own start-up (`inside/zygote/sitecustomize.py`). A guest only has to return
+from there: CPython itself then opens /work/main.py, parses it, runs it as a real `__main__` with no frame of Belljar
+above it, prints its traceback, waits for its threads and calls its exit functions. Only the last step is imitated:
+tearing the interpreter down object by object would cost more than the whole run, so `exit.leave` does the part that a
+program can see and ends the process.
 """
 
 from __future__ import annotations
 
-import _socket  # not `socket`: that makes hundreds of enums, and every guest has them copied
+import _socket  # not `socket`: importing that creates hundreds of enums, whose pages every guest would copy
 import gc
 import marshal
 import os
@@ -24,7 +24,7 @@ from typing import Any
 
 from belljar import channel
 from belljar.inside.guest import displays
-from belljar.inside.guest import exit as ending
+from belljar.inside.guest import exit as program_exit
 
 _PROGRAM = "main.py"
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
@@ -40,25 +40,25 @@ _poll: Callable[[int], list[tuple[int, int]]]
 _SAMPLE = "def name(value):\n    return value + 1\nprint('', name(2))\n"
 SAMPLE_PACKET = channel.NO_MESSAGE + _SAMPLE.encode()
 _rehearses = True
-_has_generators = False  # of random numbers, beside the one that reseeds itself
-_numpy_state: tuple[int, int] | None = None  # where numpy's global generator has its state, and its bytes
-_always_loaded: frozenset[str] = frozenset()  # what every interpreter loads before it looks at a program
-_unloaded: dict[str, Any] = {}  # modules of ours that few programs need, as bytecode; a guest cannot see their files
+_has_generators = False  # whether numpy or torch have random generators, which do not reseed themselves after a fork
+_numpy_state: tuple[int, int] | None = None  # address and size of the state of numpy's global generator
+_always_loaded: frozenset[str] = frozenset()  # modules that every interpreter loads before it looks at a program
+_unloaded: dict[str, Any] = {}  # bytecode of Belljar's modules that few programs need; guests cannot see the files
 
 
 def prepare(always_loaded: frozenset[str], compile_module: Callable[[bytes, str], bytes]) -> None:
-    """In the warm process, before the first fork: everything that every guest would do anyway."""
+    """Do in the zygote, before the first fork, everything that every guest would do anyway."""
     global _always_loaded, _has_generators
     _always_loaded = always_loaded
     _has_generators = "numpy.random" in sys.modules or "torch" in sys.modules
     _prepare_numpy()
     _name_program([])
     _keep_unloaded(compile_module)
-    ending.prepare()
+    program_exit.prepare()
 
 
 def renew_main() -> None:
-    """A `__main__` made after the collector was frozen: at the end it must be possible to collect it."""
+    """Create `__main__` again after the collector was frozen, so that it can be collected when the program ends."""
     fresh = type(sys)("__main__")
     members = fresh.__dict__
     members.clear()
@@ -66,8 +66,8 @@ def renew_main() -> None:
     sys.modules["__main__"] = fresh
 
 
-def speak_over(peer: channel.Peer) -> None:
-    """In the warm process: every guest will speak over the socket that this object stands for by then."""
+def use_channel(peer: channel.Peer) -> None:
+    """Bind in the zygote what guests call on `peer`, whose descriptor is the guest's own socket after the fork."""
     global _receive, _send, _poll
     _receive, _send = peer.recvmsg, peer.sendmsg
     waiting = select.poll()
@@ -76,9 +76,9 @@ def speak_over(peer: channel.Peer) -> None:
 
 
 def receive(peer: channel.Peer) -> bool:
-    """Wait for the program and lay it out in the work directory; False when the host has no use for this guest.
+    """Wait for the program and write it to the work directory; return False if this guest is not needed or failed.
 
-    The first half is for a program and nothing else, as most are, and touches as few objects as it can.
+    The first half handles a program without files or options, as most are, and touches as few objects as possible.
     """
     try:
         if _has_generators:
@@ -94,7 +94,7 @@ def receive(peer: channel.Peer) -> bool:
                 raise OSError("no room for the program")
             close(descriptor)
             _send(_STARTED)
-            close(_CHANNEL)  # the object itself is left alone: freeing touches pages
+            close(_CHANNEL)  # the socket object is not freed, because freeing touches pages
             enable_gc()
             return True
     except ConnectionError:
@@ -106,23 +106,23 @@ def receive(peer: channel.Peer) -> bool:
 
 
 def _rehearse() -> None:
-    """The program is not there yet: touch now what it will touch, so that it need not wait for the copies of pages."""
+    """Touch what a program will touch while none has arrived yet, so that it need not wait for pages to be copied."""
     compile(_SAMPLE, _PROGRAM, "exec")
-    ending.has_left_nothing()
+    program_exit.has_left_nothing()
 
 
-def need_no_rehearsal() -> None:
-    """In the warm process: guests have copied what they touch before they come here."""
+def skip_rehearsal() -> None:
+    """Skip `_rehearse` in all guests, because `jail/enter.py` copies the pages before they get here."""
     global _rehearses
     _rehearses = False
 
 
 def wait_at_the_end(does: bool) -> None:
-    """In the warm process: whether the last step of the next guest's program is to wait until it has been looked at."""
-    ending.leave_by(_wait_to_be_seen if does else os._exit)
+    """Choose in the zygote whether the next guest waits at its end until its pages have been examined."""
+    program_exit.set_exit(_wait_for_examiner if does else os._exit)
 
 
-def _wait_to_be_seen(code: int) -> None:
+def _wait_for_examiner(code: int) -> None:
     write(2, b".")
     os.read(2, 1)
     os._exit(code)
@@ -130,7 +130,7 @@ def _wait_to_be_seen(code: int) -> None:
 
 def _receive_more(peer: channel.Peer, packet: bytes, descriptors: list[int]) -> bool:
     message, blob = channel.parse(packet)
-    if "in_memfd" in message:  # too large for a packet: the packet is a file
+    if "in_memfd" in message:  # too large for a packet, so it came in a file
         message, blob = channel.parse(_read_all(descriptors.pop(0)))
     try:
         _write_files(message["files"] if message else [(_PROGRAM, len(blob))], blob)
@@ -145,11 +145,11 @@ def _receive_more(peer: channel.Peer, packet: bytes, descriptors: list[int]) -> 
         _set_environment(message["env"])
     else:
         channel.send(peer, {}, b"started")
-    close(peer.fileno())  # the object itself is left alone: freeing touches pages
+    close(peer.fileno())  # the socket object is not freed, because freeing touches pages
     if message and message["displays"]:
         displays.open_pipe(_move(descriptors.pop(0), peer.fileno()))
-    for extra in message["extras"] if message else ():
-        extra.append([descriptors.pop(0) for _ in range(extra[2])])
+    for feature in message["extras"] if message else ():
+        feature.append([descriptors.pop(0) for _ in range(feature[2])])
     if descriptors:
         dup2(descriptors[0], 0)
         close(descriptors[0])
@@ -160,18 +160,18 @@ def _receive_more(peer: channel.Peer, packet: bytes, descriptors: list[int]) -> 
 
 
 def load(name: str) -> Any:
-    """A module of ours that few programs need: run when needed, once, and never in `sys.modules`."""
+    """Return one of Belljar's modules that few programs need; it runs on first use and is never in `sys.modules`."""
     module = _unloaded[name]
     if type(module) is bytes:
         code, module = marshal.loads(module), type(sys)(f"_belljar_{name}")
-        module.load = load  # type: ignore[attr-defined]  # one may consist of several
+        module.load = load  # type: ignore[attr-defined]  # it may load further modules
         exec(code, module.__dict__)
         _unloaded[name] = module
     return module
 
 
 def _keep_unloaded(compile_module: Callable[[bytes, str], bytes]) -> None:
-    """Before the fork: every guest mounts its own /tmp over the place where our files are."""
+    """Compile these modules before the fork, because guests mount their own /tmp over the directory of the files."""
     here = os.path.dirname(__file__)
     for package in ("", "restricted."):
         folder = f"{here}/{package[:-1]}"
@@ -183,10 +183,10 @@ def _keep_unloaded(compile_module: Callable[[bytes, str], bytes]) -> None:
 
 
 def _forget_shadowed(files: list[tuple[str, int]]) -> None:
-    """A module of the program wins over one of the same name that we have loaded ahead."""
+    """Forget preloaded modules that have the same name as a module of the program, so that the program gets its own."""
     own = {path.partition("/")[0].partition(".")[0] for path, _ in files if path.endswith(".py") and path != _PROGRAM}
     own -= _always_loaded
-    if own:  # else nothing is looked at: with pandas there are a thousand names, on five hundred pages
+    if own:  # otherwise do not walk sys.modules: with pandas it has a thousand names, on five hundred pages
         for name in [name for name in sys.modules if name.partition(".")[0] in own]:
             del sys.modules[name]
 
@@ -198,7 +198,10 @@ def _move(source: int, target: int) -> int:
 
 
 def _report_start(peer: channel.Peer, keep_work_dir: bool) -> None:
-    """The last thing the host believes from in here; with it goes the directory it will collect files from."""
+    """Report the start; it is the last message from a guest that the host trusts.
+
+    The host collects artifacts from the directory that comes with it.
+    """
     kept = [os.open(".", os.O_PATH | os.O_DIRECTORY)] if keep_work_dir else []
     channel.send(peer, {}, b"started", kept)
     for descriptor in kept:
@@ -238,7 +241,7 @@ def _set_environment(env: dict[str, str]) -> None:
 
 
 def _prepare_numpy() -> None:
-    """Find where numpy keeps the state of its global generator: seeding it by numpy's own means touches 130 pages."""
+    """Find the address of the state of numpy's global generator; seeding it with numpy's function touches 130 pages."""
     global _numpy_state
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is None:
@@ -249,13 +252,13 @@ def _prepare_numpy() -> None:
         kind, state = numpy_random.get_state()[:2]
         state = state.tobytes()
     except (AttributeError, TypeError, ValueError):
-        return  # another numpy than those we know
+        return  # an unknown version of numpy
     if kind == "MT19937" and string_at(address, len(state)) == state:
         _numpy_state = address, len(state)
 
 
 def _reseed_at_birth() -> None:
-    """`_reseed`, while nobody can have given numpy another generator yet."""
+    """Like `_reseed`, but faster; only before a program could have given numpy another generator."""
     if _numpy_state is None:
         _reseed()
         return
@@ -266,7 +269,7 @@ def _reseed_at_birth() -> None:
 
 
 def _reseed() -> None:
-    """`random` reseeds itself after a fork; these do not."""
+    """Reseed numpy and torch, which unlike `random` do not reseed themselves after a fork."""
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()
@@ -275,4 +278,4 @@ def _reseed() -> None:
         torch.seed()
 
 
-IN_EVERY_GUEST = (receive, _rehearse, *ending.IN_EVERY_GUEST)
+IN_EVERY_GUEST = (receive, _rehearse, *program_exit.IN_EVERY_GUEST)

@@ -52,7 +52,7 @@ def serve(always_loaded: frozenset[str]) -> None:
 def _get_warm(always_loaded: frozenset[str]) -> None:
     global _control, _filter
     _control = socket.socket(fileno=CHANNEL)
-    script.speak_over(_control)
+    script.use_channel(_control)
     greeting, _, _ = channel.receive(_control)
     try:
         rlimits.set_common()

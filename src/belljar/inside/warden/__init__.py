@@ -1,1 +1,1 @@
-"""The first process of a pool's namespaces: it builds the guests' root, starts zygotes and reaps."""
+"""The warden: the first process of a pool's namespaces, which builds the guests' root and starts zygotes and jails."""

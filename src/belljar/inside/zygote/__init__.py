@@ -1,1 +1,1 @@
-"""The warm process that guests are forked from."""
+"""The zygote: the warm process, with all imports done, from which guests are forked."""

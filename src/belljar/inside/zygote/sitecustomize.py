@@ -1,10 +1,10 @@
-"""Where a zygote starts: the interpreter imports this by itself, before it looks at the program.
+"""The start of a zygote: the interpreter imports this module by itself, before it looks at the program.
 
-It then asks every path hook whether /work/main.py is an archive to be run. The zygote waits inside that question:
-there is no Python frame below it, so a guest that answers "no" has nothing to unwind and the interpreter goes on to
-run the program.
+The interpreter then asks every path hook whether /work/main.py is an archive to run. The zygote waits inside such a
+hook: there is no Python frame below it, so a guest that answers "no" has nothing to unwind, and the interpreter goes on
+to run the program.
 
-The first ImportError is taken by `site` for "there is no sitecustomize": the module is forgotten.
+The ImportError at the end makes `site` believe that there is no sitecustomize, and the module is dropped.
 """
 
 import sys
@@ -12,7 +12,7 @@ from typing import Any
 
 _always_loaded = frozenset(sys.modules)
 
-import marshal  # noqa: E402  (after the look at what was there without us, as all that follows)
+import marshal  # noqa: E402  (these imports must not be in `_always_loaded`)
 import os  # noqa: E402
 from importlib import import_module  # noqa: E402
 from importlib.machinery import SourceFileLoader  # noqa: E402
@@ -25,14 +25,14 @@ def _load_from_elsewhere(self: SourceFileLoader, source: Any, path: Any, **_: An
 
 
 SourceFileLoader.source_to_code = _load_from_elsewhere  # type: ignore[assignment, method-assign]
-serve = import_module(os.environ["BELLJAR_ZYGOTE"]).serve  # which warm process this is: `WARMING` of the host
+serve = import_module(os.environ["BELLJAR_ZYGOTE"]).serve  # the host chooses the kind of zygote, see its `WARMING`
 
-del SourceFileLoader.source_to_code  # a program finds the one that it inherits
+del SourceFileLoader.source_to_code  # restores the inherited method for programs
 
 
 def _wait_for_a_program(path: str) -> Any:
     if path == "/work/main.py":
-        sys.path_hooks.pop()  # this one; a program finds the hooks as they should be
+        sys.path_hooks.pop()  # removes this hook, so that a program finds the usual ones
         serve(_always_loaded)
     raise ImportError
 

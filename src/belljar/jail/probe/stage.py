@@ -1,4 +1,4 @@
-"""Where an attempt takes place: children that are thrown away, in namespaces and a root like those of guests."""
+"""Run an attempt in a child process, in namespaces and a root directory like those of guests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from belljar.jail import cgroups, mounts, namespaces, policy, syscalls
 
-#: Files and addresses need these when the interpreter's own files may be out of reach: named here, they are loaded now.
+#: Opening files and sockets needs these codecs when the interpreter's own files may be hidden, so they are loaded now.
 _CODECS_LOADED = (encodings.ascii, encodings.idna)
 
 _ATTEMPT_SECONDS = 20.0
@@ -22,34 +22,34 @@ MIB = 1024 * 1024
 
 
 class Missing(Exception):
-    """A wall went up and did not hold, or cannot be had; the message says what was seen."""
+    """A wall did not hold or could not be put up; the message says what happened."""
 
 
-class Orders(NamedTuple):
-    """What the attempts need to know."""
-
+class ProbeConfig(NamedTuple):
     uid_base: int
     cgroup_name: str
 
     @property
     def as_root(self) -> bool:
-        """Whether we may map any id, as the warden does when root starts it."""
         return os.geteuid() == 0
 
 
-def in_child(attempt: Callable[[Orders], str], orders: Orders) -> tuple[str, bool]:
-    """Run one attempt in a child, which may go on in children of its own; the last one of them reports."""
+def in_child(attempt: Callable[[ProbeConfig], str], config: ProbeConfig) -> tuple[str, bool]:
+    """Run an attempt in a child; return what it saw or why it failed, and whether the wall holds.
+
+    The attempt may continue in children of its own (`go_on_in_child`); the last of them reports.
+    """
     answer, report = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid == 0:
         die_with_parent()
         try:
-            outcome = [attempt(orders), True]
+            outcome = [attempt(config), True]
         except (OSError, Missing, ValueError) as error:
             outcome = [str(error), False]
         except cgroups.CgroupsUnavailable as error:
-            outcome = [str(error).partition(";")[0], False]  # what follows is advice, of which `fix` has its own
-        except BaseException as error:  # noqa: BLE001  the end of this process: it must still give an answer
+            outcome = [str(error).partition(";")[0], False]  # without the advice, since the row has its own in `fix`
+        except BaseException as error:  # noqa: BLE001  (the end of this process: it must report something)
             outcome = [f"{type(error).__name__}: {error}", False]
         os.write(report, json.dumps(outcome).encode())
         os._exit(0)
@@ -58,10 +58,10 @@ def in_child(attempt: Callable[[Orders], str], orders: Orders) -> tuple[str, boo
         text = _read_until_closed(answer, _ATTEMPT_SECONDS)
     finally:
         os.close(answer)
-        os.kill(pid, signal.SIGKILL)  # not reaped yet, so it is still this one; its children follow
+        os.kill(pid, signal.SIGKILL)  # not reaped yet, so the pid is not reused; its children end with it
         os.waitpid(pid, 0)
     if not text:
-        return "the attempt gave no answer", False
+        return "the attempt reported nothing", False
     seen, stands = json.loads(text)
     return seen, stands
 
@@ -83,7 +83,7 @@ def die_with_parent() -> None:
 
 
 def go_on_in_child() -> None:
-    """Return in a new child only; this process waits for it and ends."""
+    """Fork, and return in the child only; the parent waits for it and exits."""
     pid = os.fork()
     if pid:
         os.waitpid(pid, 0)
@@ -91,19 +91,19 @@ def go_on_in_child() -> None:
     die_with_parent()
 
 
-def enter_user_namespace(orders: Orders) -> None:
-    """Own a user namespace as the warden does: as root with a range of ids that are nobody's."""
-    if not orders.as_root:
+def enter_user_namespace(config: ProbeConfig) -> None:
+    """Enter a user namespace as the warden does: as root with a range of unused ids."""
+    if not config.as_root:
         namespaces.enter_as_plain_user(policy.GUEST_UID_FIRST)
         return
-    me = int(os.readlink("/proc/self"))  # what this /proc calls us, whatever our own pid namespace does
+    me = int(os.readlink("/proc/self"))  # the pid in this /proc, which may belong to another pid namespace
     left, leave = os.pipe2(os.O_CLOEXEC)
     mapper = os.fork()
     if mapper == 0:
         os.close(leave)
         os.read(left, 1)
         try:
-            namespaces.map_range(me, orders.uid_base, policy.UIDS_PER_INSTANCE)
+            namespaces.map_range(me, config.uid_base, policy.UIDS_PER_INSTANCE)
             os._exit(0)
         finally:
             os._exit(1)
@@ -114,21 +114,21 @@ def enter_user_namespace(orders: Orders) -> None:
         os.close(left)
         _, status = os.waitpid(mapper, 0)
     if status:
-        raise Missing("the ids of a new user namespace cannot be mapped")
+        raise Missing("the ids of a new user namespace could not be mapped")
     namespaces.become_mapped_root()
     die_with_parent()
 
 
-def enter_world(orders: Orders) -> None:
-    """Be the first process of a root, pid and user namespace like those that guests live in."""
-    if not orders.as_root:
-        enter_user_namespace(orders)
+def enter_guest_root(config: ProbeConfig) -> None:
+    """Become the first process of a pid namespace, in a root directory and user namespace like those of guests."""
+    if not config.as_root:
+        enter_user_namespace(config)
     syscalls.unshare(syscalls.CLONE_NEWPID)
     go_on_in_child()
     syscalls.unshare(syscalls.CLONE_NEWNS)
     mounts.build_root(bound={}, hidden=[], guest_uids=[policy.GUEST_UID_FIRST], code={})
-    if orders.as_root:
-        enter_user_namespace(orders)
+    if config.as_root:
+        enter_user_namespace(config)
         syscalls.unshare(syscalls.CLONE_NEWNS)
 
 

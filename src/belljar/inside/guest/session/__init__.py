@@ -1,1 +1,1 @@
-"""A guest that stays: an interpreter that runs one cell after another."""
+"""Sessions: guests that run one cell after another and keep their state."""

@@ -1,1 +1,1 @@
-"""How the warm process arranges its memory, so that a fork touches few pages."""
+"""How the zygote arranges its memory, so that its forks touch and copy few pages."""

@@ -1,7 +1,7 @@
-"""Our own modules compiled by a fork of the warm process, so that it never runs a compiler itself.
+"""Compile Belljar's modules in a fork of the zygote, so that the zygote never runs the compiler itself.
 
-A compiler takes a megabyte or two, piece by piece, and leaves it full of holes. A process that forks for every program
-would have all of that copied, page table entry by page table entry, again and again.
+The compiler allocates one or two megabytes piece by piece and leaves them full of holes. A fork copies the page table
+entries of that memory, and the zygote forks for every program.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 
 
 def compile_elsewhere(source: bytes, path: str) -> bytes:
-    """The module's code as `marshal` writes it. Where a fork cannot make it, this process does."""
+    """Return the module's code in the format of `marshal`; if the fork fails, this process compiles it."""
     reads, writes = os.pipe()
     compiler = os.fork()
     if compiler == 0:

@@ -1,9 +1,8 @@
-"""What libraries put off until they are used for the first time, done once in the warm process.
+"""Use popular libraries once in the zygote, so that guests do not pay for the work that is done on first use.
 
-A library that is imported has not done everything: it looks up, compiles and remembers more when it is first used, and
-a guest would do that again for every program. So the warm process uses the ones that most programs use, in the way that
-most programs do. Nothing of it is left that a program could see: no file, no thread, no descriptor, no warning, no
-number taken from a random generator.
+Importing a library does not do everything: it looks up, compiles and caches more when it is first used, and every guest
+would repeat that. So the zygote uses the most popular libraries in the way most programs do. It leaves nothing that a
+program could see: no file, no thread, no descriptor, no warning, no number taken from a random generator.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import contextlib
 import warnings
 from collections.abc import Iterable
 
-_TIMES = 3  # code that has run a few times runs faster
+_TIMES = 3  # the interpreter specializes code that has run a few times
 PROGRAMS = {
     "numpy": """
 import numpy
@@ -25,7 +24,7 @@ frame = pandas.DataFrame({"name": ["a", "b", "a"], "count": [1, 2, 3], "share": 
 str(frame), str(frame.describe()), str(frame.groupby("name")["count"].sum()), str(frame.sort_values("share").head(2))
 str(frame[frame["share"] > 1]), str(frame["share"].mean())
 """,
-    # Not drawn: fonts are open files, and a guest has none of those that we had.
+    # Not drawn: drawing keeps font files open, and a guest inherits no open files.
     "matplotlib.pyplot": """
 import matplotlib.backends.backend_agg, matplotlib.figure
 figure = matplotlib.figure.Figure()
@@ -43,7 +42,7 @@ image.resize((4, 4)).save(io.BytesIO(), "PNG")
 
 
 def try_out(imports: Iterable[str]) -> None:
-    """In the warm process, which has imported them. A version that knows better how to be used is left alone."""
+    """Run the sample for each imported module; one that fails with the installed version is skipped."""
     for name in imports:
         with warnings.catch_warnings(), contextlib.suppress(Exception):
             warnings.simplefilter("ignore")

@@ -1,9 +1,9 @@
-"""The warm process's objects, laid out so that what every guest touches lies on few pages.
+"""Lay out the zygote's objects so that what every guest touches lies on few pages.
 
-Touching an object changes its reference count, and in a guest that copies the page around it. Importing leaves free
-places all over the heap, and guests would fill them, each on a page of its own: so the warm process fills them all,
-with nothing, for good, and from then on memory comes from where nothing is yet. That is then where the functions and
-constants belong that our own code uses in every run.
+Touching an object changes its reference count, and in a guest that copies the whole page. Imports leave free blocks all
+over the heap, and guests would allocate from them, each block on another page. So the zygote first fills all of them
+with objects that it never frees; new objects then come from fresh pages. There it puts copies of the functions and
+constants that Belljar's own code uses in every run.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
-_SMALL_MAX = 512  # larger objects are the C library's
-_POOL = 16 << 10  # where Python keeps objects of one size
-_POOL_HEAD = 64  # whoever lies closer to its start is the first in it
-_FILLER_BYTES_MAX = 4 << 20  # of each size
-_ROOM_AT_THE_TOP = 124 << 10  # what the C library just does not give back
+_SMALL_MAX = 512  # larger objects come from the C library's allocator
+_POOL = 16 << 10  # Python's allocator keeps objects of one size together in pools of this size
+_POOL_HEAD = 64  # an object closer than this to the start of a pool is the first in it
+_FILLER_BYTES_MAX = 4 << 20  # for each size
+_ROOM_AT_THE_TOP = 124 << 10  # just below the amount at which the C library returns free memory to the kernel
 _C_SIZES = (65536, 16384, 4096, 2048, 1024, 768, 640, 528, 512, *range(504, 23, -16))
 
-_FAR = 1 << 200  # whatever is computed from it is a new object
+_FAR = 1 << 200  # large enough that arithmetic with it always creates a new object
 
 _kept: list[Any] = []
 
 
 class _MallocFacts(ctypes.Structure):
-    """struct mallinfo2."""
+    """struct mallinfo2 of the C library."""
 
     _fields_ = (("others", ctypes.c_size_t * 9), ("keepcost", ctypes.c_size_t))
 
@@ -46,7 +46,7 @@ if _find_top is not None:
 
 
 def fill_holes() -> None:
-    """In the warm process, after its last import and before the collector is frozen."""
+    """Fill the free blocks of the heap; call it after the last import and before the collector is frozen."""
     for size in range(16, _SMALL_MAX + 1, 16):
         if not _fill_pools(size):
             break
@@ -54,9 +54,9 @@ def fill_holes() -> None:
 
 
 def _fill_pools(size: int) -> bool:
-    """Take every free place for objects of this size; False when Python begins no new pool: it has none.
+    """Fill every free block of this size; return False if Python starts no new pool, so it does not use pools.
 
-    A pool is new if its first two places are given out one after the other.
+    A pool is new if its first two blocks are allocated one after the other.
     """
     head = b"".__sizeof__()
     before = 0
@@ -70,18 +70,18 @@ def _fill_pools(size: int) -> bool:
 
 
 def _fill_c_heap() -> None:
-    if _find_top is None:  # another C library
+    if _find_top is None:  # not glibc
         return
     top = _find_end(0) - _find_top().keepcost
     for size in _C_SIZES:
         for _ in range(_FILLER_BYTES_MAX // size):
             if not 0 < (_allocate(size) or 0) < top:
                 break
-    _free(_allocate(_ROOM_AT_THE_TOP))  # else most guests would have to ask for more
+    _free(_allocate(_ROOM_AT_THE_TOP))  # otherwise most guests would have to call the kernel for more
 
 
 def gather(functions: Sequence[types.FunctionType]) -> None:
-    """Make them, their code, its constants and what they name of their modules anew, side by side."""
+    """Recreate these functions, their code and constants, and the module globals that they name, side by side."""
     moved = {function: _gather_one(function) for function in functions}
     for function in functions:
         members = function.__globals__
@@ -95,17 +95,17 @@ def _gather_one(function: types.FunctionType) -> types.FunctionType:
     members, code = function.__globals__, function.__code__
     for name in code.co_names:
         if name in members:
-            _kept.append(members[name])  # whose place the next copy would take, were it free
+            _kept.append(members[name])  # if it were freed, the next copy would take its block
             members[name] = _copy(members[name])
     _kept.append(code)
-    function.__code__ = code.replace(co_consts=_copy(code.co_consts))  # for who holds the old one
+    function.__code__ = code.replace(co_consts=_copy(code.co_consts))  # also for holders of the old function
     return types.FunctionType(
         function.__code__, members, function.__name__, function.__defaults__, function.__closure__
     )
 
 
 def _copy(value: Any) -> Any:
-    """An equal object elsewhere, if it is of a kind that can be told apart by nothing but where it is."""
+    """Return an equal object at another address, if its type allows that; otherwise the object itself."""
     if type(value) is int:
         return value ^ _FAR ^ _FAR
     if type(value) in (bytes, str):
@@ -116,7 +116,7 @@ def _copy(value: Any) -> Any:
 
 
 def _copy_builtin(function: types.BuiltinFunctionType) -> Any:
-    """Another object for the same C function, bound to the same."""
+    """Create another built-in function object for the same C function and the same `self`."""
     definition = ctypes.c_void_p.from_address(id(function) + object.__basicsize__).value
     if definition is None or function.__self__ is None:
         return function

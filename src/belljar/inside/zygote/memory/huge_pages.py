@@ -1,18 +1,18 @@
-"""The warm process's pages, laid out so that forking, running and ending a guest costs less.
+"""Arrange the zygote's mappings so that forking, running and ending a guest costs less.
 
-A fork copies the page table of what was written to, entry by entry, and none of mapped files: every guest finds its
-libraries' pages again one fault after the other. At its end all entries are taken down one by one. Three things spare
-much of that, and none changes a byte of what is mapped:
+A fork copies the page table entries of written memory one by one, and none of mapped files: every guest faults in its
+libraries' pages again, one after the other. When it ends, the kernel removes all entries one by one. Three changes
+avoid much of that, and none changes a byte of the mapped content:
 
-- What a library has that cannot be written to (its headers, its code, its constants) becomes one mapping instead of
-  three, and what was written to when its symbols were bound one with its variables: a fork copies mappings one by one.
-  They are all executable then, or writable, which means nothing in a process whose program may map what it likes.
-- Each aligned 2 MB of it that is in use becomes a copy in one huge page of the warm process. All of its guests share
-  that page, by one entry of the page table that the fork does copy.
-- Each aligned 2 MB of the heap becomes a huge page, too. A guest that writes to one has it split into small pages, of
-  which it copies those that it writes to, as ever.
+- A library's read-only parts (headers, code, constants) become one mapping instead of three, and the part written when
+  its symbols were bound (RELRO) becomes one with its variables, because a fork copies mappings one by one. The parts
+  are then all executable, or all writable, which is harmless in a process whose program may map what it likes.
+- Each aligned 2 MB of the read-only part that is in use becomes a copy in one huge page of the zygote. All of its
+  guests share that page through a single page table entry, which the fork does copy.
+- Each aligned 2 MB of the heap becomes a huge page, too. When a guest writes to one, the kernel splits it into small
+  pages, and the guest copies only those that it writes to, as before.
 
-Where the kernel has no huge page to give, everything stays as it was.
+Where the kernel has no huge pages left, everything stays as it was.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import os
 from collections.abc import Iterator
 
 _HUGE = 2 << 20
-_BOUND = "bound"  # said of a mapping that cannot be written to, and was
-_IN_USE = _HUGE // 8  # so much of a library must have been read for huge pages of it to be worth their memory
+_BOUND = "bound"  # in the place of access rights: a read-only mapping that was written to when symbols were bound
+_IN_USE = _HUGE // 8  # at least this much of a library must be in memory for huge pages to be worth their cost
 _READ_WRITE, _READ_EXECUTE = 1 | 2, 1 | 4
 _PRIVATE_ANONYMOUS = 0x02 | 0x20
 _MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
@@ -44,7 +44,7 @@ _mprotect.argtypes = _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctyp
 
 
 def share_heap() -> None:
-    """In the warm process, when everything lies where it will."""
+    """Move the heap to huge pages; call it in the zygote last, when its objects no longer move."""
     for first, last, rights, _, name, _ in list(_mappings()):
         if rights == "rw-p" and name in ("", "[heap]"):
             for piece in range(-(-first // _HUGE) * _HUGE, last - _HUGE + 1, _HUGE):
@@ -52,7 +52,7 @@ def share_heap() -> None:
 
 
 def share_libraries() -> None:
-    """In the warm process, alone in its address space, after all its imports."""
+    """Join the libraries' mappings and move them to huge pages; call it after all imports, with a single thread."""
     for start, end in list(_bound_parts()):
         _mprotect(start, end - start, _READ_WRITE)
     for start, end, resident in list(_libraries()):
@@ -63,7 +63,7 @@ def share_libraries() -> None:
 
 
 def _make_huge(address: int, size: int) -> None:
-    """Put huge pages with the same content in the place of what is there, if there are any."""
+    """Replace a range by huge pages with the same content, if the kernel has any."""
     room_size = size + _HUGE
     room = _mmap(None, room_size, _READ_WRITE, _PRIVATE_ANONYMOUS, -1, 0)
     if room == _NOWHERE:
@@ -71,7 +71,7 @@ def _make_huge(address: int, size: int) -> None:
     copy = -(-room // _HUGE) * _HUGE
     _madvise(copy, size, _MADV_HUGEPAGE)
     ctypes.memmove(copy, address, size)
-    # Only real huge pages are worth it: small ones of our own would be copied, entry by entry, at every fork.
+    # Only if they really are huge: every fork would copy the page table entries of small ones one by one.
     has_moved = (
         _madvise(copy, size, _MADV_COLLAPSE) == 0
         and _mprotect(copy, size, _READ_EXECUTE) == 0
@@ -84,7 +84,7 @@ def _make_huge(address: int, size: int) -> None:
 
 
 def _libraries() -> Iterator[tuple[int, int, int]]:
-    """Of each library: where the part that cannot be written to starts and ends, and how much of it is in memory."""
+    """Yield start, end and bytes in memory of the read-only part of each library."""
     start = end = file_end = resident = 0
     path, has_code = "", False
     for first, last, rights, offset, name, in_memory in _mappings():
@@ -98,7 +98,7 @@ def _libraries() -> Iterator[tuple[int, int, int]]:
 
 
 def _bound_parts() -> Iterator[tuple[int, int]]:
-    """Of each library: where its symbols were bound, if its variables follow."""
+    """Yield start and end of the part of each library that was written when symbols were bound, if variables follow."""
     before = 0, 0, "", 0, ""
     for first, last, rights, offset, name, _ in _mappings():
         start, end, rights_before, offset_before, name_before = before
@@ -109,9 +109,9 @@ def _bound_parts() -> Iterator[tuple[int, int]]:
 
 
 def _mappings() -> Iterator[tuple[int, int, str, int, str, int]]:
-    """Start, end, rights, offset in the file, path and bytes in memory of every mapping; the last is no library."""
+    """Yield start, end, rights, file offset, path and bytes in memory of every mapping; the last is no library."""
     if not os.path.exists("/proc/self/smaps"):
-        return  # a kernel that does not tell
+        return  # this kernel does not have it
     with open("/proc/self/smaps") as file:
         for line in file:
             fields = line.split(None, 5)
@@ -122,6 +122,6 @@ def _mappings() -> Iterator[tuple[int, int, str, int, str, int]]:
             elif fields[0] == "Rss:":
                 in_memory = int(fields[1]) * 1024
             elif fields[0] == "Anonymous:":
-                if fields[1] != "0" and rights[1] == "-":  # symbols were bound in it: no longer what the file says
+                if fields[1] != "0" and rights[1] == "-":  # symbols were bound here: it differs from the file
                     rights = _BOUND
                 yield int(first, 16), int(last, 16), rights, offset, name, in_memory

@@ -1,8 +1,8 @@
-"""Which pages of the warm process a small program writes to: they are the same in every guest.
+"""Find the pages of the zygote that a small program writes to; they are the same in every guest.
 
-A guest copies each of them when it first writes to it, one fault after the other, a third of them after its program has
-come. If they are known it has all of them copied in one call, while nobody waits for it. To know them, the warm process
-forks once for a program of our own and looks at that one's page table.
+A guest copies each page when it first writes to it, one page fault after the other, a third of them after its program
+has arrived. If the pages are known, a guest copies all of them in one call before it gets a program. To find them, the
+zygote forks once for a sample program and reads that process's page table.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import IO
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _ENTRY_BYTES = 8
 _PRESENT, _OF_A_FILE, _EXCLUSIVE = 1 << 63, 1 << 61, 1 << 56
-_PAGES_MAX = 512  # more than that is not small, and would be copied for nothing
+_PAGES_MAX = 512  # a small program touches fewer; copying more would be wasted
 
 
 def find(pid: int) -> bytes:
-    """The pages that only this process has, of those it can write to, as the kernel takes many ranges at once."""
+    """Return the writable pages that only process `pid` maps, as an array of struct iovec for process_madvise."""
     with open(f"/proc/{pid}/maps") as file, open(f"/proc/{pid}/pagemap", "rb", 0) as table:
         pages = [page for line in file for page in _own(table, *line.split())][:_PAGES_MAX]
     known = set(pages)
