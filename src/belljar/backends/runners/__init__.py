@@ -1,4 +1,4 @@
-"""The local back end in several processes: a server hands plain programs to runners, and stays free for its callers."""
+"""The local back end in several processes: the server passes plain programs to runner processes."""
 
 from belljar.backends.runners.sandbox import RunnersSandbox
 

@@ -1,4 +1,4 @@
-"""One runner as its server sees it: started, told what to run, ended."""
+"""The server's side of one runner process: start it, send it programs, end it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from belljar.aio import wait_until_done, wait_until_gone
 from belljar.backends.runners.wire import (
     Connection,
-    Word,
+    FrameType,
     contents_of,
     pack,
     pack_settings,
@@ -35,51 +35,49 @@ _START = (
     "import sys; sys.path[:] = sys.argv[2:]; from belljar.backends.runners.worker import main; main(int(sys.argv[1]))"
 )
 _KEPT_VARIABLES = ("HOME", "LANG", "PATH", "TMPDIR")
-_START_SECONDS = 180.0  # more than its warm process may take for imports
-_CLOSE_SECONDS = 10.0  # for its programs to end, and its sandbox
-_RUN, _RUN_WATCHED, _ENDED = int(Word.RUN), int(Word.RUN_WATCHED), int(Word.ENDED)
-_STREAMS = {int(Word.STDOUT): "stdout", int(Word.STDERR): "stderr"}
+_START_SECONDS = 180.0  # longer than its zygote may take for imports
+_CLOSE_SECONDS = 10.0  # for its programs and its sandbox to end
+_RUN, _RUN_WATCHED, _ENDED = int(FrameType.RUN), int(FrameType.RUN_WATCHED), int(FrameType.ENDED)
+_STREAMS = {int(FrameType.STDOUT): "stdout", int(FrameType.STDERR): "stderr"}
 
 
 class RunnerLost(ZygoteDied):
-    """The runner ended, and with it what it ran; another may run that."""
+    """The runner ended together with its programs; another runner may run them again."""
 
 
 class _PendingRun(NamedTuple):
-    """Who waits for a run."""
-
     answer: asyncio.Future[Evidence | None]
     watcher: Watcher | None
 
 
 class RunnerHandle:
-    """A process that runs programs. Belongs to one event loop."""
+    """A runner process and the programs it runs. Belongs to one event loop."""
 
     def __init__(self, on_lost: Callable[[RunnerHandle], None]) -> None:
         self.is_lost = False
         self.facts: Mapping[str, Any] = {}
-        self.missed = 0  # how often in a row it was looked after, and had said nothing
+        self.missed = 0  # number of checks since its last frame
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
         self._connection = Connection(self._receive, self._lose)
         self._ready: asyncio.Future[None] = self._loop.create_future()
-        self._asked: dict[int, _PendingRun] = {}
-        self._parts: dict[int, list[bytes]] = {}  # of runs that have more to tell than fits a frame
+        self._pending: dict[int, _PendingRun] = {}
+        self._parts: dict[int, list[bytes]] = {}  # by run: contents that do not fit in one frame
         self._joining: set[asyncio.Task[None]] = set()
         self._next = 0
-        self._pacing: dict[int, asyncio.Task[None]] = {}  # runs whose reader is behind
+        self._pacing: dict[int, asyncio.Task[None]] = {}  # by run: waits for a slow watcher to catch up
 
     async def start(self, settings: Settings) -> None:
-        """Exec it, without anything of ours but one socket, and wait until it can run programs.
+        """Start the process, which inherits one socket and nothing else, and wait until it can run programs.
 
         Raises:
-            SandboxFault: it cannot; nothing is left of it.
+            SandboxFault: it could not start; the process has ended.
         """
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         with theirs:
             descriptor = theirs.fileno()
-            # From this thread: what it starts ends with the thread that started it.
+            # In this thread: the kernel kills the runner when the thread that started it ends.
             self.process = subprocess.Popen(  # noqa: ASYNC220
                 [sys.executable, "-I", "-c", _START, str(descriptor), *sys.path],
                 stdin=subprocess.DEVNULL,
@@ -91,7 +89,7 @@ class RunnerHandle:
             )
         try:
             await self._loop.create_connection(lambda: self._connection, sock=ours)
-            self._connection.send(Word.SETTINGS, logging.getLogger().getEffectiveLevel(), pack_settings(settings))
+            self._connection.send(FrameType.SETTINGS, logging.getLogger().getEffectiveLevel(), pack_settings(settings))
             await asyncio.wait_for(self._ready, _START_SECONDS)
         except TimeoutError as error:
             await asyncio.shield(self.close())
@@ -102,22 +100,23 @@ class RunnerHandle:
 
     @property
     def load(self) -> int:
-        """How many programs it has."""
-        return len(self._asked)
+        """Number of programs in the runner."""
+        return len(self._pending)
 
     async def run(self, execution: Execution, watcher: Watcher | None) -> Evidence:
-        """Run one program to its end. Cancelling this ends the program before it returns.
+        """Run one program to its end. If this is cancelled, the program has ended when it returns.
 
         Raises:
-            RunnerLost: there is no outcome. BelljarError: as its sandbox has said.
+            RunnerLost: the runner ended before the program did.
+            BelljarError: the error of the runner's sandbox.
         """
         if self.is_lost:
             raise RunnerLost("a runner has ended")
-        number = self._next = self._next % 0xFFFFFFFF + 1  # never 0, which is no run
+        number = self._next = self._next % 0xFFFFFFFF + 1  # never 0, which means no run
         contents = contents_of(execution)
         packed = await self._send_ahead(number, execution, contents) if contents else pack(execution)
         answer: asyncio.Future[Evidence | None] = self._loop.create_future()
-        self._asked[number] = _PendingRun(answer, watcher)
+        self._pending[number] = _PendingRun(answer, watcher)
         self._connection.send(_RUN if watcher is None else _RUN_WATCHED, number, packed)
         try:
             evidence = await answer
@@ -127,85 +126,85 @@ class RunnerHandle:
         finally:
             if self._pacing:
                 self._go_on(number)
-        assert evidence is not None, "only who is not waited for any more is cancelled"
+        assert evidence is not None, "a run was cancelled without `_cancel`"
         return evidence
 
     async def _send_ahead(self, number: int, execution: Execution, contents: list[bytes]) -> bytes:
-        """What is large of it; returns the rest, packed."""
+        """Send the large contents of an execution in parts; return the rest, packed."""
         try:
             await self._connection.send_parts(number, contents)
         except asyncio.CancelledError:
-            self._connection.send(Word.FORGET, number)
+            self._connection.send(FrameType.FORGET, number)
             raise
         if self.is_lost:
             raise RunnerLost("a runner has ended")
         return pack_without(execution, contents)
 
     async def _cancel(self, number: int) -> None:
-        """Everything of it must be dead before the caller hears of it; one that does not answer is ended as stuck."""
-        if number not in self._asked:
+        """Cancel a run and wait until its program has ended; a runner that does not answer is killed as stuck."""
+        if number not in self._pending:
             return
         dead: asyncio.Future[Evidence | None] = self._loop.create_future()
-        self._asked[number] = _PendingRun(dead, None)
-        self._connection.send(Word.CANCEL, number)
+        self._pending[number] = _PendingRun(dead, None)
+        self._connection.send(FrameType.CANCEL, number)
         await wait_until_done(dead)
 
-    def _receive(self, word: int, number: int, process: bytes) -> None:
+    def _receive(self, kind: int, number: int, payload: bytes) -> None:
         self.missed = 0
-        if word == _ENDED:
+        if kind == _ENDED:
             if self._parts and (parts := self._parts.pop(number, None)) is not None:
-                joining = self._loop.create_task(self._put_together(self._answer(number), process, parts))
+                joining = self._loop.create_task(self._put_together(self._answer(number), payload, parts))
                 self._joining.add(joining)
                 joining.add_done_callback(self._joining.discard)
             else:
-                self._answer(number).set_result(read_evidence(process))
-        elif word == Word.PART:
-            self._parts.setdefault(number, []).append(process)
-        elif word == Word.FACTS:
-            self.facts = read_facts(process)
-        elif word == Word.LOG:
-            logger, text = read_record(process)
+                self._answer(number).set_result(read_evidence(payload))
+        elif kind == FrameType.PART:
+            self._parts.setdefault(number, []).append(payload)
+        elif kind == FrameType.FACTS:
+            self.facts = read_facts(payload)
+        elif kind == FrameType.LOG:
+            logger, text = read_record(payload)
             logging.getLogger(logger).log(number, "%s", text)
-        elif word == Word.READY:
+        elif kind == FrameType.READY:
             self._ready.set_result(None)
-        elif word == Word.FORGET:
+        elif kind == FrameType.FORGET:
             self._parts.pop(number, None)
-        elif word == Word.FAILED:
+        elif kind == FrameType.FAILED:
             failed = self._answer(number) if number else self._ready
-            failed.set_exception(read_error(process))
-            failed.exception()  # read, or asyncio complains: whoever waited may have left
-        elif word == Word.CANCELLED:
+            failed.set_exception(read_error(payload))
+            failed.exception()  # marks it as retrieved, because its waiter may have been cancelled
+        elif kind == FrameType.CANCELLED:
             self._answer(number).set_result(None)
         else:
-            self._pass_on(word, number, process)
+            self._pass_on(kind, number, payload)
 
-    async def _put_together(self, answer: asyncio.Future[Any], process: bytes, parts: list[bytes]) -> None:
-        evidence = await asyncio.to_thread(read_large_evidence, process, parts)
+    async def _put_together(self, answer: asyncio.Future[Any], payload: bytes, parts: list[bytes]) -> None:
+        evidence = await asyncio.to_thread(read_large_evidence, payload, parts)
         if not answer.done():
             answer.set_result(evidence)
 
     def _answer(self, number: int) -> asyncio.Future[Any]:
-        """Where its end is waited for; nowhere, if whoever did has just been cancelled."""
-        answer = self._asked.pop(number).answer
+        """Remove a run and return the future of its outcome, or an unused one if its waiter was just cancelled."""
+        answer = self._pending.pop(number).answer
         return self._loop.create_future() if answer.done() else answer
 
-    def _pass_on(self, word: int, number: int, process: bytes) -> None:
-        watcher = self._asked[number].watcher
+    def _pass_on(self, kind: int, number: int, payload: bytes) -> None:
+        watcher = self._pending[number].watcher
         if watcher is None:  # cancelled
             return
-        if word == Word.STARTED:
+        if kind == FrameType.STARTED:
             watcher.started()
-        elif word == Word.DISPLAYED:
-            watcher.displayed(read_display(process))
+        elif kind == FrameType.DISPLAYED:
+            watcher.displayed(read_display(payload))
         else:
-            watcher.wrote(_STREAMS[word], process)
+            watcher.wrote(_STREAMS[kind], payload)
         if watcher.is_behind and number not in self._pacing:
-            self._connection.send(Word.WAIT, number)
+            self._connection.send(FrameType.WAIT, number)
             self._pacing[number] = self._loop.create_task(self._go_on_after(watcher, number))
 
     async def _go_on_after(self, watcher: Watcher, number: int) -> None:
         await watcher.caught_up()
-        self._connection.send(Word.GO_ON, number)
+        self._connection.send(FrameType.GO_ON, number)
         del self._pacing[number]
 
     def _go_on(self, number: int) -> None:
@@ -218,19 +217,19 @@ class RunnerHandle:
         lost = RunnerLost("a runner ended, and took this program with it")
         if not self._ready.done():
             self._ready.set_exception(RunnerLost("a runner ended before it was ready; its log says why"))
-        for asked in self._asked.values():
-            if not asked.answer.done():
-                asked.answer.set_exception(lost)
-                asked.answer.exception()
-        self._asked.clear()
+        for pending in self._pending.values():
+            if not pending.answer.done():
+                pending.answer.set_exception(lost)
+                pending.answer.exception()
+        self._pending.clear()
         self._on_lost(self)
 
     def kill(self) -> None:
-        """End it at once, and all its programs; we hear of it as of any other loss."""
+        """Kill the runner and all its programs; `on_lost` is called as for any other loss."""
         self.process.kill()
 
     async def close(self) -> None:
-        """Have it end its programs and leave; wait until it is gone."""
+        """Let the runner end its programs and exit, and wait for that; kill it if it takes too long."""
         self._connection.close()
         try:
             async with asyncio.timeout(_CLOSE_SECONDS):

@@ -1,11 +1,11 @@
-"""Programs of a server in processes of their own.
+"""A sandbox that distributes plain Python programs over several runner processes.
 
-What it takes to run a program, reading its pipes and looking over its cell, is half of a server's work for a request,
-and all of it is done by one thread. A runner does that part elsewhere: the server only says what to run and hears what
-was seen. Each runner has a whole `LocalSandbox`, with walls, worlds and guests of its own.
+Running a program (reading its pipes, checking its jail) is half of a server's work for a request, and a single process
+does all of it in one thread. A runner process takes over that part: the server only sends an execution and receives the
+evidence. Each runner has a complete `LocalSandbox` with its own walls, pools and guests.
 
-What needs the server itself stays with it: sessions, programs that call tools or have a network, other languages. Its
-own sandbox, which has the same walls, becomes warm when the first of these comes.
+The server itself keeps what needs it: sessions, programs that call tools or use the network, other languages. Its own
+sandbox has the same walls and becomes warm when the first of these requests arrives.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from belljar.settings import Settings
 
 _log = logging.getLogger("belljar.runners")
 _ATTEMPTS = 4
-_LOOKS = 6  # at a runner that says nothing, before it is ended
+_CHECKS = 6  # a runner is killed after this many checks without a frame from it
 
 
 class RunnersSandbox:
-    """A sandbox that has runners. Bound to the event loop that opens it."""
+    """Runs programs in runner processes. Bound to the event loop that opens it."""
 
     name = "local"
 
@@ -45,7 +45,7 @@ class RunnersSandbox:
         count: int,
         patience_seconds: float = 30.0,
     ) -> None:
-        """`own` runs what no runner can. One that says nothing for as long as `patience_seconds` is replaced."""
+        """`own` runs what runners cannot. A runner that is silent for `patience_seconds` is replaced."""
         ready_guests = -(-settings.pool.ready_guests // count)
         pool = dataclasses.replace(settings.pool, ready_guests=ready_guests)
         server = dataclasses.replace(settings.server, runners=count)
@@ -59,17 +59,17 @@ class RunnersSandbox:
         self._starting: set[asyncio.Task[None]] = set()
         self._leaving: set[asyncio.Task[None]] = set()
         self._known: set[str] = set()  # environments that have been built
-        self._looking: asyncio.TimerHandle | None = None
+        self._next_check: asyncio.TimerHandle | None = None
         self._replaced = 0
-        self._past: Counter[str] = Counter()  # what runners that are gone have counted
+        self._past: Counter[str] = Counter()  # counts of runners that have ended
         self._is_closing = False
 
     async def open(self) -> None:
-        """Refuse if a wall is missing, build the default environment, start the runners.
+        """Check the walls, build the default environment and start the runners.
 
         Raises:
-            WallMissing: a wall cannot be had and was not given up.
-            SandboxFault: the jail does not work here.
+            WallMissing: a wall is not available and the operator did not opt out of it.
+            SandboxFault: jails do not work on this machine.
         """
         self._is_closing = False
         try:
@@ -81,21 +81,20 @@ class RunnersSandbox:
         except BaseException:
             await self.close()
             raise
-        self._look_after()
+        self._check_runners()
 
     async def _build(self, environment: str) -> None:
-        """Here, where there is somebody to tell how far it is."""
+        """Build an environment in the server, which can report the progress."""
         await ensure_unless_cancelled(self._environments, environment, self._progress)
         self._known.add(environment)
 
     def run(self, execution: Execution, watcher: Watcher | None = None) -> Coroutine[Any, Any, Evidence]:
-        """Run one program."""
         if execution.language == "python" and not execution.tools and not execution.network:
             return self._run_elsewhere(execution, watcher)
         return self._own.run(execution, watcher)
 
     async def _run_elsewhere(self, execution: Execution, watcher: Watcher | None) -> Evidence:
-        """A program that is lost with its runner is run by another, unseen by the caller, a few times."""
+        """Run a program in a runner; if the runner dies, try others, unless a watcher may have seen output."""
         if execution.environment not in self._known:
             await self._build(execution.environment)
         for attempt in range(_ATTEMPTS):
@@ -114,13 +113,13 @@ class RunnersSandbox:
         raise AssertionError("unreachable")
 
     async def open_session(self, order: SessionOrder) -> LiveSession:
-        """Start an interpreter that stays."""
+        """Open a session in the server's own sandbox."""
         return await self._own.open_session(order)
 
     # ---- the runners
 
     async def _wait_for_one(self) -> list[RunnerHandle]:
-        """None is there: wait for those that are being started, or start one."""
+        """Wait until a runner is ready; start one if none is starting."""
         while not self._runners:
             if self._is_closing:
                 raise SandboxFault("the sandbox is being closed")
@@ -150,7 +149,7 @@ class RunnersSandbox:
             _log.error("a runner could not be started: %s", error)
 
     def _lost(self, runner: RunnerHandle) -> None:
-        if runner not in self._runners:  # one that we have sent away, or that never came up
+        if runner not in self._runners:  # it was closed on purpose, or never became ready
             return
         self._runners.remove(runner)
         self._leave(runner)
@@ -165,21 +164,21 @@ class RunnersSandbox:
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
 
-    def _look_after(self) -> None:
-        """A runner says something every second; one that has not for long is stuck, and so are its programs."""
+    def _check_runners(self) -> None:
+        """Kill runners that are stuck: each sends a frame every second."""
         for runner in self._runners:
             runner.missed += 1
-            if runner.missed > _LOOKS:
+            if runner.missed > _CHECKS:
                 _log.error("a runner does not answer; ending it")
                 runner.kill()
-        seconds = self._patience_seconds / _LOOKS
-        self._looking = asyncio.get_running_loop().call_later(seconds, self._look_after)
+        seconds = self._patience_seconds / _CHECKS
+        self._next_check = asyncio.get_running_loop().call_later(seconds, self._check_runners)
 
     async def close(self) -> None:
-        """End everything, sessions too, and leave nothing behind."""
+        """End all programs, sessions and runners."""
         self._is_closing = True
-        if self._looking is not None:
-            self._looking.cancel()
+        if self._next_check is not None:
+            self._next_check.cancel()
         for task in self._starting:
             task.cancel()
         await asyncio.gather(*self._starting, return_exceptions=True)
@@ -191,7 +190,7 @@ class RunnersSandbox:
         await self._own.close()
 
     def facts(self) -> Mapping[str, Any]:
-        """Numbers for monitoring: ours, and those of the runners, which are up to a second old."""
+        """Numbers for monitoring: those of the server and of the runners, which are up to a second old."""
         total = Counter(self._past)
         for each in (self._own.facts(), *(runner.facts for runner in self._runners)):
             total.update({name: value for name, value in each.items() if isinstance(value, int)})
@@ -204,6 +203,6 @@ def _load(runner: RunnerHandle) -> int:
 
 
 def _counts(facts: Mapping[str, Any]) -> dict[str, int]:
-    """What only ever grows of these."""
+    """Return the facts that are counters."""
     names = ("sandbox_faults", "zygotes_replaced")
     return {name: facts[name] for name in names if name in facts}

@@ -1,14 +1,14 @@
-"""The place of a branch: namespaces and directories that a copy of a live session can join though it has no rights.
+"""Create the namespaces and directories of a branch, which an unprivileged copy of a live session can join.
 
-A process that joins a mount namespace needs rights over the user namespace that owns it, and a session has none over
-the one it lives in. But a process with the uid that made a user namespace, in the namespace above it, has every right
-over it. So each session that is branched gets one small user namespace for all of its branches, below its own and owned
-by its uid, and in it every branch a mount, a network and an ipc namespace. These it could join, and nothing else; when
-it may is decided by `gate.py`.
+Joining a mount namespace requires capabilities in the user namespace that owns it, and a session has none in the one it
+runs in. But a process in the parent namespace that has the uid of a user namespace's creator has every capability over
+it. So each branched session gets one user namespace for all of its branches, below its own and owned by its uid, and in
+it every branch gets a mount, a network and an ipc namespace. A session can join these and nothing else;
+`backends/local/pool/setns_gate.py` decides when it may.
 
-A process of ours makes them, in the world of the guests and outside every jail: it is born root there, mounts the
-fresh directories, becomes the family's uid, and copies the parent's files as that uid, in the cgroup of the branch, so
-that what they take is counted there. It ends when it has handed over descriptors of what it made.
+A child of the warden creates them, in the pool's namespaces and outside every jail: it starts as root there, mounts the
+fresh directories, changes to the session's uid and copies the parent's files as that uid. It does so in the cgroup of
+the branch, which is charged for the files. It ends when it has sent descriptors of what it created.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from typing import Any
 from belljar import channel
 from belljar.jail import landlock, mounts, namespaces, policy, syscalls
 
-#: One for each session that was branched, and as a plain user all have one uid. Guests cannot make any: seccomp.
+#: One for each branched session; on an unprivileged server all sessions share one uid. Seccomp keeps guests from
+#: creating any.
 _NAMESPACES_PER_UID = 1024
 _JOINED = syscalls.CLONE_NEWNS | syscalls.CLONE_NEWNET | syscalls.CLONE_NEWIPC
 _NAMES = ("user", "mnt", "net", "ipc")
@@ -32,15 +33,15 @@ _is_allowed = False
 
 
 def begin(order: dict[str, Any], descriptors: list[int]) -> int:
-    """Fork the process that makes one place; it reports over the first of `descriptors` by itself.
+    """Fork the process that creates the namespaces of one branch; it reports to the host over `descriptors[0]`.
 
-    `order` has the family's `uid`, `disk_bytes`, and `landlock_version`; whether a user namespace is to be `joined`,
-    and whether one is to be `made` below that. The descriptors: the socket to report over, the jail's jail_init, the
-    parent's directories in the order of `policy.WRITABLE_DIRS`, the user namespace to be joined, if any, and the files
-    by which to join the branch's cgroup.
+    `order` has `uid`, `disk_bytes` and `landlock_version`; `joined` says whether to join a user namespace, and `made`
+    whether to create one below it. The descriptors are: the socket for the report, the pidfd of the jail's init, the
+    parent's directories in the order of `policy.WRITABLE_DIRS`, the user namespace to join, if any, and the join files
+    of the branch's cgroup.
 
-    What is reported: user, mount, network and ipc namespace, the directories, and a landlock ruleset for the copy,
-    unless the version is 0; or why the files could not be copied (`uncopied`), or anything else not be made (`failed`).
+    The report carries the user, mount, network and ipc namespaces, the directories, and a landlock ruleset for the
+    branch unless the version is 0; or it says why the files could not be copied (`uncopied`) or what else `failed`.
     """
     global _is_allowed
     if not _is_allowed:
@@ -53,7 +54,7 @@ def begin(order: dict[str, Any], descriptors: list[int]) -> int:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         _make(order, descriptors)
-    except BaseException as error:  # noqa: BLE001  (the end of the process: say why)
+    except BaseException as error:  # noqa: BLE001  (the end of the process: report why)
         _send(descriptors[0], {"failed": f"{type(error).__name__}: {error}"})
     finally:
         os._exit(0)
@@ -85,7 +86,7 @@ def _make(order: dict[str, Any], descriptors: list[int]) -> None:
     for source, path in zip(parents, policy.WRITABLE_DIRS):
         target = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            copy_tree(_readable(source), target)
+            copy_tree(os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=source), target)
         except OSError as error:
             _send(report, {"uncopied": str(error)})
             return
@@ -94,17 +95,13 @@ def _make(order: dict[str, Any], descriptors: list[int]) -> None:
     _send(report, {}, [*made, *fresh, *([landlock.shield(version)] if version else [])])
 
 
-def _readable(directory: int) -> int:
-    return os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=directory)
-
-
 def _send(report: int, message: dict[str, Any], descriptors: list[int] | None = None) -> None:
     with socket.socket(fileno=os.dup(report)) as peer:
         channel.send(peer, message, descriptors=descriptors or [])
 
 
 def copy_tree(source: int, target: int, depth: int = 0) -> None:
-    """Copy what one directory holds into another, both given open; sockets are left out, links are copied as links."""
+    """Copy the content of one open directory to another; sockets and devices are skipped, links copied as links."""
     if depth > _DEPTH_MAX:
         raise OSError("the work directory is nested too deeply")
     for name in os.listdir(source):

@@ -1,11 +1,11 @@
-"""How a warden starts that is the first process of a container: it finds its host through a door, not a descriptor.
+"""Start a warden as the first process of a container; it connects to the host through a socket in a shared directory.
 
-A container engine hands no descriptors over, so the host leaves a socket in a directory that the container sees. Over
-it travel, as on the host itself, orders, pids and descriptors: engine and container share one kernel. What runs this
-is the host's own Python, lent to the container (`lent`): nothing of the image does anything before its walls stand.
+A container engine passes no descriptors, so the host puts a socket in a directory that the container sees. Orders, pids
+and descriptors travel over it as on the host itself, because host and container share one kernel. The host's own
+Python, mounted into the container (`host_python.py`), runs this: no code of the image runs before the walls are up.
 
-When the host dies, the socket closes; the warden leaves, the keeper after it, and with its first process the kernel
-ends the container, whether or not its engine still runs.
+When the host dies, the socket closes; the warden and then its keeper exit, and with its first process the kernel ends
+the container, whether or not the container engine still runs.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from belljar import channel
 from belljar.inside.warden import warden
 from belljar.jail import policy, syscalls
 
-#: Top-level directories of an image that are the system's business, or that every guest has of its own.
+#: Top-level directories of an image that guests do not see: they belong to the system, or every guest has its own.
 _NOT_SHOWN = {"boot", "dev", "etc", "lost+found", "media", "mnt", "proc", "root", "run", "sys", "tmp", "var", "work"}
 _ANSWER_BYTES = 65536
-_QUESTION = """
+_DESCRIBE_PYTHON = """
 import json, os, sys
 from importlib.util import find_spec
 print(json.dumps({
@@ -34,10 +34,10 @@ print(json.dumps({
 """
 
 
-def main(door: str, warm_imports: Sequence[str] = ()) -> None:
-    """Say what this image is, then be its warden. Never returns."""
+def main(socket_path: str, warm_imports: Sequence[str] = ()) -> None:
+    """Describe this image to the host, then run as its warden. Never returns."""
     control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    control.connect(door)
+    control.connect(socket_path)
     channel.send(control, describe(warm_imports))
     try:
         _, _, (log,) = channel.receive(control, descriptors_max=1)
@@ -50,24 +50,24 @@ def main(door: str, warm_imports: Sequence[str] = ()) -> None:
 
 
 def describe(warm_imports: Sequence[str]) -> dict[str, object]:
-    """What the host must know to order a world: hostile if the image is, so the host checks every word."""
+    """Describe the image for the host, which trusts nothing of it: the image may be hostile."""
     shown = [
         f"/{name}"
         for name in sorted(os.listdir("/"))
         if name not in _NOT_SHOWN and os.path.isdir(f"/{name}") and not os.path.islink(f"/{name}") and _holds(name)
     ]
     own = f"{policy.ENVIRONMENT_DIR}/bin/python"
-    told = _ask(own if os.path.exists(own) else "python3", warm_imports)
-    if told and os.path.exists(own):
-        told["python"] = own  # by which it knows that it is an environment
+    found = _describe_python(own if os.path.exists(own) else "python3", warm_imports)
+    if found and os.path.exists(own):
+        found["python"] = own  # not the resolved path: started by this one, it knows that it is an environment
     instruments = f"{policy.ENVIRONMENT_DIR}/share/instruments/coverage"
-    return {"shown": shown, "path": os.environ.get("PATH", ""), "measures": os.path.isdir(instruments), **told}
+    return {"shown": shown, "path": os.environ.get("PATH", ""), "measures": os.path.isdir(instruments), **found}
 
 
-def _ask(python: str, names: Sequence[str]) -> dict[str, object]:
-    """What the image's own Python says of itself and of these modules; nothing where there is none.
+def _describe_python(python: str, names: Sequence[str]) -> dict[str, object]:
+    """Ask the image's own Python about itself and these modules; return {} if it has none.
 
-    It runs without a capability. Its uid stays root's, who alone may read some homes that a Python lives in.
+    It runs without capabilities, but as root: some Pythons are installed in home directories that only root can read.
     """
     answer, report = os.pipe()
     pid = os.fork()
@@ -76,9 +76,9 @@ def _ask(python: str, names: Sequence[str]) -> dict[str, object]:
             os.dup2(report, 1)
             os.chdir("/")
             syscalls.set_capabilities(0, inheritable=0)
-            syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)  # so that the exec gives none back
+            syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)  # otherwise the exec would restore root's capabilities
             environ = {"PATH": os.environ.get("PATH", os.defpath)}
-            os.execvpe(python, [python, "-I", "-c", _QUESTION, *names], environ)
+            os.execvpe(python, [python, "-I", "-c", _DESCRIBE_PYTHON, *names], environ)
         finally:
             os._exit(127)
     os.close(report)

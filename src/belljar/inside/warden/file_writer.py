@@ -1,8 +1,8 @@
-"""Putting a file into a session's work directory from within the session's memory cgroup.
+"""Write a file to a session's work directory from inside the session's memory cgroup.
 
-What the host itself wrote there would be counted as the host's. So the warden forks a process of ours for each file: it
-joins the cgroup that counts the session's memory, takes on the program's uid, and writes what comes over its socket.
-It lives outside the session's pid namespace, where no program can see or signal it.
+A file that the host itself wrote would be charged to the host. So the warden forks a process for each file: it joins
+the cgroup that counts the session's memory, takes on the program's uid, and writes what arrives over its socket. It
+runs outside the session's pid namespace, where no program can see or signal it.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Any
 
 from belljar.jail import live_files, namespaces
 
-DONE, NO_ROOM, IN_THE_WAY, FAILED = b"+", b"f", b"w", b"!"  # how the answer begins; the rest says why
+DONE, NO_ROOM, IN_THE_WAY, FAILED = b"+", b"f", b"w", b"!"  # first byte of the answer; the rest is the reason
 _CHUNK_BYTES = 1 << 16
 
 
 def begin(order: dict[str, Any], descriptors: list[int]) -> int:
     """Fork the process that writes one file.
 
-    `order` has the program's `uid`, the file's `path` and its size in `bytes`. The descriptors: the stream socket that
-    the content comes over and the answer goes back, the work directory, and the file by which to join the cgroup.
+    `order` has the program's `uid`, the file's `path` and its size in `bytes`. The descriptors are: the stream socket
+    for the content and the answer, the work directory, and the join file of the cgroup.
     """
     pid = os.fork()
     if pid:
@@ -42,7 +42,7 @@ def _write(order: dict[str, Any], peer: socket.socket, directory: int, joined: i
         os.write(joined, b"0")
         os.setresgid(order["uid"], order["uid"], order["uid"])
         os.setresuid(order["uid"], order["uid"], order["uid"])
-        namespaces.drop_capabilities()  # a plain user's change of uid is none, and drops nothing
+        namespaces.drop_capabilities()  # on an unprivileged server the uid does not change, which drops nothing
         os.umask(0o022)
         live_files.write(directory, order["path"], _received(peer, order["bytes"]))
     except live_files.NoRoom as error:
@@ -58,6 +58,6 @@ def _received(peer: socket.socket, size: int) -> Iterator[bytes]:
     while size:
         chunk = peer.recv(min(_CHUNK_BYTES, size))
         if not chunk:
-            raise ConnectionError("the host has left")
+            raise ConnectionError("the host has closed the connection")
         size -= len(chunk)
         yield chunk

@@ -1,19 +1,19 @@
-"""Where a container finds the Python that its host has lent to it, and how what lies there is started.
+"""Paths of the host's Python inside a container, and the commands that start its programs.
 
-It has libraries and a loader of its own (`backends/container/host_python.py`), so that it runs on top of any image.
+It comes with its own libraries and loader (`backends/container/host_python.py`), so that it runs on any image.
 """
 
 from __future__ import annotations
 
 LOADER, LIBRARIES, PYTHON, SLEEP, EMPTY = "ld.so", "lib", "bin/python3", "bin/sleep", "empty"
 IN_CONTAINER = "/run/belljar/python"
-IN_ROOT = "/tmp/.belljar-python"  # where every guest mounts its own /tmp, so no guest sees it
+IN_ROOT = "/tmp/.belljar-python"  # in /tmp, over which every guest mounts its own, so no guest sees it
 
 
-#: What a guest may import of it, which must happen before the fork: afterwards it sees no file of it any more.
+#: Modules that a guest may need, imported before the fork because a guest no longer sees their files.
 IMPORTS = ("signal", "traceback")
 
 
-def command(place: str, program: str) -> list[str]:
-    """How one of the programs in there is started; the first word is the file to be executed."""
-    return [f"{place}/{LOADER}", "--library-path", f"{place}/{LIBRARIES}", f"{place}/{program}"]
+def command(directory: str, program: str) -> list[str]:
+    """Return the command line of a program in the host's Python, which is mounted at `directory`."""
+    return [f"{directory}/{LOADER}", "--library-path", f"{directory}/{LIBRARIES}", f"{directory}/{program}"]

@@ -1,12 +1,12 @@
-"""The warden: first process of the guests' world. It builds their root, holds their user namespace, and reaps.
+"""The warden: the first process of a pool's namespaces. It builds the guests' root and starts zygotes and jails.
 
-It is exec'd, never forked from the process that holds keys. When it dies, the kernel ends everything in its pid
-namespace: zygotes, jails, guests. When a zygote dies, its guests live on as the warden's children and their exit
-status is reported from here, so no run is lost.
+It is exec'd, never forked from the server, which holds keys. When it dies, the kernel ends everything in its pid
+namespace: zygotes, jails, guests. When a zygote dies, its guests become the warden's children, and the warden reports
+their exit status, so no run is lost.
 
-As root it starts in three steps, because each needs a right the next gives up: read the host's files (root), then
-own a user namespace whose ids are nobody's (mapped by the process it left outside), then serve. A plain user starts
-inside a user namespace of its own and can map only one id.
+As root it starts in three steps, because each needs a right that the next one drops: it reads the host's files as root,
+then creates a user namespace of unused ids (mapped by its keeper, the process it leaves outside), then serves. An
+unprivileged user starts in a user namespace of its own and can map only one id.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import errno
 import fcntl
 import gc
 import os
-import resource  # noqa: F401  (os.wait4 imports it when first called, and by then the host's files are out of reach)
+import resource  # noqa: F401  (os.wait4 imports it on its first call, when the host's files are already hidden)
 import select
 import signal
 import socket
@@ -29,37 +29,37 @@ from belljar.inside.warden import branch_namespaces, file_writer, host_python
 from belljar.inside.zygote.memory import heap_layout, huge_pages
 from belljar.jail import landlock, mounts, namespaces, policy, rlimits, seccomp, syscalls
 
-_OWN_WORLD = (
+_OWN_NAMESPACES = (
     syscalls.CLONE_NEWNS
     | syscalls.CLONE_NEWIPC
     | syscalls.CLONE_NEWUTS
     | syscalls.CLONE_NEWNET
     | syscalls.CLONE_NEWCGROUP
 )
-_CELL = syscalls.CLONE_NEWPID | syscalls.CLONE_NEWNET | syscalls.CLONE_NEWNS
+_JAIL = syscalls.CLONE_NEWPID | syscalls.CLONE_NEWNET | syscalls.CLONE_NEWNS
 _PACKET_BYTES, _DESCRIPTOR_SPACE = 4096, socket.CMSG_SPACE(channel.DESCRIPTORS_MAX * 4)
-_NOTHING_YET = b" "  # to say, with descriptors: an empty packet would be the end
+_NOTHING_YET = b" "  # a packet that only carries descriptors; an empty one would mean the end
 _NO_DESCRIPTORS = str(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
 _BACKLOG = 64
-_GUESTS_MAX = 4096  # with those that have gone, whose namespaces the kernel takes apart when it likes
+_GUESTS_MAX = 4096  # including ended ones, whose namespaces the kernel removes some time later
 _OOM_SCORE_MAX, _OOM_SCORE_ABOVE_HOST = 1000, 500
 _SLEEP = ("/usr/bin/sleep", "/bin/sleep")
-_LENT = 4  # what a jail_init has open: the directory it was loaded from, where that was lent
+_HOST_PYTHON = 4  # in a container, a jail_init keeps the directory of the host's Python open as this descriptor
 
 
 def main(control_descriptor: int) -> None:
-    """Start, then serve until the host leaves. Never returns."""
+    """Start, then serve until the host closes the socket. Never returns."""
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
     reset_signals()
-    _offer_to_the_oom_killer()
-    rlimits.forbid_core_dumps()  # here, where root may still raise a limit of 0; all processes below inherit it
+    _raise_oom_score()
+    rlimits.forbid_core_dumps()  # here, while root may still raise a limit of 0; all processes below inherit it
     control = socket.socket(fileno=control_descriptor)
     try:
         orders, _, _ = channel.receive(control)
         _start(control, orders)
     except channel.ChannelClosed:
         os._exit(0)
-    except BaseException as error:  # noqa: BLE001  (the end of the process: say why)
+    except BaseException as error:  # noqa: BLE001  (the end of the process: report why)
         traceback.print_exc()
         try:
             channel.send(control, {"failed": str(error)})
@@ -68,7 +68,7 @@ def main(control_descriptor: int) -> None:
 
 
 def _start(control: socket.socket, orders: dict[str, Any]) -> None:
-    """Fork the warden proper into its own pid namespace; this process stays outside, as its keeper."""
+    """Fork the warden into its own pid namespace; this process stays outside as its keeper."""
     if not orders["as_root"]:
         namespaces.enter_as_plain_user(policy.GUEST_UID_FIRST)
     syscalls.unshare(syscalls.CLONE_NEWPID)
@@ -83,28 +83,28 @@ def _start(control: socket.socket, orders: dict[str, Any]) -> None:
     if orders["as_root"]:
         syscalls.unshare(syscalls.CLONE_NEWNS)
         _build_root(orders)
-        _unshare_as_nobody(orders["uid_base"])
+        _unshare_as(orders["uid_base"])
         channel.send(warden_end, {"map": True})
         channel.receive(warden_end)
         namespaces.become_mapped_root()
     else:
-        syscalls.unshare(_OWN_WORLD)
+        syscalls.unshare(_OWN_NAMESPACES)
         _build_root(orders)
-    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of uid forgets it
+    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)  # set again: a change of uid clears it
     namespaces.limit_user_namespace()
     if orders["is_counted_apart"]:
         namespaces.allow_user_namespaces(_GUESTS_MAX)
-    channel.send(warden_end, {"settled": True})
+    channel.send(warden_end, {"started": True})
     channel.receive(warden_end)
     warden_end.close()
     socket.sethostname(policy.HOSTNAME)
     Warden(control, orders["landlock_version"]).serve()
 
 
-def _offer_to_the_oom_killer() -> None:
-    """Make the kernel prefer guests to the server when the machine is out of memory; every process here inherits it.
+def _raise_oom_score() -> None:
+    """Let the kernel kill guests before the server when the machine runs out of memory; all children inherit this.
 
-    Written as root, it cannot be lowered again without a capability on the host.
+    Written as root, the score cannot be lowered again without a capability on the host.
     """
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "r+") as file:
         most = min(_OOM_SCORE_MAX, max(0, int(file.read())) + _OOM_SCORE_ABOVE_HOST)
@@ -123,21 +123,21 @@ def _build_root(orders: dict[str, Any]) -> None:
     )
 
 
-def _unshare_as_nobody(uid: int) -> None:
-    """The kernel charges what a user namespace uses (inotify, for one) to who made it: that must not be root."""
-    flags = syscalls.CLONE_NEWUSER | _OWN_WORLD
+def _unshare_as(uid: int) -> None:
+    """Create the namespaces as an unused uid: the kernel charges inotify and so on to the creator, not to root then."""
+    flags = syscalls.CLONE_NEWUSER | _OWN_NAMESPACES
     try:
         os.seteuid(uid)
         syscalls.unshare(flags)
-    except PermissionError:  # this machine lets only root make them
+    except PermissionError:  # on this machine only root may create user namespaces
         os.seteuid(0)
         syscalls.unshare(flags)
 
 
 def _keep(pid: int, warden: socket.socket, orders: dict[str, Any]) -> None:
-    """Map the warden's ids, drop every right, and live exactly as long as it does. Never returns."""
+    """Map the warden's ids, drop every right, and wait for the warden's end. Never returns."""
     try:
-        while "settled" not in channel.receive(warden)[0]:
+        while "started" not in channel.receive(warden)[0]:
             namespaces.map_range(pid, orders["uid_base"], policy.UIDS_PER_INSTANCE)
             channel.send(warden, {})
         if orders["as_root"]:
@@ -149,13 +149,13 @@ def _keep(pid: int, warden: socket.socket, orders: dict[str, Any]) -> None:
             namespaces.drop_capabilities()
         channel.send(warden, {})
     except channel.ChannelClosed:
-        pass  # the warden has said why to the host itself
+        pass  # the warden itself has reported the reason to the host
     os.waitpid(pid, 0)
     os._exit(0)
 
 
 def own_code() -> dict[str, bytes]:
-    """The sources that a zygote needs, read before the host's files are out of reach: `inside` and what it imports."""
+    """Read the sources that a zygote needs (`inside` and what it imports) before the host's files are hidden."""
     package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     paths = [f"{package}/__init__.py", f"{package}/channel.py"]
     for part in ("inside", "jail"):
@@ -170,7 +170,7 @@ def own_code() -> dict[str, bytes]:
 
 
 class Warden:
-    """Starts zygotes, makes jails, and reports every child that ends."""
+    """Starts zygotes, creates jails, and reports every child that ends."""
 
     def __init__(self, control: socket.socket, landlock_version: int) -> None:
         self.control = control
@@ -180,9 +180,9 @@ class Warden:
         self.own_mounts = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
         self.woken, alarm = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the host's to answer
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the host handles Ctrl-C
         signal.set_wakeup_fd(alarm, warn_on_full_buffer=False)
-        huge_pages.share_libraries()  # every jail takes two forks
+        huge_pages.share_libraries()  # makes forks cheaper, and every jail takes two
         gc.collect()
         heap_layout.fill_holes()
         gc.freeze()
@@ -190,7 +190,7 @@ class Warden:
         channel.send(control, {"ready": True})
 
     def serve(self) -> None:
-        """Until the host leaves; the kernel then ends everything in this pid namespace."""
+        """Serve until the host closes the socket; the kernel then ends everything in this pid namespace."""
         waiting = select.poll()
         waiting.register(self.control, select.POLLIN)
         waiting.register(self.woken, select.POLLIN)
@@ -203,10 +203,10 @@ class Warden:
                     self.obey()
 
     def obey(self) -> None:
-        """Answer one request with the new process and a pidfd of it."""
+        """Carry out one request of the host; most are answered with a new process and its pidfd."""
         try:
             message, _, descriptors = channel.receive(self.control, descriptors_max=channel.DESCRIPTORS_MAX)
-        except channel.DescriptorsLost as short:  # for want of room: the host sends no more than it may
+        except channel.DescriptorsLost as short:  # this process has none left; the host never sends too many
             self.refuse(short.message, OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
             return
         except channel.ChannelClosed:
@@ -238,29 +238,29 @@ class Warden:
             channel.send(self.control, {"ask": message["ask"], "pid": pid}, descriptors=made)
         except (OSError, RuntimeError) as error:
             if pid:
-                _end(pid)  # the host will never hear of it
+                _end(pid)  # the host does not know about it
             self.refuse(message, error)
         finally:
             for descriptor in (*descriptors, *made):
                 os.close(descriptor)
 
     def refuse(self, message: dict[str, Any], error: Exception) -> None:
-        """Answer that it could not be done, and why."""
+        """Report to the host why a request failed."""
         number = getattr(error, "errno", None)
         channel.send(self.control, {"ask": message["ask"], "failed": str(error), "errno": number})
 
-    def listen(self, message: dict[str, Any], place: int) -> None:
-        """Answer with a listener on the loopback of another network; nobody there holds it, or can take it away."""
+    def listen(self, message: dict[str, Any], namespace: int) -> None:
+        """Send the host a listener on the loopback of a network namespace; guests there cannot get or close it."""
         own = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            syscalls.setns(place, syscalls.CLONE_NEWNET)
+            syscalls.setns(namespace, syscalls.CLONE_NEWNET)
             try:
                 listener = socket.create_server(("127.0.0.1", message["listen"]), backlog=_BACKLOG)
             finally:
                 try:
                     syscalls.setns(own, syscalls.CLONE_NEWNET)
                 except OSError:
-                    os._exit(70)  # every jail made from here on would be in a guest's network
+                    os._exit(70)  # otherwise all later jails would be created from a guest's network namespace
         finally:
             os.close(own)
         with listener:
@@ -268,7 +268,7 @@ class Warden:
             channel.send(self.control, {"ask": message["ask"], "port": port}, descriptors=[listener.fileno()])
 
     def renew(self, message: dict[str, Any], jail_init: int) -> None:
-        """Answer with directories that were mounted anew in a jail that nobody is in."""
+        """Mount new directories in a jail without processes and send them to the host."""
         options = mounts.fresh_dir_options(message["disk_bytes"])
         fresh: list[int] = []
         try:
@@ -280,14 +280,14 @@ class Warden:
                 try:
                     syscalls.setns(self.own_mounts, syscalls.CLONE_NEWNS)
                 except OSError:
-                    os._exit(70)  # every jail made from here on would begin as a copy of a guest's mounts
+                    os._exit(70)  # otherwise all later jails would start with a copy of a guest's mounts
             channel.send(self.control, {"ask": message["ask"], "renewed": True}, descriptors=fresh)
         finally:
             for descriptor in fresh:
                 os.close(descriptor)
 
     def open_dirs(self, options: bytes) -> list[int]:
-        """Fresh directories where the caller is, a descriptor of each, and landlock's ruleset about them, if wanted."""
+        """Mount fresh directories; return a descriptor of each, and a landlock ruleset for them if landlock is used."""
         fresh = mounts.open_fresh_dirs(options)
         try:
             return [*fresh, self.ruleset.open()] if self.has_rules else fresh
@@ -297,7 +297,7 @@ class Warden:
             raise
 
     def start_zygote(self, message: dict[str, Any], control: int, log: int) -> int:
-        """Exec the environment's interpreter; it finds our code by PYTHONPATH and serves from its start-up."""
+        """Exec the environment's interpreter, which finds Belljar's code by PYTHONPATH and serves during its start-up."""
         pid = os.fork()
         if pid == 0:
             try:
@@ -308,7 +308,7 @@ class Warden:
                 os.closerange(4, 1 << 20)
                 reset_signals()
                 python = message["python"]
-                command = [os.path.basename(python)]  # by which the interpreter finds itself on its PATH
+                command = [os.path.basename(python)]  # the interpreter looks itself up on its PATH
                 if python.startswith(host_python.IN_ROOT):
                     command = host_python.command(host_python.IN_ROOT, host_python.PYTHON)
                     python = command[0]
@@ -318,18 +318,18 @@ class Warden:
         return pid
 
     def make_jail(self, disk_bytes: int, devices: int = -1) -> tuple[int, list[int]]:
-        """A pid namespace with its /proc and a network namespace with its loopback, held by a process that sleeps.
+        """Create a pid namespace with its /proc and a network namespace with its loopback, held by a sleeping process.
 
-        With `disk_bytes` also an ipc namespace and directories of that size, for one guest after the other, and what
-        tells whether they are as new: `mounts.open_ipc_records`, then `open_dirs`. The caller owns these; there
-        are none where the kernel does not have all of them. Guests then make their own. `devices` is a /dev of the
-        jail's own, if it is given one.
+        With `disk_bytes` the jail also has an ipc namespace and directories of that size, which its guests use one
+        after the other. Then the descriptors that show whether these are clean are returned, too, and the caller owns
+        them: those of `mounts.open_ipc_records`, then those of `open_dirs`. If the kernel lacks some of them none are
+        returned, and guests create their own. `devices` is a /dev for this jail, if it gets one.
         """
         answer, report = channel.pair()
         helper = os.fork()
         if helper == 0:
             try:
-                syscalls.unshare(_CELL)
+                syscalls.unshare(_JAIL)
                 if devices >= 0:
                     mounts.cover_devices(devices)
                 namespaces.raise_loopback()
@@ -339,17 +339,17 @@ class Warden:
                 jail_init = os.fork()
                 if jail_init == 0:
                     mounts.mount_proc()
-                    if records:  # after /proc, as `renew` has to: in whichever order, programs see it
+                    if records:  # after /proc, as in `renew`, because programs can see the order of mounts
                         options = mounts.fresh_dir_options(disk_bytes)
                         channel.send_packet(report, _NOTHING_YET, self.open_dirs(options))
-                    _sleep_for_ever(command, needed, report.fileno(), self.seccomp_filter)
+                    _sleep_forever(command, needed, report.fileno(), self.seccomp_filter)
                 channel.send_packet(report, str(jail_init).encode())
             except OSError as error:
-                channel.send_packet(report, str(error).encode() or b"for no reason")
+                channel.send_packet(report, str(error).encode() or b"unknown error")
             finally:
                 os._exit(0)
         report.close()
-        text, records, is_short = _receive_to_the_end(answer)
+        text, records, is_short = _receive_until_exec(answer)
         os.waitpid(helper, 0)
         if text.isdigit() and not is_short:
             return int(text), records
@@ -359,10 +359,10 @@ class Warden:
             _end(int(text))
         if is_short or _NO_DESCRIPTORS in text:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        raise RuntimeError(f"a jail could not be made: {text}")
+        raise RuntimeError(f"a jail could not be created: {text}")
 
     def reap(self) -> None:
-        """Report every child that has ended: jail_inits, zygotes, and guests whose zygote is gone."""
+        """Report every child that has ended: jail_inits, zygotes, and guests whose zygote has died."""
         while True:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
@@ -375,18 +375,18 @@ class Warden:
 
 
 def reset_signals() -> None:
-    """Programs find every signal as a fresh login would, whatever whoever started the host ignored or blocked."""
+    """Reset all signals, so that programs find the defaults whatever the host's parent ignored or blocked."""
     signal.set_wakeup_fd(-1)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         signal.signal(number, signal.SIG_DFL)
     sigaction = seccomp.SYSCALLS.get(os.uname().machine, {}).get("rt_sigaction", -1)
-    for hidden in (32, 33):  # libc keeps these to itself, and passes on what it was started with
+    for hidden in (32, 33):  # libc reserves these and does not let `signal` reset them
         syscalls.call(sigaction, hidden, bytes(32), 0, 8)
 
 
 def _is_child(pid: int) -> bool:
-    """Whether `pid` is alive, or dead and yet to be reaped, and ours."""
+    """Whether `pid` is a child of this process that is not reaped yet, alive or dead."""
     try:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -395,13 +395,13 @@ def _is_child(pid: int) -> bool:
 
 
 def _end(pid: int) -> None:
-    """Kill a child of ours: until we reap it, the number is nobody else's."""
+    """Kill a child of this process; its pid cannot be reused before it is reaped."""
     if _is_child(pid):
         os.kill(pid, signal.SIGKILL)
 
 
 def _open_ipc_records() -> list[int]:
-    """Give a jail in the making an ipc namespace of its own; what shows it, if the kernel has all of that."""
+    """Create an ipc namespace for a new jail; return the descriptors that show its content, if the kernel has all."""
     syscalls.unshare(syscalls.CLONE_NEWIPC)
     try:
         return mounts.open_ipc_records()
@@ -409,10 +409,10 @@ def _open_ipc_records() -> list[int]:
         return []
 
 
-def _receive_to_the_end(peer: socket.socket) -> tuple[str, list[int], bool]:
-    """What is said of a jail in the making, what came with it, and whether some of that did not fit.
+def _receive_until_exec(peer: socket.socket) -> tuple[str, list[int], bool]:
+    """Return the text and the descriptors that a new jail reports, and whether descriptors were lost.
 
-    It ends when the jail_init has exec'd: then its namespaces can be joined.
+    The socket closes when the jail_init has exec'd; from then on its namespaces can be joined.
     """
     text, descriptors, is_short = b"", [], False
     with peer:
@@ -426,16 +426,16 @@ def _receive_to_the_end(peer: socket.socket) -> tuple[str, list[int], bool]:
 
 
 def _find_sleep() -> tuple[list[str], int]:
-    """What a jail_init becomes, and the directory that it needs for that, if any: its own /tmp will cover that one."""
+    """Return the command that a jail_init execs, and a directory that it needs open, because a new /tmp covers it."""
     if not os.path.exists(f"{host_python.IN_ROOT}/{host_python.SLEEP}"):
         return [next(filter(os.path.exists, _SLEEP), _SLEEP[0])], -1
-    return host_python.command(f"/proc/self/fd/{_LENT}", host_python.SLEEP), os.open(
+    return host_python.command(f"/proc/self/fd/{_HOST_PYTHON}", host_python.SLEEP), os.open(
         host_python.IN_ROOT, os.O_PATH | os.O_DIRECTORY
     )
 
 
-def _sleep_for_ever(command: list[str], needed: int, until_exec: int, seccomp_filter: syscalls.FilterProgram) -> None:
-    """Be pid 1 of a jail: children that lose their parent vanish, signals from inside do nothing."""
+def _sleep_forever(command: list[str], needed: int, until_exec: int, seccomp_filter: syscalls.FilterProgram) -> None:
+    """Become pid 1 of a jail, which reaps orphans and is immune to signals from inside. Never returns."""
     namespaces.drop_bounding_set()
     namespaces.drop_capabilities()
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
@@ -446,12 +446,12 @@ def _sleep_for_ever(command: list[str], needed: int, until_exec: int, seccomp_fi
     for target in (0, 1, 2):
         os.dup2(null, target)
     if needed >= 0:
-        needed = fcntl.fcntl(needed, fcntl.F_DUPFD, _LENT + 1)  # out of the way of the targets
-    until_exec = fcntl.fcntl(until_exec, fcntl.F_DUPFD, _LENT + 1)
+        needed = fcntl.fcntl(needed, fcntl.F_DUPFD, _HOST_PYTHON + 1)  # above the targets of the dup2 calls below
+    until_exec = fcntl.fcntl(until_exec, fcntl.F_DUPFD, _HOST_PYTHON + 1)
     os.dup2(until_exec, 3, inheritable=False)
     if needed >= 0:
-        os.dup2(needed, _LENT)
-    os.closerange(_LENT + (needed >= 0), 1 << 20)
+        os.dup2(needed, _HOST_PYTHON)
+    os.closerange(_HOST_PYTHON + (needed >= 0), 1 << 20)
     os.execve(command[0], [*command, "infinity"], {})
 
 
