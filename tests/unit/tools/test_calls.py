@@ -176,7 +176,7 @@ def test_a_failure_is_an_exception_with_its_message(tool_box: belljar.Sandbox) -
         pytest.param("add(object())", "ToolError: add: an argument cannot be sent", id="no_json_value"),
         pytest.param("add(float('nan'))", "ToolError: add: an argument cannot be sent", id="nan"),
         pytest.param("echo('x' * 2_000_000)", "over the 1000000 allowed", id="too_large"),
-        pytest.param("search", "there is no tool 'search' here; given to this program: add, echo", id="not_given"),
+        pytest.param("search", "unknown tool 'search'; this program has: add, echo", id="not_given"),
     ],
 )
 def test_a_wrong_call_is_a_clear_error(tool_box: belljar.Sandbox, call: str, said: str) -> None:

@@ -1,17 +1,18 @@
-"""Which lines of a program ran: coverage.py in the same interpreter, told to the host when the program ends.
+"""Measure which lines of a program ran, with coverage.py in the same interpreter, and report them when it ends.
 
-coverage.py lives where no program imports from, and its modules are out of `sys.modules` while the program runs: a
-program finds no `coverage` that it did not bring, and one that did finds its own. What a program can still see is the
-trace function (before Python 3.12, or with branches) and the memory.
+coverage.py is installed outside the program's import path, and its modules are removed from `sys.modules` while the
+program runs: a program finds no `coverage` that it did not bring, and otherwise its own. It can still see the trace
+function (before Python 3.12, or with branches) and the memory.
 
-The answer goes into a file in memory that the host has made, of a size that nobody can change: nothing blocks, however
-much there is to say, and the host looks only after everyone is dead. To the host it is untrusted payload: the program
-could have written it as well as we.
+The report goes into an in-memory file that the host has created with a fixed size: writing never blocks, however long
+the report is, and the host reads it only after all processes have ended. The host does not trust the report, because
+the program could have written it.
 """
 
 from __future__ import annotations
 
 import atexit
+import fcntl
 import json
 import os
 import sys
@@ -19,10 +20,10 @@ import threading
 from typing import Any
 
 _WORK_DIR = "/work"
-LENGTH_BYTES = 8  # in front of the answer, little-endian; 0: there is none
+LENGTH_BYTES = 8  # in front of the report, little-endian; 0 means no report
 
 
-class Measure:
+class Measurement:
     """One measurement, from just before the program's first line to the end of its exit functions."""
 
     def __init__(self, argument: dict[str, Any], answer: int) -> None:
@@ -31,21 +32,16 @@ class Measure:
         self._answer = answer
         self._owner = os.getpid()
         self._hidden: dict[str, Any] = {}
-        # Children that are forked say what they ran in here, one line each; O_APPEND keeps the lines whole.
+        # Forked children write here what they ran, one line each; O_APPEND keeps the lines whole.
         self._children = os.memfd_create("coverage", os.MFD_CLOEXEC)
         os.set_inheritable(self._children, False)
-        self._append_only()
+        fcntl.fcntl(self._children, fcntl.F_SETFL, os.O_APPEND)
         self._coverage = self._load(argument["place"])
 
-    def _append_only(self) -> None:
-        import fcntl
-
-        fcntl.fcntl(self._children, fcntl.F_SETFL, os.O_APPEND)
-
-    def _load(self, place: str) -> Any:
-        """A Coverage that reads no settings, writes no file and says nothing."""
+    def _load(self, directory: str) -> Any:
+        """Return a Coverage from `directory` that reads no settings, writes no file and prints nothing."""
         before = set(sys.modules)
-        sys.path.insert(0, place)
+        sys.path.insert(0, directory)
         sys.modules.update((f"coverage.{name}", _Unused(name)) for name in _UNUSED)
         try:
             from coverage import Coverage  # type: ignore[import-not-found, unused-ignore]
@@ -55,12 +51,12 @@ class Measure:
             )
             measured._warn = _ignore
             if sys.version_info >= (3, 12) and not self._branch:
-                measured.set_option("run:core", "sysmon")  # leaves the trace function to the program, and is quick
+                measured.set_option("run:core", "sysmon")  # fast, and leaves the trace function to the program
             measured.start()
-            measured.stop()  # the first start imports what it needs; the second is ours
+            measured.stop()  # the first start does further imports; `begin` starts it again
         finally:
-            sys.path.remove(place)
-            for path in [path for path in sys.path_importer_cache if path.startswith(place)]:
+            sys.path.remove(directory)
+            for path in [path for path in sys.path_importer_cache if path.startswith(directory)]:
                 del sys.path_importer_cache[path]
         own = {path.partition("/")[0].partition(".")[0] for path in self._paths.values()}
         for name in set(sys.modules) - before:
@@ -69,35 +65,38 @@ class Measure:
         return measured
 
     def begin(self) -> None:
-        """From here on every line counts; nothing of ours follows but the way back into the interpreter."""
+        """Start measuring. Only the return to the interpreter follows, which then runs the program."""
         atexit.register(self._finish)
         os.register_at_fork(after_in_child=self._in_child)
         self._coverage.start()
 
     def _in_child(self) -> None:
-        """A child of multiprocessing runs no exit functions but those of multiprocessing, which it first clears."""
+        """Register `_finish` in children of multiprocessing, which run none but multiprocessing's own exit functions.
+
+        They also clear these at their start, so this registers it through `register_after_fork`.
+        """
         util = sys.modules.get("multiprocessing.util")
         if util is not None:
-            util.register_after_fork(self, Measure._in_child_of_multiprocessing)
+            util.register_after_fork(self, Measurement._in_child_of_multiprocessing)
 
     def _in_child_of_multiprocessing(self) -> None:
         sys.modules["multiprocessing.util"].Finalize(None, self._finish, exitpriority=-1000)
 
     def _finish(self) -> None:
-        """Say what ran. The program is over, so whatever goes wrong here is not its fault and not its business."""
-        sys_modules, self._hidden = self._hidden, {}
-        theirs = {name: sys.modules[name] for name in sys_modules if name in sys.modules}
-        sys.modules.update(sys_modules)
+        """Report what ran. Errors are ignored: the program is over, and they are not its fault."""
+        hidden, self._hidden = self._hidden, {}
+        theirs = {name: sys.modules[name] for name in hidden if name in sys.modules}
+        sys.modules.update(hidden)
         try:
             self._coverage.stop()
             if os.getpid() == self._owner:
                 self._notify(self._report())
             else:
                 self._notify_parent()
-        except Exception:  # noqa: BLE001  (no report is the report)
+        except Exception:  # noqa: BLE001  (then there is no report)
             pass
         finally:
-            for name in sys_modules:
+            for name in hidden:
                 del sys.modules[name]
             sys.modules.update(theirs)
 
@@ -122,10 +121,10 @@ class Measure:
         return [found for path in sorted(data.measured_files()) if path in self._paths for found in self._analyze(path)]
 
     def _analyze(self, path: str) -> list[dict[str, Any]]:
-        """What is to be said of one file: nothing if it is gone, or no Python by now."""
+        """Return the report on one file; an empty list if it no longer exists or is not Python any more."""
         try:
             found = self._coverage._analyze(path)
-        except Exception:  # noqa: BLE001  (coverage.py has its own for each, and they differ between versions)
+        except Exception:  # noqa: BLE001  (coverage.py's exceptions differ between versions)
             return []
         missing = set(found.missing)
         report: dict[str, Any] = {
@@ -135,8 +134,8 @@ class Measure:
         }
         if self._branch:
             report["branches"] = sum(total for total, _ in found.branch_stats().values())
-            gone = found.missing_branch_arcs()
-            report["missing_branches"] = sorted([start, end] for start, ends in gone.items() for end in ends)
+            not_taken = found.missing_branch_arcs()
+            report["missing_branches"] = sorted([start, end] for start, ends in not_taken.items() for end in ends)
         return [report]
 
     def _notify(self, report: list[dict[str, Any]]) -> None:
@@ -147,7 +146,7 @@ class Measure:
 
 
 class _Unused(type(sys)):  # type: ignore[misc]
-    """A module that has every name. Reports are ours to write; not loading coverage.py's own saves a quarter."""
+    """A dummy for modules of coverage.py that write reports: not loading those saves a quarter of the time."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -159,11 +158,11 @@ _UNUSED = ("annotate", "html", "jsonreport", "lcovreport", "multiproc", "report"
 
 
 def prepare(argument: dict[str, Any], descriptors: list[int]) -> None:
-    """Just before the program starts, which it does in any case."""
-    threading.main_thread()  # loaded for coverage.py's sake before anything is hidden
+    """Start measuring, just before the program starts; on an error the program runs without a report."""
+    threading.main_thread()  # `threading` must be loaded before coverage.py's modules are hidden
     try:
-        Measure(argument, descriptors[0]).begin()
-    except Exception:  # noqa: BLE001  (whatever is wrong with the environment's coverage.py: no report)
+        Measurement(argument, descriptors[0]).begin()
+    except Exception:  # noqa: BLE001  (the environment's coverage.py may fail in any way)
         for name in [name for name in sys.modules if name.partition(".")[0] == "coverage"]:
             del sys.modules[name]
 

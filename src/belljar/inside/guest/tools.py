@@ -1,14 +1,14 @@
-"""The `tools` module inside the jail: each function asks the host, over one socket, and waits for its answer.
+"""The `tools` module inside the jail: each function sends a call to the host over one socket and waits for the answer.
 
-A packet is the number of a call, a flag and a piece of JSON; what is longer than a packet goes in several. The host
-believes nothing of it: it answers calls of the tools that this execution was given, and that is all the socket is for.
+A packet is the number of a call, a flag and a piece of JSON; longer messages take several packets. The host trusts
+nothing of it: it only answers calls of the tools that this execution was given.
 
-Who reads the socket: one of the threads that wait, whichever came first. It hands the others their answers and, once it
-has its own, wakes one of them to read on. So there is no thread of ours: an interpreter that must be single-threaded
-to be copied stays so.
+The socket is read by one of the waiting threads, the first to come. It passes the others their answers, and when it has
+its own, it wakes one of them to continue. So this module needs no thread of its own, and an interpreter that must be
+single-threaded to be branched stays so.
 
-A forked child must not read its parent's answers. It makes a socket pair of its own at its first call and sends one end
-to the host over the inherited socket, in one packet, which the kernel never mixes with another.
+A forked child must not read its parent's answers. At its first call it creates a socket pair of its own and sends one
+end to the host over the inherited socket, in one packet, which the kernel never mixes with another.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _HEAD = struct.Struct(">IB")  # number of the call, flag
 _LAST, _MORE, _CONNECT = 0, 1, 2
 _PIECE_BYTES = 60 * 1024
 _PACKET_BYTES_MAX = 120 * 1024
-_HIGH_DESCRIPTOR = 200  # out of the way of the numbers that a program expects to get
+_HIGH_DESCRIPTOR = 200  # so that a program's own files get the numbers it expects
 _AWAITED_MAX = 32  # threads that serve awaitable calls
 
 _TYPE_NAMES = {
@@ -45,7 +45,7 @@ _TYPE_NAMES = {
 
 
 class ToolError(RuntimeError):
-    """A tool could not be called, or failed; the message says why."""
+    """A tool could not be called or has failed; the message says why."""
 
 
 class _Call:
@@ -62,11 +62,11 @@ class _ToolSocket:
     """The socket of this process, and the calls that wait for answers."""
 
     def __init__(self, descriptor: int) -> None:
-        self._shared = _socket.socket(fileno=descriptor)  # a fork inherits it, and only ever connects over it
-        self._start_over()
+        self._shared = _socket.socket(fileno=descriptor)  # a forked child uses it only to connect its own
+        self._reset()
         self._peer: _socket.socket | None = self._shared
 
-    def _start_over(self) -> None:
+    def _reset(self) -> None:
         self._peer = None
         self._waiting: dict[int, _Call] = {}
         self._number = 0
@@ -75,22 +75,22 @@ class _ToolSocket:
         self._sending = _thread.allocate_lock()
 
     def after_fork(self) -> None:
-        """In a forked child: the parent's calls, its locks and its end of the line are not ours."""
+        """Forget the parent's calls, locks and socket in a forked child."""
         peer = self._peer
-        self._start_over()
+        self._reset()
         if peer is not None and peer is not self._shared:
             peer.close()
 
     def replace(self, descriptor: int) -> None:
-        """Speak over another socket from now on."""
+        """Use another socket from now on."""
         old = self._shared
         self._shared = _socket.socket(fileno=descriptor)
-        self._start_over()
+        self._reset()
         self._peer = self._shared
         old.close()
 
-    def ask(self, question: bytes) -> bytes:
-        """Send a question and wait for its answer. Raises OSError when nobody is there."""
+    def call(self, request: bytes) -> bytes:
+        """Send a request and wait for its answer. Raises OSError if the host has closed the socket."""
         call = _Call()
         with self._state:
             if self._peer is None:
@@ -100,9 +100,9 @@ class _ToolSocket:
             self._waiting[number] = call
         try:
             with self._sending:
-                for start in range(0, len(question) or 1, _PIECE_BYTES):
-                    flag = _MORE if start + _PIECE_BYTES < len(question) else _LAST
-                    peer.send(_HEAD.pack(number, flag) + question[start : start + _PIECE_BYTES])
+                for start in range(0, len(request) or 1, _PIECE_BYTES):
+                    flag = _MORE if start + _PIECE_BYTES < len(request) else _LAST
+                    peer.send(_HEAD.pack(number, flag) + request[start : start + _PIECE_BYTES])
             return self._wait(peer, call)
         finally:
             with self._state:
@@ -110,7 +110,7 @@ class _ToolSocket:
 
     def _connect(self) -> _socket.socket:
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
-        ours = _out_of_the_way(ours)
+        ours = _move_up(ours)
         passed = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, struct.pack("=i", theirs.fileno()))]
         self._shared.sendmsg([_HEAD.pack(0, _CONNECT)], passed)
         theirs.close()
@@ -125,7 +125,7 @@ class _ToolSocket:
                 if reads:
                     self._has_reader = True
             if not reads:
-                call.wake.acquire()  # there is an answer, or nobody reads
+                call.wake.acquire()  # released when the answer has arrived, or when this thread must read on
                 continue
             try:
                 while call.answer is None:
@@ -141,12 +141,12 @@ class _ToolSocket:
     def _take(self, peer: _socket.socket) -> None:
         packet = peer.recv(_PACKET_BYTES_MAX)
         if len(packet) < _HEAD.size:
-            raise OSError(errno.EPIPE, "the host has closed the line")
+            raise OSError(errno.EPIPE, "the host has closed the connection")
         number, flag = _HEAD.unpack_from(packet)
         with self._state:
             call = self._waiting.get(number)
             if call is None:
-                return  # whoever asked was interrupted
+                return  # the caller was interrupted
             call.pieces.append(packet[_HEAD.size :])
             if flag == _LAST:
                 call.answer = b"".join(call.pieces)
@@ -157,23 +157,23 @@ def _wake(call: _Call) -> None:
     try:
         call.wake.release()
     except RuntimeError:
-        pass  # awake already
+        pass  # it is already awake
 
 
-_line: _ToolSocket | None = None
+_tool_socket: _ToolSocket | None = None
 _argument_bytes = 0
 
 
 def prepare(argument: dict[str, Any], descriptors: list[int]) -> None:
-    """Give the program its tools. Once more in a copy of an interpreter, with a socket of its own."""
-    global _line, _argument_bytes
+    """Give the program its tools; in a branch of a session, give it a socket of its own."""
+    global _tool_socket, _argument_bytes
     _argument_bytes = argument["argument_bytes"]
     moved = fcntl.fcntl(descriptors[0], fcntl.F_DUPFD_CLOEXEC, _HIGH_DESCRIPTOR)
     os.close(descriptors[0])
-    if _line is not None:
-        _line.replace(moved)
+    if _tool_socket is not None:
+        _tool_socket.replace(moved)
         return
-    _line = _ToolSocket(moved)
+    _tool_socket = _ToolSocket(moved)
     os.register_at_fork(after_in_child=_after_fork)
     module, awaitable = _Tools("tools"), _Tools("tools.aio")
     module.__doc__ = "Functions of the host. Each returns a JSON value, or raises ToolError."
@@ -191,16 +191,16 @@ def prepare(argument: dict[str, Any], descriptors: list[int]) -> None:
 
 
 def _after_fork() -> None:
-    """No thread of the parent is here, nor is what it waits for."""
+    """Reset this module in a forked child, which has none of the parent's threads."""
     global _workers, _work_lock
     _work.clear()
     _workers, _work_lock = 0, _thread.allocate_lock()
-    assert _line is not None
-    _line.after_fork()
+    assert _tool_socket is not None
+    _tool_socket.after_fork()
 
 
 class _Tools(type(sys)):  # type: ignore[misc]
-    """A module whose functions are made when they are first asked for."""
+    """A module whose functions are created on first use."""
 
     _specs: dict[str, Any]
 
@@ -208,10 +208,10 @@ class _Tools(type(sys)):  # type: ignore[misc]
         spec = self._specs.get(name)
         if spec is None:
             known = ", ".join(self._specs) or "none"
-            raise AttributeError(f"there is no tool {name!r} here; given to this program: {known}")
+            raise AttributeError(f"unknown tool {name!r}; this program has: {known}")
         function = build(spec, self.__name__)
         if self.__name__ == "tools.aio":
-            function = _to_await(function)
+            function = _make_awaitable(function)
         setattr(self, name, function)
         return function
 
@@ -220,18 +220,18 @@ class _Tools(type(sys)):  # type: ignore[misc]
 
 
 def call(tool: str, arguments: dict[str, Any]) -> Any:
-    """Ask the host to run a tool."""
+    """Let the host run a tool and return its result."""
     try:
-        question = json.dumps({"tool": tool, "arguments": arguments}, allow_nan=False, default=_plain)
-        if "\\ud" in question:  # outside the plane of most characters, in two halves; one without the other is none
-            json.dumps(json.loads(question), ensure_ascii=False).encode()
+        request = json.dumps({"tool": tool, "arguments": arguments}, allow_nan=False, default=_plain)
+        if "\\ud" in request:  # a surrogate: encoding raises ValueError if it is not one half of a pair
+            json.dumps(json.loads(request), ensure_ascii=False).encode()
     except (TypeError, ValueError) as error:
         raise ToolError(f"{tool}: an argument cannot be sent: {error}") from None
-    if len(question) > _argument_bytes:
-        raise ToolError(f"{tool}: the arguments have {len(question)} bytes, over the {_argument_bytes} allowed")
-    assert _line is not None
+    if len(request) > _argument_bytes:
+        raise ToolError(f"{tool}: the arguments have {len(request)} bytes, over the {_argument_bytes} allowed")
+    assert _tool_socket is not None
     try:
-        answer = json.loads(_line.ask(question.encode("ascii")))
+        answer = json.loads(_tool_socket.call(request.encode("ascii")))
     except OSError as error:
         raise ToolError(f"{tool}: the host cannot be reached: {error.strerror}") from None
     if "error" in answer:
@@ -240,16 +240,16 @@ def call(tool: str, arguments: dict[str, Any]) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Numbers and arrays of numpy, as models like to pass them."""
+    """Convert numpy numbers and arrays, and sets, to JSON values."""
     for name in ("tolist", "item"):
         if hasattr(value, name):
             return getattr(value, name)()
     if isinstance(value, (set, frozenset)):
         return list(value)
-    raise TypeError(f"a {type(value).__name__} is no JSON value")
+    raise TypeError(f"a {type(value).__name__} is not a JSON value")
 
 
-def _out_of_the_way(peer: _socket.socket) -> _socket.socket:
+def _move_up(peer: _socket.socket) -> _socket.socket:
     moved = fcntl.fcntl(peer.fileno(), fcntl.F_DUPFD_CLOEXEC, _HIGH_DESCRIPTOR)
     peer.close()
     return _socket.socket(fileno=moved)
@@ -259,9 +259,9 @@ def _out_of_the_way(peer: _socket.socket) -> _socket.socket:
 
 
 def build(spec: dict[str, Any], module: str = "tools") -> Callable[..., Any]:
-    """A function for one tool: what is required comes first, the rest has its defaults.
+    """Create the function of one tool; required parameters come first, the others have their defaults.
 
-    Written as source and compiled, so that a wrong call fails as every Python function does, and `help` shows it.
+    It is compiled from source, so that a wrong call raises the usual TypeError and `help` shows the signature.
     """
     schema = spec["input_schema"]
     properties = schema.get("properties") or {}
@@ -286,7 +286,7 @@ def build(spec: dict[str, Any], module: str = "tools") -> Callable[..., Any]:
     )
 
     def collect(given: list[tuple[str, Any]], more: dict[str, Any]) -> dict[str, Any]:
-        """An optional argument that is None was not given."""
+        """Leave out optional arguments that are None."""
         return {**more, **{name: value for name, value in given if value is not None or name not in optional}}
 
     namespace: dict[str, Any] = {
@@ -303,7 +303,7 @@ def build(spec: dict[str, Any], module: str = "tools") -> Callable[..., Any]:
 
 
 def _python_names(names: list[str]) -> dict[str, str]:
-    """Each argument with a name that Python takes, in order."""
+    """Map each argument to a valid Python name, in order."""
     found: dict[str, str] = {}
     for name in names:
         text = "".join(letter if letter.isalnum() or letter == "_" else "_" for letter in name) or "_"
@@ -330,13 +330,13 @@ def _type_name(schema: Any) -> str:
 
 def _document(spec: dict[str, Any], names: dict[str, str], properties: dict[str, Any]) -> str:
     lines = [spec["description"].strip()]
-    told = [
+    described = [
         f"    {python_name}: {properties[name]['description'].strip()}"
         for name, python_name in names.items()
         if isinstance(properties[name], dict) and isinstance(properties[name].get("description"), str)
     ]
-    if told:
-        lines += ["", "Args:", *told]
+    if described:
+        lines += ["", "Args:", *described]
     return "\n".join(lines).strip()
 
 
@@ -347,8 +347,8 @@ _workers = 0
 _work_lock = _thread.allocate_lock()
 
 
-def _to_await(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function, answered in a thread that goes away when there is nothing left to answer."""
+def _make_awaitable(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a coroutine function that calls `function` in a thread, which ends when no calls are left."""
     import functools
 
     @functools.wraps(function)
@@ -365,17 +365,17 @@ def _to_await(function: Callable[..., Any]) -> Callable[..., Any]:
             except BaseException as caught:  # noqa: BLE001  (raised where it is awaited)
                 error = caught
             try:
-                loop.call_soon_threadsafe(_settle, future, result, error)
+                loop.call_soon_threadsafe(_set_outcome, future, result, error)
             except RuntimeError:
-                pass  # the loop is closed: nobody waits any more
+                pass  # the loop is closed
 
-        _do(work)
+        _start_work(work)
         return await future
 
     return awaited
 
 
-def _settle(future: Any, result: Any, error: BaseException | None) -> None:
+def _set_outcome(future: Any, result: Any, error: BaseException | None) -> None:
     if not future.done():
         if error is None:
             future.set_result(result)
@@ -383,7 +383,7 @@ def _settle(future: Any, result: Any, error: BaseException | None) -> None:
             future.set_exception(error)
 
 
-def _do(work: Callable[[], None]) -> None:
+def _start_work(work: Callable[[], None]) -> None:
     global _workers
     with _work_lock:
         _work.append(work)
@@ -391,8 +391,8 @@ def _do(work: Callable[[], None]) -> None:
             return
         _workers += 1
     try:
-        _thread.start_new_thread(_work_on, ())
-    except RuntimeError:  # no more threads: one of those that are there will do it, if there is one
+        _thread.start_new_thread(_do_work, ())
+    except RuntimeError:  # no more threads can be started; an existing worker takes the work, if there is one
         with _work_lock:
             _workers -= 1
             if _workers:
@@ -401,7 +401,7 @@ def _do(work: Callable[[], None]) -> None:
         raise
 
 
-def _work_on() -> None:
+def _do_work() -> None:
     global _workers
     while True:
         with _work_lock:

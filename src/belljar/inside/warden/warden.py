@@ -297,7 +297,7 @@ class Warden:
             raise
 
     def start_zygote(self, message: dict[str, Any], control: int, log: int) -> int:
-        """Exec the environment's interpreter, which finds Belljar's code by PYTHONPATH and serves during its start-up."""
+        """Exec the environment's interpreter, which finds Belljar's code by PYTHONPATH and serves in its start-up."""
         pid = os.fork()
         if pid == 0:
             try:

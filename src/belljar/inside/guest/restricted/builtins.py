@@ -1,10 +1,10 @@
-"""What a restricted program finds when it runs: fewer built-in functions, and modules without their insides.
+"""The built-in functions and imports of a restricted program.
 
-Ordinary work runs at the interpreter's own speed: attribute access, calls and arithmetic are not looked at. Only what
-takes names as text is replaced (`getattr` and its like, `str.format`), and imports give a *facade*: a plain module
-object that holds the public names of the real one, so that `random._os` or `statistics.sys` is simply not there.
+Ordinary code runs at full speed: attribute access, calls and arithmetic are not checked. Only functions that take names
+as text are replaced (`getattr` and similar, `str.format`), and an import returns a *facade*: a plain module object with
+the public names of the real module, so that `random._os` or `statistics.sys` does not exist.
 
-None of this is a wall. It is for good errors and least surprise; the jail is the boundary.
+This is not a wall. It gives good error messages early; the jail is the security boundary.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _KEPT_DUNDERS = ("__name__", "__doc__", "__version__")
 
 
 class InterpreterError(Exception):
-    """The policy refuses something. The name is the one that programs of smolagents' users expect."""
+    """The policy refuses something. Programs written for smolagents expect this name."""
 
 
 class ImportRefused(InterpreterError, ImportError):
-    """An import that is not allowed: `except ImportError` catches it, as it would a module that is missing."""
+    """An import is not allowed; like a missing module, `except ImportError` catches it."""
 
 
 class AttributeRefused(InterpreterError, AttributeError):
-    """A name that a module has and keeps from the program: to `hasattr` it is not there."""
+    """A name of a module is hidden from the program; `hasattr` returns False for it."""
 
 
 for _refusal in (InterpreterError, ImportRefused, AttributeRefused):
@@ -45,7 +45,7 @@ for _refusal in (InterpreterError, ImportRefused, AttributeRefused):
 
 
 class Builtins:
-    """Makes the built-in functions of one program."""
+    """Creates the built-in functions of one program."""
 
     def __init__(self, rules: Rules, is_private: Callable[[str], bool], missing: frozenset[str], main: Any) -> None:
         self._rules = rules
@@ -55,7 +55,7 @@ class Builtins:
         self._facades: dict[str, types.ModuleType] = {}
 
     def build(self) -> dict[str, Any]:
-        """All that the program finds without importing anything."""
+        """Return the dictionary for the program's `__builtins__`."""
         members = vars(builtins)
         found = {name: members[name] for name in _PLAIN.split() if name in members}
         found.update(
@@ -84,22 +84,25 @@ class Builtins:
     def _absent(self, name: str) -> Callable[..., Any]:
         return _refuse_with(self._rules.refuse_function(name))
 
-    # ---- names that are made while the program runs
+    # ---- names that are computed while the program runs
 
     def _check(self, owner: Any, name: Any) -> str:
-        """The name as plain text: a subclass of str could say one thing here and another to the interpreter."""
+        """Refuse a name that is not allowed; return it as a plain str.
+
+        A subclass of str could otherwise show one name here and another one to the interpreter.
+        """
         if not isinstance(name, str):
             raise TypeError("attribute name must be string, not '" + type(name).__name__ + "'")
         plain: str = str.__str__(name)
         problem = self._rules.refuse_attribute(plain)
         if problem is None and self._is_private(plain) and not self._is_of_program(owner):
-            problem = f"attribute {plain!r} is not available here: it belongs to whoever wrote the object"
+            problem = f"attribute {plain!r} is not available here: it is private to the object's class"
         if problem is not None:
             raise InterpreterError(problem)
         return plain
 
     def _is_of_program(self, owner: Any) -> bool:
-        """Whether the program's own class made this object."""
+        """Whether this is an object of a class that the program defines, or such a class."""
         kind = owner if isinstance(owner, type) else type(owner)
         return kind.__module__ == "__main__"
 
@@ -143,7 +146,7 @@ class Builtins:
     def _import(
         self, name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0
     ) -> types.ModuleType:
-        """What an `import` statement calls. Without a `from`, it wants the outermost package."""
+        """Implement the import statement; without a `from`, it expects the outermost package."""
         if level or type(name) is not str:
             raise ImportRefused("relative imports are not available here")
         wanted = [name] if not fromlist else [f"{name}.{each}" for each in fromlist if each != "*"] or [name]
@@ -170,11 +173,11 @@ class Builtins:
             except AttributeRefused as error:
                 raise ImportRefused(str(error), name=name) from None
             except AttributeError:
-                pass  # the import statement says so itself
+                pass  # the import statement itself reports it
         return facade
 
     def _facade(self, name: str, real: Any) -> types.ModuleType:
-        """A stand-in for a module with nothing in it but what is its public interface."""
+        """Return a module object with only the public names of `real`."""
         known = self._facades.get(name)
         if known is not None:
             return known
@@ -186,7 +189,7 @@ class Builtins:
                     vars(facade)[key] = self._tame(value)
 
         def find(key: str) -> Any:
-            """What came into being later, and modules inside modules."""
+            """Look up names that were added later, and modules inside the module."""
             try:
                 value = getattr(real, key)
             except AttributeError:
@@ -202,7 +205,7 @@ class Builtins:
                 )
             if self._is_public(key) and self._rules.may_import(name) and not listed:
                 return self._tame(value)
-            raise AttributeRefused(f"{name}.{key} is not available here: it is not part of what {name!r} offers")
+            raise AttributeRefused(f"{name}.{key} is not available here: it is not a public name of {name!r}")
 
         vars(facade)["__getattr__"] = find
         return facade
@@ -212,15 +215,15 @@ class Builtins:
         return key[:1] != "_" or key in _KEPT_DUNDERS
 
     def _tame(self, value: Any) -> Any:
-        """Some functions of the standard library take names as text, or text as code."""
+        """Replace functions of the standard library that take names as text, or text as code."""
         if not callable(value):
             return value
-        for module, name, stand_in in self._sharp():
+        for module, name, replacement in self._replacements():
             if value is getattr(sys.modules.get(module), name, _NOTHING):
-                return stand_in
+                return replacement
         return value
 
-    def _sharp(self) -> list[tuple[str, str, Any]]:
+    def _replacements(self) -> list[tuple[str, str, Any]]:
         absent = [("builtins", name, self._absent(name)) for name in self._missing]
         return [
             *absent,
@@ -228,8 +231,8 @@ class Builtins:
             ("operator", "methodcaller", self._methodcaller),
             ("functools", "update_wrapper", self._update_wrapper),
             ("functools", "wraps", self._wraps),
-            ("string", "Formatter", _refusing("string.Formatter", "use str.format or an f-string")),
-            ("typing", "get_type_hints", _refusing("typing.get_type_hints", "read x.__annotations__")),
+            ("string", "Formatter", _refuse_with(_NO_FORMATTER)),
+            ("typing", "get_type_hints", _refuse_with(_NO_TYPE_HINTS)),
         ]
 
     def _attrgetter(self, *names: str) -> Any:
@@ -251,10 +254,8 @@ class Builtins:
 
 
 _NOTHING = object()
-
-
-def _refusing(name: str, advice: str) -> Callable[..., Any]:
-    return _refuse_with(f"{name} is not available here: {advice}")
+_NO_FORMATTER = "string.Formatter is not available here: use str.format or an f-string"
+_NO_TYPE_HINTS = "typing.get_type_hints is not available here: read x.__annotations__"
 
 
 def _refuse_with(message: str) -> Callable[..., Any]:
@@ -278,12 +279,15 @@ def _exit(code: Any = None) -> NoReturn:
 
 
 def _one_argument_type() -> type:
-    """`type` to ask with, not to make classes with: those could define what the source check would refuse."""
+    """Create a `type` that returns the type of an object but creates no classes.
+
+    Classes created by a call could define names that the source check refuses.
+    """
 
     class Meta(type):
         def __call__(cls, *given: Any, **options: Any) -> Any:
             if len(given) != 1 or options:
-                raise InterpreterError("type() takes one object here: write a class statement to make a class")
+                raise InterpreterError("type() takes one object here: write a class statement to define a class")
             found = type(given[0])
             return cls if issubclass(found, type) else found
 
@@ -304,14 +308,14 @@ def _one_argument_type() -> type:
         "__class_getitem__": classmethod(types.GenericAlias),
         "__module__": "builtins",
     }
-    # Not by a class statement: `__call__` above stands between it and its making.
+    # Not with a class statement, which would call `__call__` above.
     return type.__new__(Meta, "type", (), members)
 
 
 def guard_str_format(rules: Rules) -> None:
-    """Refuse `"{0.__globals__}".format(f)`, for templates that only exist while the program runs.
+    """Refuse `"{0.__globals__}".format(f)` also for templates that are computed while the program runs.
 
-    The methods of a built-in type cannot be set, but the dictionary behind the type can be reached.
+    Methods of a built-in type cannot be set, so this changes the dictionary behind the type.
     """
     from _string import formatter_field_name_split, formatter_parser  # type: ignore[import-not-found]
 
@@ -343,7 +347,7 @@ def guard_str_format(rules: Rules) -> None:
 
 
 def _try(check: Callable[[str], None], template: str) -> None:
-    """A template that cannot be parsed is for the real method to complain about."""
+    """Check a template; if it cannot be parsed, the real method reports that."""
     try:
         check(str.__str__(template))
     except ValueError:

@@ -1,11 +1,11 @@
-"""Restricted Python: a program imports what is on a list, and finds no files, no `eval`, no way into the interpreter.
+"""Restricted Python: a program may import only listed modules, and has no files, no `eval`, no interpreter internals.
 
-The interpreter itself still runs /work/main.py. Before that, the source is looked through (`restricted_source.py`), and
-`__main__` gets built-in functions of its own (`restricted_builtins.py`). Both only make good errors; whoever gets
-around them is in the same jail as everybody else.
+The interpreter itself still runs /work/main.py. Before that, the source is checked (`source.py`), and `__main__` gets
+its own built-in functions (`builtins.py`). Both only give good error messages; a program that gets around them is still
+in the same jail as every other.
 
-The host is told in single bytes, over a pipe: that the policy ended the program, and that printing was cut. A program
-that gets around the policy can forge these, and then deceives its own caller only.
+Single bytes over a pipe report to the host that the policy ended the program, or that printed output was cut. A program
+that gets around the policy can forge them, and then deceives only its own caller.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from typing import Any, Callable, NoReturn
 REFUSED, CUT = b"R", b"C"
 _PROBLEMS_MAX = 10
 _PROGRAM = "/work/main.py"
-_OUR_FILES = "<belljar "  # how the names of all our files begin, as the interpreter shows them
-_load: Callable[[str], Any] = globals().get("load", __import__)  # `program.load` puts it there
+_OUR_FILES = "<belljar "  # prefix of the file names of Belljar's modules in tracebacks
+_load: Callable[[str], Any] = globals().get("load", __import__)  # set by `program.load`
 _report = -1
 
 
 def prepare(argument: dict[str, Any], descriptors: list[int]) -> None:
-    """Look the program through and put the rules in place; does not return if the program is refused."""
+    """Check the program and install the rules; does not return if the program is refused."""
     global _report
     (_report,) = descriptors
     try:
         _prepare(argument)
-    except BaseException:  # noqa: BLE001  (nothing may run without its rules)
+    except BaseException:  # noqa: BLE001  (the program must not run without its rules)
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(70)
@@ -57,7 +57,7 @@ def _prepare(argument: dict[str, Any]) -> None:
     builtins_module.guard_str_format(rules)
 
 
-_refusal: list[type[BaseException]] = []  # the class of our refusals, once it is loaded
+_refusal: list[type[BaseException]] = []  # InterpreterError, once its module is loaded
 
 
 def _check_source(source: bytes, rules: Any, source_module: Any, is_private: Any, missing: frozenset[str]) -> None:
@@ -74,19 +74,19 @@ def _check_source(source: bytes, rules: Any, source_module: Any, is_private: Any
 
 
 def _describe(problems: list[Any], lines: list[str]) -> str:
-    """As a traceback, which is what readers of such output know to read; the first problem is where it points."""
+    """Format the problems as a traceback that points to the first one, because readers know that format."""
     first, *others = problems
-    said = [
+    text = [
         "Traceback (most recent call last):",
         f'  File "{_PROGRAM}", line {first.line}, in <module>',
         f"    {_line(lines, first.line)}",
         f"InterpreterError: line {first.line}: {first.text}.",
     ]
-    said += [f"line {each.line}: {_line(lines, each.line)}: {each.text}." for each in others[:_PROBLEMS_MAX]]
+    text += [f"line {each.line}: {_line(lines, each.line)}: {each.text}." for each in others[:_PROBLEMS_MAX]]
     if len(others) > _PROBLEMS_MAX:
-        said.append(f"… and {len(others) - _PROBLEMS_MAX} more.")
-    said.append("Nothing was run.\n")
-    return "\n".join(said)
+        text.append(f"… and {len(others) - _PROBLEMS_MAX} more.")
+    text.append("Nothing was run.\n")
+    return "\n".join(text)
 
 
 def _line(lines: list[str], number: int) -> str:
@@ -97,7 +97,7 @@ def _notify(what: bytes) -> None:
     try:
         os.write(_report, what)
     except OSError:
-        pass  # nobody listens any more
+        pass  # the host has closed the pipe
 
 
 def _leave(code: int) -> NoReturn:
@@ -107,14 +107,14 @@ def _leave(code: int) -> NoReturn:
 
 
 def _final_answer(answer: Any = None) -> NoReturn:
-    """As in smolagents: the program is done, and this is its result."""
+    """Print the result and end the program, as in smolagents."""
     if answer is not None:
         print(answer)
     raise SystemExit(0)
 
 
 def _excepthook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-    """The interpreter's own, without our frames; and a refusal that ends the program is reported."""
+    """Print a traceback without Belljar's frames, and report to the host if a refusal ended the program."""
     if isinstance(error, tuple(_refusal)):
         _notify(REFUSED)
         error.__cause__ = error.__context__ = None
@@ -143,7 +143,7 @@ def _is_ours(trace: Any) -> bool:
 
 
 class _Printed(io.TextIOWrapper):
-    """Standard output that takes so many characters, says that it cut the rest, and drops it."""
+    """Standard output with a limit: it prints a note after `characters_max` characters and drops the rest."""
 
     def __init__(self, before: Any, characters_max: int) -> None:
         self._left = self._characters_max = characters_max
@@ -159,7 +159,7 @@ class _Printed(io.TextIOWrapper):
             self._was_cut = True
             _notify(CUT)
             super().write(
-                f"{text[: self._left]}\n[cut: what is printed after the first {self._characters_max:,} characters is "
+                f"{text[: self._left]}\n[cut: output after the first {self._characters_max:,} characters is "
                 "dropped; print less]\n"
             )
         self._left = 0

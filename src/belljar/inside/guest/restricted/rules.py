@@ -1,8 +1,8 @@
-"""What a restricted program may name, and what to say to one that names something else.
+"""The names and imports that a restricted program may use, and the messages for those it may not.
 
-The reader of these sentences is mostly a model that will write the next version: each says what is not there and what
-to do instead. Names are judged here only, whether they stand in the source (`restricted_source.py`) or are made while
-the program runs (`restricted_builtins.py`).
+The messages are mostly read by a model that writes the next version: each says what is not available and what to use
+instead. Only this module decides about names, whether they are in the source (`source.py`) or are computed while the
+program runs (`builtins.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-#: Special methods and attributes that only make sense for the object at hand: to define, and to use.
+#: Special methods and attributes that a program may define and use.
 _HARMLESS = _words(
     """
     __init__ __new__ __post_init__ __init_subclass__ __set_name__ __del__
@@ -35,11 +35,11 @@ _HARMLESS = _words(
     __array__ __array_ufunc__ __array_function__ __array_priority__
     """
 )
-#: Only to define: reading them from somebody else's object is a way around the rules.
+#: Only to define: reading them from an object would be a way around the rules.
 _ONLY_DEFINED = _words("__get__ __set__ __delete__")
-#: Only as plain names.
+#: Allowed only as plain names, not as attributes.
 _ONLY_NAMES = _words("__debug__ __file__ __all__ __author__ __future__")
-#: Ways from a running program into the interpreter: frames, their variables, their code.
+#: Attributes that lead from a running program into the interpreter: frames, their variables, their code.
 _INSPECTION = _words(
     """
     tb_frame tb_next f_back f_builtins f_code f_generator f_globals f_locals f_trace co_code co_consts co_names
@@ -47,7 +47,7 @@ _INSPECTION = _words(
     func_globals func_code
     """
 )
-#: Names with an underscore that are part of somebody's public interface (named tuples, enumerations).
+#: Names with an underscore that are part of a public interface (named tuples, enumerations).
 PUBLIC_UNDERSCORES = _words(
     "_ _asdict _fields _field_defaults _make _replace _name_ _value_ _missing_ _ignore_ _generate_next_value_"
 )
@@ -75,7 +75,7 @@ ADVICE_FOR_FUNCTIONS = {
     "exec": _NO_CODE_FROM_TEXT,
     "compile": _NO_CODE_FROM_TEXT,
     "__import__": "use an import statement",
-    "input": "nobody is there to answer: assign the value in the program",
+    "input": "there is no keyboard: assign the value in the program",
     "globals": "keep a dict of your own",
     "locals": "name the variables, for example in an f-string",
     "breakpoint": "print what you want to know",
@@ -85,7 +85,7 @@ ADVICE_FOR_FUNCTIONS = {
 
 
 class Rules:
-    """What one program may do."""
+    """The rules for one program."""
 
     def __init__(self, imports: list[str]) -> None:
         self.imports = imports
@@ -93,7 +93,7 @@ class Rules:
         self._allowed = frozenset(name[:-2] if name.endswith(".*") else name for name in imports)
 
     def may_import(self, module: str) -> bool:
-        """Whether the module, or a package it is in, is on the list."""
+        """Whether the module or a package that contains it is allowed."""
         if self._allows_all or module == "__future__":
             return True
         while module:
@@ -103,11 +103,11 @@ class Rules:
         return False
 
     def leads_to_allowed(self, package: str) -> bool:
-        """Whether something inside the package is on the list, though the package itself is not."""
+        """Whether a module inside the package is allowed, though the package itself is not."""
         return any(name.startswith(package + ".") for name in self._allowed)
 
     def refuse_import(self, module: str) -> str:
-        """What to say about an import that is not allowed."""
+        """Return the message for an import that is not allowed."""
         listed = ", ".join(sorted(self._allowed)) or "nothing"
         return (
             f"import of {module!r} is not allowed here. Allowed: {listed}. "
@@ -116,9 +116,9 @@ class Rules:
 
     @staticmethod
     def refuse_attribute(name: str) -> str | None:
-        """What to say about using this attribute; None if it may be used."""
+        """Return the message for an attribute that is not allowed; None if it is."""
         if name in _INSPECTION:
-            return f"attribute {name!r} is not available here: frames and code objects are out of reach"
+            return f"attribute {name!r} is not available here: programs cannot use frames and code objects"
         if is_dunder(name) and name not in _HARMLESS:
             advice = _ADVICE_FOR_ATTRIBUTES.get(name, "work with the object's ordinary attributes and methods")
             return f"attribute {name!r} is not available here: {advice}"
@@ -126,7 +126,7 @@ class Rules:
 
     @staticmethod
     def refuse_name(name: str) -> str | None:
-        """What to say about this name, defined or used; None if it is fine."""
+        """Return the message for a name that may not be defined or used; None if it may."""
         if not is_dunder(name) or name in _HARMLESS or name in _ONLY_DEFINED or name in _ONLY_NAMES:
             return None
         advice = ADVICE_FOR_FUNCTIONS.get(name) or _ADVICE_FOR_ATTRIBUTES.get(name) or "choose another name"
@@ -134,15 +134,15 @@ class Rules:
 
     @staticmethod
     def refuse_function(name: str) -> str:
-        """What to say about a built-in function that is not there."""
+        """Return the message for a built-in function that is not available."""
         return f"{name}() is not available here: {ADVICE_FOR_FUNCTIONS[name]}"
 
 
 def is_dunder(name: str) -> bool:
-    """Whether the language keeps such names for itself."""
+    """Whether the language reserves this name: two underscores on both sides."""
     return name[:2] == "__" == name[-2:] and len(name) > 4
 
 
 def is_private(name: str) -> bool:
-    """Whether it belongs to whoever wrote the class or module."""
+    """Whether the name starts with an underscore and is thus private to its class or module."""
     return name[:1] == "_" and not is_dunder(name) and name not in PUBLIC_UNDERSCORES

@@ -1,10 +1,10 @@
-"""Reads a restricted program before it runs, and lists what in it is not allowed.
+"""Check the source of a restricted program before it runs, and list what is not allowed in it.
 
-A refusal before the first statement is the kindest: nothing was printed, nothing is half done, and every problem is
-told at once. What cannot be seen in the source is refused when it happens (`restricted_builtins.py`).
+Refusing a program before its first statement is best: nothing was printed, nothing is half done, and all problems are
+reported together. What the source does not show is refused when it happens (`builtins.py`).
 
-The nodes are walked without the `ast` module, whose import costs more than the walk; and without recursion, because a
-hostile program nests as deeply as the parser lets it.
+The syntax tree is walked without the `ast` module, whose import takes longer than the walk, and without recursion,
+because a hostile program nests as deeply as the parser allows.
 """
 
 from __future__ import annotations
@@ -24,15 +24,13 @@ _IMPORT_ERRORS = ("ImportError", "ModuleNotFoundError", "Exception", "BaseExcept
 
 
 class Problem:
-    """Something that is not allowed, and where."""
-
     def __init__(self, line: int, text: str) -> None:
         self.line = line
         self.text = text
 
 
 def declared_encoding(source: bytes) -> Problem | None:
-    """A declaration of any encoding but UTF-8: the reader of the file could then see another program than we do."""
+    """Find a declared encoding other than UTF-8: with it the interpreter could read another program than this check."""
     for number, line in enumerate(source.split(b"\n", 2)[:2], 1):
         found = _ENCODING.match(line)
         if found and found[1].lower().replace(b"_", b"-") not in _UTF_8:
@@ -41,10 +39,10 @@ def declared_encoding(source: bytes) -> Problem | None:
 
 
 def find_problems(source: bytes, rules: Rules, private: Any, missing: frozenset[str]) -> list[Problem]:
-    """All that is not allowed in the source, in its order. `missing` are built-in functions that are not there.
+    """Return everything that is not allowed in the source, by line; `missing` are the unavailable built-in functions.
 
     Raises:
-        SyntaxError: it is no Python.
+        SyntaxError: the source is not valid Python.
     """
     tree = compile(source, "/work/main.py", "exec", _ONLY_TREE, True)
     walker = _Walker(rules, private, missing)
@@ -53,19 +51,19 @@ def find_problems(source: bytes, rules: Rules, private: Any, missing: frozenset[
 
 
 class _Walker:
-    """One pass over the tree; what depends on names the program defines is decided at the end."""
+    """One pass over the tree; what depends on the names that the program defines is decided at its end."""
 
     def __init__(self, rules: Rules, private: Any, missing: frozenset[str]) -> None:
         self._rules = rules
         self._is_private = private
         self._missing = missing
         self._found: list[Problem] = []
-        self._defined: set[str] = set()  # names that the program gives a meaning of its own
-        self._functions: list[tuple[int, str]] = []  # uses of built-in functions that are not there
-        self._private: list[tuple[int, str]] = []  # uses of names that may be somebody else's
+        self._defined: set[str] = set()  # names that the program itself defines
+        self._functions: list[tuple[int, str]] = []  # uses of built-in functions that are not available
+        self._private: list[tuple[int, str]] = []  # uses of private names, which may not be the program's own
 
     def walk(self, tree: Any) -> None:
-        """Look at every node; `guarded` marks imports whose failure the program is prepared for."""
+        """Check every node; `guarded` marks imports inside a `try` that handles their failure."""
         waiting = [(tree, False)]
         line = 1
         while waiting:
@@ -87,7 +85,7 @@ class _Walker:
                     waiting.append((value, guarded))
 
     def problems(self) -> Iterator[Problem]:
-        """Everything found, once all the program's own names are known."""
+        """Return everything that was found; call it after `walk`, when all names of the program are known."""
         yield from self._found
         for line, name in self._functions:
             if name not in self._defined:
@@ -96,8 +94,8 @@ class _Walker:
             if name not in self._defined:
                 yield Problem(
                     line,
-                    f"{name!r} is not available here: names with an underscore belong to whoever wrote the "
-                    "object; use its public attributes and methods",
+                    f"{name!r} is not available here: names with an underscore are private to the object's class; "
+                    "use its public attributes and methods",
                 )
 
     def _complain(self, line: int, text: str | None) -> None:
@@ -107,7 +105,7 @@ class _Walker:
     def _check_name(self, name: str, line: int) -> None:
         self._complain(line, self._rules.refuse_name(name))
 
-    # ---- one for each kind of node that means something
+    # ---- one method for each kind of node that is checked
 
     def _visit_Name(self, node: Any, line: int, guarded: bool) -> None:
         if type(node.ctx).__name__ != "Load":
@@ -120,7 +118,7 @@ class _Walker:
             self._defined.add(node.attr)
         inner = node.value
         if node.attr in ("__name__", "__qualname__") and getattr(inner, "attr", "") == "__class__":
-            node.value = inner.value  # x.__class__.__name__ is how everybody prints a type
+            node.value = inner.value  # allowed, because x.__class__.__name__ is common
         if _names_own_object(inner) and self._is_private(node.attr):
             return
         self._check_attribute(node.attr, line)
@@ -181,7 +179,7 @@ class _Walker:
 
 
 def _names_own_object(node: Any) -> bool:
-    """`self`, `cls` or `super()`: what is private there is the program's own, or its base class's."""
+    """Whether the node is `self`, `cls` or `super()`, whose private names belong to the program or its base class."""
     if type(node).__name__ == "Call":
         node = node.func
         return getattr(node, "id", "") == "super"
@@ -189,7 +187,7 @@ def _names_own_object(node: Any) -> bool:
 
 
 def _expects_import_error(attempt: Any) -> bool:
-    """Whether a `try` has a way on when a module is missing."""
+    """Whether a `try` handles the error of a missing module."""
     for handler in attempt.handlers:
         caught = handler.type
         if caught is None:

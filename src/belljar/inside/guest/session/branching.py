@@ -1,7 +1,7 @@
-"""A live session copies itself: it forks, and the copy moves into the place that was made for it.
+"""Branch a live session: it forks, and the copy joins the namespaces that were created for it.
 
-The session and its copy share nothing that either could change: the copy has mounts, network, shared memory, pipes and
-a channel of its own, and opens its files anew by their names. What cannot be copied so is refused before the fork.
+The session and its copy share nothing that either could change: the copy has its own mounts, network, shared memory,
+pipes and channel, and reopens its files by their names. What cannot be copied that way is refused before the fork.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ _KEPT_FLAGS = os.O_ACCMODE | os.O_APPEND | os.O_NONBLOCK | os.O_DIRECTORY | os.O
 
 _CLONE_VM, _CLONE_VFORK = 0x100, 0x4000
 _STACK_GAP_BYTES = 1 << 16
-#: Where `getcontext` puts the stack pointer; -1: on this machine, or with this libc, we do not know.
+#: Offset of the stack pointer in the result of `getcontext`; -1 if it is unknown for this architecture or libc.
 _OFFSET_OF_STACK_POINTER = {"x86_64": 160, "aarch64": 432}.get(os.uname().machine, -1)
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_libc_with_lock = ctypes.PyDLL(None, use_errno=True)  # the interpreter's: who shares our memory holds it, too
+_libc_with_lock = ctypes.PyDLL(None, use_errno=True)  # keeps the interpreter lock, also for the child in this memory
 _context = ctypes.create_string_buffer(8192)
 if not hasattr(_libc, "getcontext"):
     _OFFSET_OF_STACK_POINTER = -1
-_forgotten: list[Any] = []  # event loops of the original: to close one here would change it there
+_forgotten: list[Any] = []  # event loops of the original, kept because closing one here would affect the original
 
 
-#: A mapping that a fork does not copy, of a file that the copy shall have its own of, or of memory that has no name.
+#: A shared mapping, which a fork does not copy: of a file of which the copy gets its own, or of anonymous memory.
 _SHARED = re.compile(rb"^\S+ ...s \S+ \S+ \S+ +((?:/work|/tmp|/dev/shm|/dev/zero|/SYSV)[^\n]*)", re.MULTILINE)
 
 _lines = bytearray(16384)
@@ -53,7 +53,7 @@ class Refused(Exception):
 
 
 class OpenFile:
-    """A file the program has open on a file system that the copy will have its own of."""
+    """An open file in a directory of which the copy gets its own."""
 
     def __init__(self, descriptor: int, path: str) -> None:
         self.descriptor = descriptor
@@ -62,7 +62,7 @@ class OpenFile:
         self.is_inherited = os.get_inheritable(descriptor)
 
     def reopen(self) -> None:
-        """Put the copy's file in the place of the original's, at the same position."""
+        """Replace the original's file by the copy's, at the same position."""
         fresh = os.open(self.path, self.flags & _KEPT_FLAGS)
         if not self.flags & (os.O_PATH | os.O_DIRECTORY):
             try:
@@ -73,11 +73,11 @@ class OpenFile:
         os.close(fresh)
 
 
-def look_around() -> list[OpenFile]:
-    """What is open on the directories of the session.
+def find_open_files() -> list[OpenFile]:
+    """Return the open files in the directories of the session.
 
     Raises:
-        Refused: something is shared in a way that no copy can undo.
+        Refused: the session shares memory or has a deleted file open, which a copy cannot have its own of.
     """
     _check_mappings()
     found = []
@@ -85,7 +85,7 @@ def look_around() -> list[OpenFile]:
         try:
             path = os.readlink(f"/proc/self/fd/{name}")
         except OSError:
-            continue  # the listing's own
+            continue  # the descriptor of the listing itself
         if not path.startswith(_BELOW_OWN) and path not in _OWN:
             continue
         if path.endswith(_DELETED):
@@ -95,9 +95,12 @@ def look_around() -> list[OpenFile]:
 
 
 def _check_mappings() -> None:
-    """Read in pieces, into a buffer that is there already: what is touched here is a page more for every branch."""
+    """Refuse shared mappings.
+
+    The table is read in pieces into an existing buffer, because every page touched here is copied for every branch.
+    """
     descriptor = os.open("/proc/self/maps", os.O_RDONLY)
-    left = 0  # of a line that goes on in the next piece
+    left = 0  # bytes of a line that continues in the next piece
     try:
         while count := os.readv(descriptor, [_lines_view[left:]]):
             end = left + count
@@ -111,22 +114,22 @@ def _check_mappings() -> None:
         os.close(descriptor)
 
 
-def fork_orphan(pass_on: Callable[[], None], go_on: Callable[[], None]) -> None:
-    """Fork so that the copy has no parent but the first process of the cell; it calls `go_on`, which never returns.
+def fork_orphan(before_fork: Callable[[], None], run_copy: Callable[[], None]) -> None:
+    """Fork so that the copy becomes a child of the jail's init; the copy calls `run_copy`, which never returns.
 
-    Whoever forks it, a process in between with descriptors of its own, calls `pass_on` first.
+    An intermediate process with its own descriptors forks the copy; it calls `before_fork` first.
 
     Raises:
-        Refused: nobody was born.
+        Refused: the copy could not be created.
     """
-    global _passing
-    handler = _signal.signal(_SIGCHLD, _signal.SIG_DFL)  # the program must see neither a child nor a signal of one
-    _passing = _Passing(pass_on, go_on, handler)
+    global _double_fork
+    handler = _signal.signal(_SIGCHLD, _signal.SIG_DFL)  # the program must see neither the child nor its signal
+    _double_fork = _DoubleFork(before_fork, run_copy, handler)
     try:
-        if os.waitpid(_start_passer(), 0)[1] or _passing.why:
-            raise Refused(_passing.why or "the limit of processes leaves no room for the copy while it is made")
+        if os.waitpid(_start_intermediate(), 0)[1] or _double_fork.error:
+            raise Refused(_double_fork.error or "the limit of processes is too low to create the copy")
     finally:
-        _passing = None
+        _double_fork = None
         _restore(handler)
 
 
@@ -134,85 +137,85 @@ def _restore(handler: Any) -> None:
     _signal.signal(_SIGCHLD, _signal.SIG_DFL if handler is None else handler)
 
 
-class _Passing:
-    """What the process in between does: it forks the copy and ends, so that the copy is nobody's child."""
+class _DoubleFork:
+    """The work of the intermediate process: it forks the copy and ends, so that the copy becomes an orphan."""
 
-    def __init__(self, pass_on: Callable[[], None], go_on: Callable[[], None], handler: Any) -> None:
-        self.why = ""
-        self._pass_on = pass_on
-        self._go_on = go_on
+    def __init__(self, before_fork: Callable[[], None], run_copy: Callable[[], None], handler: Any) -> None:
+        self.error = ""
+        self._before_fork = before_fork
+        self._run_copy = run_copy
         self._handler = handler
 
     def run(self) -> None:
         try:
-            self._pass_on()
+            self._before_fork()
             pid = os.fork()
-        except BaseException as error:  # noqa: BLE001  (a program may have put anything in the way)
-            self.why = str(error) or type(error).__name__
+        except BaseException as error:  # noqa: BLE001  (a program may have replaced anything)
+            self.error = str(error) or type(error).__name__
             return
         if pid == 0:
             try:
                 _restore(self._handler)
-                self._go_on()
+                self._run_copy()
             finally:
                 os._exit(71)
 
 
-def _run_passing(_: object) -> int:
-    if _passing is not None:
-        _passing.run()
+def _run_double_fork(_: object) -> int:
+    if _double_fork is not None:
+        _double_fork.run()
     return 0
 
 
-def _start_passer() -> int:
-    """The pid of the one in between; when this returns, the copy has been born or will not be.
+def _start_intermediate() -> int:
+    """Start the intermediate process and return its pid; by then the copy has been forked or has failed.
 
-    To fork is to copy page tables, which for a large session is most of a branch's time; to be forked twice doubles it.
-    So the one in between shares the session's memory, as one made by vfork does: the session stands still meanwhile. It
-    runs further down on the same stack. The copy can never return from there, since what is above belongs to a call
-    that ends in the session only; so it goes on from there, a little deeper on its stack than the original.
+    A fork copies page tables, which for a large session is most of a branch's time; two forks would double it. So the
+    intermediate process shares the session's memory, as after vfork, and the session stands still meanwhile. It runs
+    further down on the same stack. The copy can never return from there, because the frames above belong to a call
+    that returns in the session only; so it continues there, a little deeper on its stack than the original.
     """
     if _OFFSET_OF_STACK_POINTER < 0 or _libc.getcontext(_context):
-        return _fork_passer()
+        return _fork_intermediate()
     (here,) = struct.unpack_from("=Q", _context, _OFFSET_OF_STACK_POINTER)
     below = ctypes.c_void_p((here - _STACK_GAP_BYTES) & -_STACK_GAP_BYTES)
-    pid = int(_libc_with_lock.clone(_body, below, _CLONE_VM | _CLONE_VFORK | _SIGCHLD, None))
+    pid = int(_libc_with_lock.clone(_run_in_clone, below, _CLONE_VM | _CLONE_VFORK | _SIGCHLD, None))
     if pid < 0:
-        raise Refused(f"no process can be made: {os.strerror(ctypes.get_errno())}")
+        raise Refused(f"no process can be created: {os.strerror(ctypes.get_errno())}")
     return pid
 
 
-def _fork_passer() -> int:
-    """On a machine whose registers we do not know: with a copy of the memory of its own."""
+def _fork_intermediate() -> int:
+    """Fork the intermediate process with its own memory, where the stack pointer is unknown."""
     pid = os.fork()
     if pid == 0:
-        _run_passing(None)
-        os._exit(bool(_passing is None or _passing.why))
+        _run_double_fork(None)
+        os._exit(bool(_double_fork is None or _double_fork.error))
     return pid
 
 
-_passing: _Passing | None = None
-_body = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_run_passing)
+_double_fork: _DoubleFork | None = None
+_run_in_clone = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_run_double_fork)
 
 
 def join_family(user_namespace: int) -> None:
-    """Move this process, just forked, into the user namespace of the session's branches, which gives it rights there.
+    """Join the user namespace of the session's branches, which gives this new copy capabilities there.
 
-    It stands still until the host has a place for it, and lets it.
+    The call blocks until the host has created the namespaces of this branch and permits it.
 
     Raises:
-        OSError: the host, or the kernel, refused.
+        OSError: the host or the kernel refused.
     """
     _join(user_namespace, _CLONE_NEWUSER)
 
 
 def join(place: list[int], shield: list[int]) -> None:
-    """Move this process into mount, network and ipc namespace, and give up the rights that were needed for it.
+    """Join the mount, network and ipc namespaces in `place`, and drop the capabilities that this requires.
 
-    Then put it behind the landlock ruleset, if there is one.
+    Then apply the landlock ruleset in `shield`, if there is one.
 
     Raises:
-        OSError: one of them refused; the message says which.
+        OSError: a call failed; the message says which.
     """
     here = os.getcwd()
     for descriptor, kind in zip(place, _JOINED):
@@ -235,9 +238,9 @@ def _join(descriptor: int, kind: int) -> None:
 
 
 def part_from_original(state_of_random: Any) -> None:
-    """In the copy: what the interpreter would go on sharing, or draw the same numbers from.
+    """Separate the copy's interpreter from the original's: its event loop and its random numbers.
 
-    `state_of_random` is what the generators shall go on from; None: they differ from the original's.
+    `state_of_random` is the state from which `random` continues; None keeps the new seed that the fork has set.
     """
     helpers = sys.modules.get("IPython.core.async_helpers")
     loop = getattr(helpers, "_asyncio_event_loop", None)
@@ -245,4 +248,4 @@ def part_from_original(state_of_random: Any) -> None:
         _forgotten.append(loop)
         helpers._asyncio_event_loop = None  # type: ignore[union-attr]
     if state_of_random is not None:
-        random.setstate(state_of_random)  # the fork has seeded it anew
+        random.setstate(state_of_random)  # undoes the reseeding by the fork

@@ -1,10 +1,10 @@
-"""IPython as a session needs it: one thread, no history file, no terminal, and everything shown goes to the host.
+"""IPython set up for a session: one thread, no history file, no terminal, and all displays go to the host.
 
-Made once in the warm process and inherited by every session. IPython is the guest environment's own, so nothing here
-is imported before it is asked for.
+The zygote creates it once and every session inherits it. IPython belongs to the guest environment, so it is imported
+only when needed.
 
-Who wrote a line is decided here, as far as Python can know it: a thread or a task that an earlier cell has left behind
-writes to the session's background, never into the answer of the cell that runs now.
+This module also assigns output to cells, as far as Python knows its writer: a thread or a task that an earlier cell has
+left behind writes to the session's background pipes, never to the answer of the running cell.
 """
 
 from __future__ import annotations
@@ -33,32 +33,32 @@ _MESSAGE_CHARACTERS, _TRACE_CHARACTERS = 2000, 7000  # in JSON each may take twe
 
 _FRAMES_SHOWN_FIRST, _FRAMES_SHOWN_LAST = 20, 30
 
-_OUR_CODE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(__file__))))  # of the package
+_OUR_CODE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(__file__))))  # the package `belljar`
 
 _fflush = ctypes.CDLL(None).fflush
 
 _now = 0  # number of the running cell, or of the last one
-_of_cell: contextvars.ContextVar[int] = contextvars.ContextVar("cell")  # which cell a task was made in
-_strangers: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # threads that earlier cells have left behind
+_of_cell: contextvars.ContextVar[int] = contextvars.ContextVar("cell")  # the cell that created a task
+_old_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # threads that earlier cells have left behind
 _bundles = itertools.count(1)
-_broken_loops: list[Any] = []  # kept: to collect one is to close it, and that fails
+_broken_loops: list[Any] = []  # kept alive, because freeing one closes it, and that fails
 
 
 class Stream(io.TextIOWrapper):
-    """Standard output or error: what strangers write goes to the background instead."""
+    """Standard output or error; tasks and threads of earlier cells write to the background instead."""
 
     background: Any = None
 
     def write(self, text: str) -> int:
-        """Write for the running cell, or for none."""
-        is_strange = _of_cell.get(_now) != _now or (_strangers and threading.current_thread() in _strangers)
-        if is_strange and self.background is not None:
+        """Write to the running cell's output, or to the background."""
+        is_old = _of_cell.get(_now) != _now or (_old_threads and threading.current_thread() in _old_threads)
+        if is_old and self.background is not None:
             return int(self.background.write(text))
         return super().write(text)
 
 
 def open_streams(background: tuple[int, int]) -> None:
-    """Give the interpreter its standard streams, and the two that lead to nobody's cell."""
+    """Create the interpreter's standard streams, and the two for output that belongs to no running cell."""
     for name, descriptor, behind in (("stdout", 1, background[0]), ("stderr", 2, background[1])):
         stream = _text(Stream, descriptor, getattr(sys, f"__{name}__"))
         stream.background = _text(io.TextIOWrapper, behind, stream)
@@ -72,7 +72,7 @@ def _text(kind: Any, descriptor: int, like: Any) -> Any:
 
 
 def begin(number: int) -> None:
-    """Cell `number` starts: whoever is here already is no part of it."""
+    """Start cell `number`: threads that already run are not part of it."""
     global _now, _bundles
     _now = number
     _bundles = itertools.count(1)
@@ -81,13 +81,13 @@ def begin(number: int) -> None:
 
 
 def leave_threads_behind() -> None:
-    """From now on every other thread writes to the background."""
+    """Let every other running thread write to the background from now on."""
     here = threading.current_thread()
-    _strangers.update(each for each in threading.enumerate() if each is not here)
+    _old_threads.update(each for each in threading.enumerate() if each is not here)
 
 
 def make_shell() -> Any:
-    """The interpreter, ready to run cells in `__main__`."""
+    """Create the IPython shell, which runs cells in `__main__`."""
     core = importlib.import_module("IPython.core.interactiveshell")
     profile = importlib.import_module("IPython.core.profiledir")
     config = importlib.import_module("traitlets.config").Config()
@@ -127,19 +127,19 @@ def _shell_class(core: Any) -> Any:
             pass
 
     class Compiler(compiler):  # type: ignore[misc, valid-type]
-        def cache(self, *args: Any, **asked: Any) -> str:
-            """Tell `inspect` where a cell belongs: it would ask every module there is, for each frame it shows."""
-            name = str(super().cache(*args, **asked))
+        def cache(self, *args: Any, **options: Any) -> str:
+            """Register a cell with `inspect`, which otherwise searches all modules for each frame of a traceback."""
+            name = str(super().cache(*args, **options))
             for each in (name, os.path.abspath(name)):
                 inspect.modulesbyfile[each] = "__main__"
             return name
 
     class SessionShell(core.InteractiveShell):  # type: ignore[misc]
-        system = core.InteractiveShell.system_raw  # the other one wants a terminal
+        system = core.InteractiveShell.system_raw  # the default needs a terminal
         compiler_class = Compiler
         last_traceback: list[str] | None = None
         has_asked_to_exit = False
-        was_interrupted = False  # while it awaited
+        was_interrupted = False  # an interrupt cancelled a cell while it was awaiting
         frames_left_out = 0
 
         def init_displayhook(self) -> None:
@@ -152,7 +152,7 @@ def _shell_class(core: Any) -> Any:
 
         @contextlib.contextmanager
         def _tee(self, channel: str) -> Iterator[None]:
-            yield  # IPython would keep a copy of all that was ever written
+            yield  # IPython would keep a copy of all output
 
         def _get_exc_info(self, exc_tuple: Any = None) -> Any:
             kind, value, trace = super()._get_exc_info(exc_tuple)
@@ -161,12 +161,12 @@ def _shell_class(core: Any) -> Any:
             self.frames_left_out = _leave_out_the_middle(_without_ours(trace))
             return kind, value, trace
 
-        def showtraceback(self, *args: Any, **asked: Any) -> None:
-            with contextlib.redirect_stdout(sys.stderr):  # where it says that it could not draw one
-                super().showtraceback(*args, **asked)
+        def showtraceback(self, *args: Any, **options: Any) -> None:
+            with contextlib.redirect_stdout(sys.stderr):  # IPython prints errors about tracebacks to stdout
+                super().showtraceback(*args, **options)
 
         def _format_exception_for_storage(self, *_: Any, **__: Any) -> list[str]:
-            return []  # it would all be done a second time, for a history that nobody reads
+            return []  # IPython would format each traceback again, for a history that is not used
 
         def _showtraceback(self, etype: Any, evalue: Any, stb: list[str]) -> None:
             if self.frames_left_out:
@@ -178,7 +178,7 @@ def _shell_class(core: Any) -> Any:
             pass
 
         def enable_matplotlib(self, gui: Any = None) -> tuple[str, str]:
-            return "inline", displays.BACKEND_NAME  # figures are inline already
+            return "inline", displays.BACKEND_NAME  # this back end is always active
 
         def ask_exit(self) -> None:
             self.has_asked_to_exit = True
@@ -187,7 +187,7 @@ def _shell_class(core: Any) -> Any:
 
 
 def _without_ours(trace: Any) -> Any:
-    """A traceback without frames of this package, but for its first, which IPython leaves out itself."""
+    """Remove Belljar's frames from a traceback, except the first one, which IPython leaves out itself."""
     here = trace
     while here is not None:
         while here.tb_next is not None and here.tb_next.tb_frame.f_code.co_filename.startswith(_OUR_CODE):
@@ -197,7 +197,10 @@ def _without_ours(trace: Any) -> Any:
 
 
 def _leave_out_the_middle(trace: Any) -> int:
-    """Shorten the traceback of an endless recursion: to draw all of it takes IPython longer than a cell may take."""
+    """Shorten a long traceback and return how many frames were removed.
+
+    IPython would take longer to format an endless recursion than a cell may run.
+    """
     frames = []
     while trace is not None:
         frames.append(trace)
@@ -210,10 +213,10 @@ def _leave_out_the_middle(trace: Any) -> int:
 
 
 def _run_coroutine(coroutine: Any) -> Any:
-    """Run a cell that awaits. One that is interrupted is ended before the next can give it a turn again.
+    """Run a cell that awaits; an interrupted one has ended before the next cell runs the event loop again.
 
-    An interrupt raises in the cell's own code only. Anywhere else, inside the loop or in a task that an earlier cell
-    has left, it would break what later cells need; there it cancels the cell.
+    An interrupt raises KeyboardInterrupt only in the cell's own code. Inside the event loop or in a task of an earlier
+    cell it would break what later cells need, so there it cancels the cell instead.
     """
     asyncio = importlib.import_module("asyncio")
     shell = importlib.import_module("IPython.core.getipython").get_ipython()
@@ -225,10 +228,10 @@ def _run_coroutine(coroutine: Any) -> Any:
             raise KeyboardInterrupt
         shell.was_interrupted = True
         task.cancel()
-        loop.call_soon_threadsafe(_nothing)  # it may be asleep
+        loop.call_soon_threadsafe(_nothing)  # wakes the loop
 
-    is_ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if is_ours:
+    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_default:
         signal.signal(signal.SIGINT, on_interrupt)
     try:
         result = loop.run_until_complete(task)
@@ -241,7 +244,7 @@ def _run_coroutine(coroutine: Any) -> Any:
 
 
 def _usable_loop(asyncio: Any) -> Any:
-    """The loop of this session, or a new one when something was thrown through the old one and it still "runs"."""
+    """Return the session's event loop; a new one if an exception left the old one in its running state."""
     helpers: Any = importlib.import_module("IPython.core.async_helpers")
     asyncio._set_running_loop(None)
     loop = helpers.get_asyncio_loop()
@@ -253,21 +256,21 @@ def _usable_loop(asyncio: Any) -> Any:
 
 
 def run(shell: Any, code: str) -> dict[str, Any] | None:
-    """Run one cell; what it raised, as the host is told."""
+    """Run one cell; return a description of the exception that it raised, or None."""
     shell.last_traceback, shell.was_interrupted = None, False
     result = shell.run_cell(code, store_history=True)
     outputs = getattr(shell.history_manager, "outputs", None)
     if outputs is not None:
-        outputs.clear()  # a copy of every display
+        outputs.clear()  # it holds a copy of every display
     error = result.error_before_exec or result.error_in_exec
     return None if error is None else describe(error, shell.last_traceback)
 
 
 def describe(error: BaseException, lines: list[str] | None) -> dict[str, Any]:
-    """An exception as it fits into a packet; all of it is on standard error."""
+    """Describe an exception, shortened to fit in a packet; the full traceback is on standard error."""
     try:
         message = str(error)
-    except Exception as second:  # noqa: BLE001  (a program's own exception may raise when it is looked at)
+    except Exception as second:  # noqa: BLE001  (`__str__` of a program's exception may raise anything)
         message = f"<its message raised {type(second).__name__}>"
     name = type(error).__name__
     text = "\n".join(lines) if lines else f"{name}: {message}"
@@ -277,13 +280,13 @@ def describe(error: BaseException, lines: list[str] | None) -> dict[str, Any]:
 
 
 def show(bundle: dict[str, Any], is_result: bool = False) -> None:
-    """Send every form of one thing that is shown."""
+    """Send every MIME type of one display."""
     tag = f";bundle={next(_bundles)}{';result' if is_result else ''}"
     for mime, content in bundle.items():
         try:
             encoded = _encode(mime, content)
         except (TypeError, ValueError) as error:
-            print(f"the {mime} form of what is shown cannot be sent: {error}", file=sys.stderr)
+            print(f"the {mime} form of a display cannot be sent: {error}", file=sys.stderr)
         else:
             displays.send(mime + tag, encoded or b" ")
 
@@ -297,7 +300,7 @@ def _encode(mime: str, content: Any) -> bytes:
 
 
 def _draw_figure(figure: Any) -> bytes:
-    """A figure that is a value has been seen: it is not drawn again at the end of the cell."""
+    """Draw a figure that is the value of a cell, and record that, so that it is not drawn again at its end."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     displays.note_shown(figure, buffer.getvalue())
@@ -305,23 +308,23 @@ def _draw_figure(figure: Any) -> bytes:
 
 
 def refuse_input(prompt: object = "") -> str:
-    """`input`: there is nobody to ask."""
+    """Replace `input`, which cannot work in a session."""
     raise EOFError("input() cannot work here: a session has no keyboard. Put the value into the code instead.")
 
 
-def get_quiet(shell: Any) -> None:
-    """Leave no thread of ours behind a cell: `%%bash` starts one, and IPython would keep it."""
+def stop_script_thread(shell: Any) -> None:
+    """Stop the thread that `%%bash` and similar start and IPython would keep: with it, the session could not fork."""
     script = shell.magics_manager.registry.get("ScriptMagics")
     if script is not None and getattr(script, "event_loop", None) is not None and not script.bg_processes:
         getattr(script, "stop_event_loop", _nothing)()
 
 
 def _nothing() -> None:
-    """What an older IPython does to stop that thread, and what wakes a loop."""
+    """Do nothing; for an IPython that cannot stop its thread, and to wake an event loop."""
 
 
 def flush() -> None:
-    """Write out what the streams hold; they may be of the program's making, or closed."""
+    """Flush the standard streams and the C library's; the program may have replaced or closed them."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -331,7 +334,7 @@ def flush() -> None:
 
 
 def warm_up(shell: Any) -> None:
-    """Run what every session will run, so that no session pays for its first time."""
+    """Run typical cells in the zygote, so that no session pays for the first use of what they need."""
     kept = sys.stdout, sys.stderr
     try:
         sys.stdout = sys.stderr = open(os.devnull, "w")
@@ -352,7 +355,7 @@ def warm_up(shell: Any) -> None:
         sys.stdout.close()
         sys.stdout, sys.stderr = kept
     helpers: Any = importlib.import_module("IPython.core.async_helpers")
-    helpers.get_asyncio_loop().close()  # what it polls with must not be shared by those who are forked from here
+    helpers.get_asyncio_loop().close()  # forked sessions must not share its epoll descriptor
     helpers._asyncio_event_loop = None
     shell.reset(new_session=True)
     shell.execution_count = 1

@@ -1,10 +1,10 @@
-"""A session in another language: its interpreter is a child of the guest, which hands it cells and passes on output.
+"""Sessions in other languages: their interpreter is a child of the guest, which sends it cells and relays its output.
 
-The child has pipes for its whole life, because no other interpreter can be given new ones for every cell. What comes
-out of them while a cell runs is copied into that cell's own pipes; what comes between cells goes to the background.
-The child answers only after it has written everything, so a cell's answer is complete when its pipes are empty.
+The child keeps the same pipes for its whole life, because other interpreters cannot switch to new ones for every cell.
+Output that arrives while a cell runs is copied to that cell's own pipes; output between cells goes to the background
+pipes. The child answers only after it has written everything, so a cell's output is complete when its pipes are empty.
 
-The child is the program, so all it says is untrusted, like everything that leaves this process.
+The child is the user's program, so everything it sends is untrusted, like all messages of this process.
 """
 
 from __future__ import annotations
@@ -19,18 +19,21 @@ from typing import Any
 from belljar import channel
 from belljar.inside.guest import displays, program
 
-_FREE = 20  # above the descriptors that the child is given
+_FREE = 20  # above the descriptor numbers that the child uses
 _LENGTH = struct.Struct(">I")
 _ANSWER_BYTES_MAX = 1 << 20
 _READ_BYTES = 65536
 
 
 class Interpreter:
-    """The child. Framed JSON over descriptors 3 and 4, or, to a shell, lines over 0 that read the cell from 3."""
+    """The child process, which gets cells on descriptor 3 and answers on descriptor 4.
+
+    Both carry a length and JSON, except for a shell: it gets lines on descriptor 0 that read a cell from descriptor 3.
+    """
 
     def __init__(self, order: dict[str, Any]) -> None:
-        """Raises OSError: it cannot be started."""
-        self._lines = order["lines"]  # said to a shell for every cell; empty: frames
+        """Start the child; raises OSError if that fails."""
+        self._lines = order["lines"]  # sent to a shell for every cell; empty for other languages
         feed, self._feed = self._pipe()
         cells, self._cells = self._pipe()
         self.answers, answers = self._pipe()
@@ -45,7 +48,7 @@ class Interpreter:
                 os.closerange(5, 65536)
                 for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
                     signal.signal(number, signal.SIG_DFL)
-                start = os.execve if "/" in order["argv"][0] else os.execvpe  # in an image, only its own PATH knows
+                start = os.execve if "/" in order["argv"][0] else os.execvpe  # in a container image, search its PATH
                 start(order["argv"][0], order["argv"], {**os.environ, **order["environ"]})
             finally:
                 os._exit(127)
@@ -55,7 +58,7 @@ class Interpreter:
         if order["greeting"]:
             os.write(self._feed, order["greeting"].encode())
         self._unread = b""
-        self.is_mute = False  # it ends, or the program has closed what it would answer over
+        self.has_closed_answers = False  # it is about to end, or the program has closed descriptor 4
 
     @staticmethod
     def _pipe() -> list[int]:
@@ -67,8 +70,7 @@ class Interpreter:
             os.close(end)
         return ends
 
-    def hand_over(self, code: bytes) -> None:
-        """Give it a cell."""
+    def send_cell(self, code: bytes) -> None:
         if self._lines:
             os.write(self._feed, self._lines.encode())
             self._write_all(code + b"\0")
@@ -80,10 +82,10 @@ class Interpreter:
         while view:
             view = view[os.write(self._cells, view[:_READ_BYTES]) :]
 
-    def answer(self) -> dict[str, Any] | None:
-        """Read some of its answer; the whole of it once it is there."""
+    def read_answer(self) -> dict[str, Any] | None:
+        """Read more of the answer; return it once it is complete."""
         chunk = os.read(self.answers, _READ_BYTES)
-        self.is_mute = not chunk
+        self.has_closed_answers = not chunk
         self._unread += chunk
         if self._lines:
             text, end, self._unread = self._unread.partition(b"\0")
@@ -105,13 +107,13 @@ class Interpreter:
             return None
         content, self._unread = self._unread[_LENGTH.size : _LENGTH.size + size], self._unread[_LENGTH.size + size :]
         try:
-            told = json.loads(content)
+            answer = json.loads(content)
         except ValueError:
-            told = None
-        return told if isinstance(told, dict) else {"error": {"type": "Error", "message": "", "traceback": []}}
+            answer = None
+        return answer if isinstance(answer, dict) else {"error": {"type": "Error", "message": "", "traceback": []}}
 
     def interrupt(self, *_: Any) -> None:
-        """SIGINT to it and to what it runs in the foreground."""
+        """Send SIGINT to the child and to what it runs in the foreground."""
         try:
             os.killpg(self.pid, signal.SIGINT)
         except OSError:
@@ -119,10 +121,10 @@ class Interpreter:
 
 
 def start(order: dict[str, Any]) -> Interpreter:
-    """Start the interpreter, and wait until it listens; what it says on its way is of no interest.
+    """Start the interpreter and wait until it accepts cells; drop its output until then.
 
     Raises:
-        OSError: it does not start.
+        OSError: the interpreter cannot be started.
     """
     child = Interpreter(order)
     if order["greeting"]:
@@ -132,21 +134,21 @@ def start(order: dict[str, Any]) -> Interpreter:
 
 
 def serve(peer: channel.Peer, child: Interpreter, background: tuple[int, int]) -> None:
-    """Run cells until the host leaves. Never returns."""
+    """Run cells until the host closes the channel. Never returns."""
     waiting = select.poll()
     for descriptor in (peer.fileno(), child.stdout, child.stderr, child.ended):
         waiting.register(descriptor, select.POLLIN)
     while True:
         for descriptor, _ in waiting.poll():
             if descriptor == peer.fileno():
-                _obey(peer, child)
+                _run_cell(peer, child)
             elif descriptor == child.ended:
                 _leave(child, *background)
             else:
                 _copy(descriptor, background[descriptor == child.stderr])
 
 
-def _obey(peer: channel.Peer, child: Interpreter) -> None:
+def _run_cell(peer: channel.Peer, child: Interpreter) -> None:
     try:
         message, code, descriptors = channel.receive(peer, 8)
         if "in_memfd" in message:
@@ -159,36 +161,36 @@ def _obey(peer: channel.Peer, child: Interpreter) -> None:
     stdout, stderr, pictures = descriptors[:3]
     displays.open_pipe(pictures)
     signal.signal(signal.SIGINT, child.interrupt)
-    child.hand_over(code)
-    told = _relay(child, stdout, stderr)
+    child.send_cell(code)
+    answer = _relay(child, stdout, stderr)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if isinstance(told.get("value"), str):
-        displays.send("text/plain;bundle=1;result", told["value"].encode("utf-8", "replace"))
+    if isinstance(answer.get("value"), str):
+        displays.send("text/plain;bundle=1;result", answer["value"].encode("utf-8", "replace"))
     displays.close_pipe()
     for descriptor in (stdout, stderr):
         os.close(descriptor)
-    channel.send(peer, {"ended": message["cell"], "error": told.get("error")})
+    channel.send(peer, {"ended": message["cell"], "error": answer.get("error")})
 
 
 def _relay(child: Interpreter, stdout: int, stderr: int) -> dict[str, Any]:
-    """Pass output on until the answer is there and the pipes are empty."""
+    """Copy output until the answer is complete and the pipes are empty; return the answer."""
     waiting = select.poll()
     for descriptor in (child.stdout, child.stderr, child.answers, child.ended):
         waiting.register(descriptor, select.POLLIN)
-    told = None
-    while told is None:
+    answer = None
+    while answer is None:
         ready = [descriptor for descriptor, _ in waiting.poll()]
         for source, target in ((child.stdout, stdout), (child.stderr, stderr)):
             if source in ready:
                 _copy(source, target)
         if child.answers in ready:
-            told = child.answer()
-            if child.is_mute:
+            answer = child.read_answer()
+            if child.has_closed_answers:
                 waiting.unregister(child.answers)
-        if told is None and child.ended in ready:
+        if answer is None and child.ended in ready:
             _leave(child, stdout, stderr)
     _drain(child, stdout, stderr)
-    return told
+    return answer
 
 
 def _drain(child: Interpreter, stdout: int, stderr: int) -> None:
@@ -198,7 +200,7 @@ def _drain(child: Interpreter, stdout: int, stderr: int) -> None:
 
 
 def _copy(source: int, target: int) -> bool:
-    """Some of it; False at its end. Nowhere to put it is no reason to stop reading."""
+    """Copy one chunk of output; return False at its end. Output that cannot be written is dropped."""
     chunk = os.read(source, _READ_BYTES)
     view = memoryview(chunk if target >= 0 else b"")
     try:
@@ -210,7 +212,7 @@ def _copy(source: int, target: int) -> bool:
 
 
 def _leave(child: Interpreter, stdout: int, stderr: int) -> None:
-    """The interpreter has ended, and the session with it, in the same way. Never returns."""
+    """End the session with the exit code or signal of its interpreter, which has ended. Never returns."""
     _drain(child, stdout, stderr)
     _, status = os.waitpid(child.pid, 0)
     code = os.WEXITSTATUS(status)

@@ -1,11 +1,11 @@
-"""A guest that stays: it runs one cell after the other over its channel, and keeps what they made.
+"""The main loop of a session: it receives cells over its channel, runs them one after the other and keeps their state.
 
-It is one process and one thread while it waits, so it can be forked. Each cell brings its own pipes for standard
-output, standard error and displays; between cells the old ones of the guest are back in their place. So whatever a
-cell has left behind (a thread, a child) can write when it likes and is never heard in another cell's answer.
+A waiting session has one process and one thread, so it can be forked. Each cell comes with its own pipes for standard
+output, standard error and displays; between cells the guest's own pipes are back in place. So output of threads and
+children that a cell has left behind never appears in the answer of another cell.
 
-Nothing said here is believed but the first word, with which go its directories and a pidfd. It is said before anything
-that a caller has chosen is here: no file, no environment variable, no tool, no other interpreter.
+The host trusts only the first message of a session, which carries its directories and a pidfd. It is sent before
+anything that a caller has chosen is here: no file, no environment variable, no tool, no other interpreter.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from belljar import channel
 from belljar.inside.guest import displays, program
 from belljar.inside.guest.session import branching, ipython, other_languages
 
-_KEPT_FROM = 1000  # where we keep the guest's own pipes, out of the way of the program's descriptors
+_KEPT_FROM = 1000  # the guest's own pipes are kept from this descriptor on, above those of the program
 _DIRS = ("/work", "/tmp", "/dev/shm")
 _shell: Any = None
 _pid = 0
-_is_unseeded = False  # a copy: its generators would draw its parent's numbers
-_collects_again = False  # the collector stands still since a branch
+_is_unseeded = False  # True in a branch until its next cell: its generators would repeat the session's numbers
+_collects_again = False  # the collector is paused since a branch, and the next cell enables it
 _background = (-1, -1)
-_on_interrupt: Any = signal.default_int_handler  # the program may choose another
+_on_interrupt: Any = signal.default_int_handler  # the program may install another
 
 
 def prepare() -> None:
-    """In the warm process, before the first fork; IPython wants a directory of its own to be there."""
+    """Create the shell in the zygote, before the first fork; IPython needs a directory of its own."""
     global _shell
     os.environ["IPYTHONDIR"] = "/dev/shm"
     _shell = ipython.make_shell()
@@ -45,7 +45,7 @@ def prepare() -> None:
 
 
 def serve(peer: channel.Peer) -> bool:
-    """Open a session and run its cells until the host leaves. Returns, False, only when none was wanted."""
+    """Open a session and run its cells until the host closes the channel; return False if it cannot be opened."""
     try:
         _introduce(peer)
         message, blob, descriptors = channel.receive(peer, 8)
@@ -59,7 +59,7 @@ def serve(peer: channel.Peer) -> bool:
     except OSError as error:
         channel.send(peer, {"failed": "files", "reason": str(error)})
         return False
-    _settle(message["env"])
+    _set_up(message["env"])
     for name, argument, count in message["extras"]:
         program.load(name).prepare(argument, [descriptors.pop(0) for _ in range(count)])
     child = None
@@ -73,16 +73,16 @@ def serve(peer: channel.Peer) -> bool:
     if child is not None:
         other_languages.serve(peer, child, _background)
     _serve_cells(peer)
-    return False  # never
+    return False  # not reached
 
 
 def _introduce(peer: channel.Peer) -> None:
-    """Say the one word that is believed, while this process is nobody's yet."""
+    """Send the one message that the host trusts, before anything of a caller is in this process."""
     own = [os.open(path, os.O_PATH | os.O_DIRECTORY) for path in _DIRS]
     try:
         own.append(os.pidfd_open(getpid()))
     except OSError:
-        pass  # gVisor has none; there its steward sends the signals
+        pass  # gVisor has no pidfds; there its agent sends the signals
     channel.send(peer, {}, b"here", own)
     for descriptor in own:
         close(descriptor)
@@ -97,12 +97,12 @@ def _serve_cells(peer: channel.Peer) -> None:
             _branch(peer, blob, descriptors)
 
 
-def _settle(env: dict[str, str]) -> None:
+def _set_up(env: dict[str, str]) -> None:
     global _pid, _background
     _pid = getpid()
     _background = _keep(1), _keep(2)
     ipython.open_streams(_background)
-    sys.path.insert(0, "")  # modules of the program's own
+    sys.path.insert(0, "")  # for the program's own modules
     program._set_environment(env)
     program._reseed()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -114,9 +114,9 @@ def _keep(descriptor: int) -> int:
 
 
 def _next(peer: channel.Peer) -> tuple[dict[str, Any], bytes, list[int]]:
-    """Wait for a cell, or for the order to branch.
+    """Wait for a cell or for the order to branch.
 
-    The program's own signal handlers may raise in here; that is no reason to end.
+    Signal handlers of the program may raise in here; their traceback is printed and the session continues.
     """
     waiting = select.poll()
     waiting.register(peer, select.POLLIN)
@@ -125,7 +125,7 @@ def _next(peer: channel.Peer) -> tuple[dict[str, Any], bytes, list[int]]:
             waiting.poll()
             break
         except OSError:
-            os._exit(70)  # the program has closed our socket
+            os._exit(70)  # the program has closed the channel
         except BaseException:  # noqa: BLE001
             _shell.showtraceback()
     try:
@@ -147,7 +147,7 @@ def _run_cell(peer: channel.Peer, message: dict[str, Any], code: str, descriptor
         program._reseed()
         _is_unseeded = False
     ipython.begin(number)
-    ipython.flush()  # what is left from before belongs to nobody's cell
+    ipython.flush()  # what is still buffered belongs to no cell
     _redirect(descriptors[0], descriptors[1])
     displays.open_pipe(descriptors[2])
     for (name, argument), descriptor in zip(message.get("extras", ()), descriptors[3:]):
@@ -159,8 +159,8 @@ def _run_cell(peer: channel.Peer, message: dict[str, Any], code: str, descriptor
         if getpid() != _pid:
             _leave_fork()
         displays.show_open_figures()
-        ipython.get_quiet(_shell)
-    except BaseException as caught:  # noqa: BLE001  (an interrupt that came when the cell had just ended)
+        ipython.stop_script_thread(_shell)
+    except BaseException as caught:  # noqa: BLE001  (an interrupt may arrive when the cell has just ended)
         if getpid() != _pid:
             _leave_fork()
         error = error or ipython.describe(caught, None)
@@ -176,38 +176,38 @@ def _run_cell(peer: channel.Peer, message: dict[str, Any], code: str, descriptor
 
 
 def _branch(peer: channel.Peer, order: bytes, descriptors: list[int]) -> None:
-    """Become two: the copy says so over a channel of its own, which then stands where this one stood.
+    """Fork a copy of this session, which reports over a channel of its own on the same descriptor.
 
-    Every object that either touches from here on is a page that both must have. So little is done and said, without
-    JSON, and the collector stands still until the next cell.
+    Every object that either process touches from here on is a page that must be copied. So this does little, uses no
+    JSON, and pauses the collector until the next cell.
     """
     global _collects_again
     _collects_again = _collects_again or gc.isenabled()
     gc.disable()
     try:
-        files = branching.look_around()
+        files = branching.find_open_files()
         ipython.flush()
         state = None if b"reseed" in order else random.getstate()
         branching.fork_orphan(
-            lambda: _pass_on(peer, descriptors[0]),
-            lambda: _live_as_copy(peer, descriptors, files, state),
+            lambda: _enter_cgroup(peer, descriptors[0]),
+            lambda: _run_copy(peer, descriptors, files, state),
         )
         answer = b"branched"
-    except Exception as error:  # noqa: BLE001  (a program may have put anything in the way)
+    except Exception as error:  # noqa: BLE001  (a program may have replaced anything)
         answer = b"cannot " + (str(error) or type(error).__name__)[:500].encode("utf-8", "replace")
     for descriptor in descriptors:
         close(descriptor)
     channel.send(peer, {}, answer)
 
 
-def _pass_on(peer: channel.Peer, own_channel: int) -> None:
-    """Be put to where the copy belongs, so that all that it takes, from the first page on, is counted there."""
+def _enter_cgroup(peer: channel.Peer, own_channel: int) -> None:
+    """Let the host move this intermediate process to the branch's cgroup, which is then charged from the first page."""
     dup2(own_channel, 3, False)
     channel.send(peer, {}, b"passing")
     channel.receive(peer)
 
 
-def _live_as_copy(peer: channel.Peer, descriptors: list[int], files: list[Any], state: Any) -> None:
+def _run_copy(peer: channel.Peer, descriptors: list[int], files: list[Any], state: Any) -> None:
     _become_copy(peer, descriptors, files, state)
     _serve_cells(peer)
 
@@ -217,7 +217,7 @@ def _become_copy(peer: channel.Peer, descriptors: list[int], files: list[Any], s
     _, stdout, stderr, *family = descriptors
     try:
         channel.send(peer, {}, b"copy")
-        if family:  # else it is made with the place
+        if family:  # otherwise the host creates that user namespace now
             branching.join_family(family[0])
         _, _, place = channel.receive(peer, 5)
         if not family:
@@ -235,8 +235,8 @@ def _become_copy(peer: channel.Peer, descriptors: list[int], files: list[Any], s
         _pid, _is_unseeded = getpid(), state is None
         channel.send(peer, {}, b"joined")
     except channel.ChannelClosed:
-        os._exit(0)  # nobody wants this copy
-    except BaseException as error:  # noqa: BLE001  (the end of this process: say why)
+        os._exit(0)  # the host has cancelled the branch
+    except BaseException as error:  # noqa: BLE001  (the end of this process: report why)
         try:
             channel.send(peer, {}, f"{type(error).__name__}: {error}"[:500].encode("utf-8", "replace"))
         finally:
@@ -259,7 +259,7 @@ def _put_back(kept: int, target: int) -> None:
 
 
 def _ignore_interrupts() -> Any:
-    """Until the next cell; what the program had chosen is for that one."""
+    """Ignore SIGINT until the next cell; return the program's handler, which is for that cell."""
     chosen: Any = signal.default_int_handler
     while True:
         try:
@@ -276,6 +276,6 @@ def _ignore_interrupts() -> Any:
 
 
 def _leave_fork() -> None:
-    """A child that the cell has forked, and that has run off the cell's end: it is no session."""
+    """End a child that the cell has forked and that has reached the end of the cell: it is not the session."""
     ipython.flush()
     os._exit(0)
