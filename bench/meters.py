@@ -174,7 +174,7 @@ def members(host: int) -> list[Member]:
 def is_runner(pid: int) -> bool:
     """Whether this process runs programs for a server."""
     try:
-        return b"runners.process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"runners.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
 

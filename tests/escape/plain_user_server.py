@@ -1,6 +1,6 @@
-"""A sandbox opened by a plain user, driven by requests on standard input; `plain_box` runs it as another uid.
+"""A sandbox of an unprivileged user that takes requests on standard input; `plain_box` runs it under another uid.
 
-Each line in is one request, each line out its answer, both JSON.
+Each line of input is a request, each line of output its answer, both JSON.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ def main(state_dir: str, without_walls: str) -> None:
 
 
 def serve(box: belljar.Sandbox, request: dict[str, Any], held: contextlib.ExitStack) -> dict[str, Any]:
-    """Do one thing that was asked for."""
+    """Carry out one request and return its answer."""
     try:
         if request["do"] == "release":
             held.close()
             return {}
         if request["do"] == "hold":
             events = held.enter_context(contextlib.closing(box.stream(request["code"], **request["asked"])))
-            said = ""
+            written = ""
             for event in events:
-                said += event.text if isinstance(event, Output) else ""
-                if request["text"] in said:
+                written += event.text if isinstance(event, Output) else ""
+                if request["text"] in written:
                     return {}
-            return {"error": f"ended before it said so: {said}"}
+            return {"error": f"the program ended before it wrote {request['text']!r}: {written}"}
         outcome = box.run(request["code"], **request["asked"])
     except belljar.BelljarError as error:
         return {"error": f"{error.code}: {error.message}"}
@@ -61,7 +61,6 @@ def serve(box: belljar.Sandbox, request: dict[str, Any], held: contextlib.ExitSt
 
 
 def answer(message: dict[str, Any]) -> None:
-    """Say one thing."""
     print(json.dumps(message), flush=True)
 
 

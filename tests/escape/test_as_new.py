@@ -1,6 +1,6 @@
-"""A reused jail is as new: after thousands of random system calls, all that its namespaces show is as in a fresh one.
+"""A reused jail is pristine: after thousands of random system calls, its namespaces look like those of a new one.
 
-AS_NEW_SECONDS makes it longer (half a minute by default), AS_NEW_SEED repeats what has failed.
+AS_NEW_SECONDS sets how long this runs (30 by default); AS_NEW_SEED repeats a failed run.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from belljar.settings import Settings
 HERE = Path(__file__).parent / "as_new"
 SECONDS = float(os.environ.get("AS_NEW_SECONDS", "30"))
 SEED = int(os.environ.get("AS_NEW_SEED", random.SystemRandom().randrange(1 << 32)))
-SEQUENCES = (1, 3, 60)  # in one run: what the kernel does a moment later is seen only if the program has ended by then
-SETTLING_SECONDS = (0.1, 0.1, 0.1, 1.2)  # how long to wait for it; multicast groups are reported within a second
-_RANGES_APART = 48  # of the uid ranges that conftest.py sets aside, one that no other sandbox takes
-KEPT_MIN = 5  # else it has compared nothing
+SEQUENCES = (1, 3, 60)  # per run; delayed effects in the kernel only show in the next program if a run is short
+DELAY_SECONDS = (0.1, 0.1, 0.1, 1.2)  # how long to wait for such effects; multicast groups are reported within a second
+_RANGES_APART = 48  # one of the uid ranges reserved by conftest.py that no other sandbox uses
+KEPT_MIN = 5  # otherwise too little was compared
 WAIT = "import signal; print('here', flush=True); signal.pause()"
 
 
-class Cells:
-    """The one cell that a narrow sandbox has, seen from the host."""
+class LoneJail:
+    """The only jail of a narrow sandbox, as seen from the host."""
 
     def __init__(self, settings: Settings, host: Any) -> None:
         self._uids = settings.jail.uid_base, settings.jail.uid_base + policy.UIDS_PER_INSTANCE
@@ -43,7 +43,7 @@ class Cells:
         self._cgroup_parent = settings.jail.cgroup_parent
 
     def find(self) -> int | None:
-        """The pid of the process that holds it, if there is one."""
+        """Return the pid of its jail_init, or None if the jail does not exist."""
         found = [
             each.pid
             for each in self._host.guest_processes()
@@ -53,7 +53,7 @@ class Cells:
         return found[0] if found else None
 
     def look(self) -> dict[str, str]:
-        """All that can be read of it."""
+        """Return everything that the host can read about the jail, by name."""
         pid = self.find()
         assert pid is not None
         command = [sys.executable, "-I", str(HERE / "look.py"), str(pid), *map(str, self._uids)]
@@ -62,7 +62,7 @@ class Cells:
         return {**json.loads(looked.stdout), **self._cgroup_files()}
 
     def _cgroup_files(self) -> dict[str, str]:
-        """Limits and settings; not what counts, and that the host subtracts or begins anew."""
+        """Return limits and settings of its cgroups, without counters, which the host subtracts or resets."""
         names = ("cpu.shares", "cpu.cfs_quota_us", "cpu.weight", "cpu.max", "pids.max", "memory.swappiness")
         names += (
             "memory.limit_in_bytes",
@@ -73,7 +73,7 @@ class Cells:
             "tasks",
         )
         paths = sorted(
-            path for path in self._host.cgroup_directories() if self._cgroup_parent in path and "cell-" in path
+            path for path in self._host.cgroup_directories() if self._cgroup_parent in path and "jail-" in path
         )
         files = [Path(path) / name for path in paths for name in names]
         return {
@@ -89,7 +89,7 @@ def _without_kills(text: str) -> str:
 
 @pytest.fixture
 def own_settings(settings: Settings) -> Settings:
-    """One program at a time, none ahead, and uids of its own to find its processes by."""
+    """Settings for one program at a time, no ready guests, and separate uids by which to find its processes."""
     uid_base = settings.jail.uid_base + _RANGES_APART * policy.UIDS_PER_INSTANCE
     jail = dataclasses.replace(settings.jail, uid_base=uid_base, cgroup_parent=f"{settings.jail.cgroup_parent}/as-new")
     pool = dataclasses.replace(settings.pool, max_running=1, ready_guests=0)
@@ -103,21 +103,21 @@ def lone_box(own_settings: Settings) -> Iterator[belljar.Sandbox]:
 
 
 @pytest.fixture
-def cells(own_settings: Settings, host: Any) -> Cells:
-    return Cells(own_settings, host)
+def jail(own_settings: Settings, host: Any) -> LoneJail:
+    return LoneJail(own_settings, host)
 
 
-def look_at_a_fresh_one(box: belljar.Sandbox, cells: Cells) -> dict[str, str]:
-    """A cell in which a first program has just begun, and does nothing."""
-    before = cells.find()
+def look_at_a_new_one(box: belljar.Sandbox, jail: LoneJail) -> dict[str, str]:
+    """Look at a jail in which a first program has just started and does nothing."""
+    before = jail.find()
     with contextlib.closing(box.stream(WAIT)) as events:
         assert any(isinstance(event, Output) and "here" in event.text for event in events)
-        assert cells.find() != before
-        return {name: text for name, text in cells.look().items() if not name.endswith(("procs", "tasks"))}
+        assert jail.find() != before
+        return {name: text for name, text in jail.look().items() if not name.endswith(("procs", "tasks"))}
 
 
 def differences(fresh: dict[str, str], used: dict[str, str]) -> dict[str, tuple[str | None, str | None]]:
-    """By name: what a fresh cell has there, and what the used one has."""
+    """Return by name what differs: the content in a new jail, and in the used one."""
     used = {name: text for name, text in used.items() if not name.endswith(("procs", "tasks")) or text}
     names = {name for name in (*fresh, *used) if fresh.get(name) != used.get(name)}
     return {name: (fresh.get(name), used.get(name)) for name in sorted(names)}
@@ -137,36 +137,34 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as member:
 """
 
 
-def test_what_a_multicast_group_leaves_behind_would_be_found(
-    lone_box: belljar.Sandbox, cells: Cells, host: Any
-) -> None:
-    """Joined by the host, which no filter stops: a report follows when the socket is long closed."""
-    fresh = look_at_a_fresh_one(lone_box, cells)
+def test_traces_of_a_multicast_group_would_be_found(lone_box: belljar.Sandbox, jail: LoneJail, host: Any) -> None:
+    """The host joins the group, because no seccomp filter stops it; the report follows after the socket is closed."""
+    fresh = look_at_a_new_one(lone_box, jail)
     assert lone_box.run("pass").ok
-    assert not differences(fresh, cells.look())
-    subprocess.run([sys.executable, "-I", "-c", JOIN, str(cells.find())], check=True)
-    host.wait_until(lambda: differences(fresh, cells.look()), "the report shows")
+    assert not differences(fresh, jail.look())
+    subprocess.run([sys.executable, "-I", "-c", JOIN, str(jail.find())], check=True)
+    host.wait_until(lambda: differences(fresh, jail.look()), "the report shows")
 
 
 @pytest.mark.timeout(120 + 4 * SECONDS)
-def test_a_jail_that_is_used_again_after_random_calls_is_as_new(
-    lone_box: belljar.Sandbox, cells: Cells, calls: dict[str, bytes]
+def test_a_reused_jail_is_pristine_after_random_calls(
+    lone_box: belljar.Sandbox, jail: LoneJail, calls: dict[str, bytes]
 ) -> None:
     print(f"AS_NEW_SEED={SEED}")
     code = (HERE / "random_calls.py").read_text()
-    fresh = look_at_a_fresh_one(lone_box, cells)
-    assert not differences(fresh, look_at_a_fresh_one(lone_box, cells)), "two fresh ones differ"
+    fresh = look_at_a_new_one(lone_box, jail)
+    assert not differences(fresh, look_at_a_new_one(lone_box, jail)), "two new jails differ"
     seeds, deadline, kept, sequences = random.Random(SEED), time.monotonic() + SECONDS, 0, 0
     while time.monotonic() < deadline or kept < KEPT_MIN:
         assert lone_box.run("pass").ok
-        before = cells.find()
+        before = jail.find()
         args = [str(seeds.randrange(1 << 32)), str(seeds.choice(SEQUENCES)), "calls.json"]
         outcome = lone_box.run(code, args=args, files=calls, limits={"wall_seconds": 60, "cpu_seconds": 60})
         sequences += int(args[1])
-        if before is None or cells.find() != before:
-            continue  # thrown away: the next program gets a fresh one
-        time.sleep(SETTLING_SECONDS[kept % len(SETTLING_SECONDS)])  # what comes later the next program would see
+        if before is None or jail.find() != before:
+            continue  # the jail was destroyed, so the next program gets a new one
+        time.sleep(DELAY_SECONDS[kept % len(DELAY_SECONDS)])  # the next program would see delayed effects
         kept += 1
-        assert cells.find() == before
-        assert not differences(fresh, cells.look()), (args, outcome.stdout, outcome.stderr[-500:])
-    print(f"{sequences} sequences of calls; {kept} times the cell was kept")
+        assert jail.find() == before
+        assert not differences(fresh, jail.look()), (args, outcome.stdout, outcome.stderr[-500:])
+    print(f"{sequences} sequences of calls; {kept} times the jail was kept")

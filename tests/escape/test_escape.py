@@ -6,11 +6,11 @@ A header is the comment block at the top of a program, before its first blank li
     # on version 2: status=out_of_memory       instead, where memory is counted by a cgroup of version 2
     # limits: memory_mb=64 wall_seconds=0.5    limits other than the defaults
     # give: canaries                           the paths, ports and names in CANARY_… variables
-    # run: again                               three times, each in the cell that the one before has left
-    # run: beside                              twice at the same time, as `first` (which says "planted") and `second`
-    # needs: root                              not run as a plain user: what it tests is a wall that those lack
+    # run: again                               three times, each in the jail of the previous run
+    # run: beside                              twice at the same time, as `first` (prints "planted") and `second`
+    # needs: root                              not run as an unprivileged user, who lacks the wall that it tests
 
-A program looks from inside, says "held", or fails and says what it got through.
+A program attacks from inside and prints "held", or fails and prints which wall it got through.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ AGAIN = 3
 
 
 class Place(Protocol):
-    """Somewhere to run programs: a sandbox of root, or one of a plain user behind a pipe."""
+    """A sandbox to run programs in: one of root, or one of an unprivileged user behind a pipe."""
 
-    def run(self, code: str, **asked: Any) -> Any: ...
+    def run(self, code: str, **options: Any) -> Any: ...
 
-    def hold(self, code: str, text: str, **asked: Any) -> contextlib.AbstractContextManager[None]: ...
+    def hold(self, code: str, text: str, **options: Any) -> contextlib.AbstractContextManager[None]: ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Header:
-    """What a program says about itself."""
+    """The header of a program."""
 
     expect: Mapping[str, str]
     limits: Mapping[str, float]
@@ -71,7 +71,7 @@ class Header:
         )
 
     def check(self, outcome: Any) -> None:
-        """Compare an outcome with what was expected of it."""
+        """Compare an outcome with the expected one."""
         seen = {
             "status": str(outcome.status),
             "exit": str(outcome.exit_code),
@@ -93,25 +93,24 @@ class RootPlace:
     def __init__(self, box: belljar.Sandbox) -> None:
         self._box = box
 
-    def run(self, code: str, **asked: Any) -> Outcome:
-        """Run one program to its end."""
-        return self._box.run(code, **asked)
+    def run(self, code: str, **options: Any) -> Outcome:
+        return self._box.run(code, **options)
 
     @contextlib.contextmanager
-    def hold(self, code: str, text: str, **asked: Any) -> Iterator[None]:
-        """A program that has written `text` and is still there."""
-        with contextlib.closing(self._box.stream(code, **asked)) as events:
-            said = ""
+    def hold(self, code: str, text: str, **options: Any) -> Iterator[None]:
+        """Keep a program running that has written `text`."""
+        with contextlib.closing(self._box.stream(code, **options)) as events:
+            written = ""
             for event in events:
-                said += event.text if isinstance(event, Output) else ""
-                if text in said:
+                written += event.text if isinstance(event, Output) else ""
+                if text in written:
                     yield
                     return
-        pytest.fail(f"the first program ended before it had planted anything: {said}")
+        pytest.fail(f"the first program ended before it had planted anything: {written}")
 
 
 def cases() -> Iterator[Any]:
-    """Every program as root, and as a plain user unless it needs root."""
+    """Yield every program for root, and for an unprivileged user unless it needs root."""
     for path in PROGRAMS:
         header = Header.read(path.read_text())
         yield pytest.param(path, "narrow_box" if header.mode == "again" else "box", id=path.stem)
@@ -121,24 +120,24 @@ def cases() -> Iterator[Any]:
 
 @pytest.fixture
 def place(request: pytest.FixtureRequest) -> Place:
-    """Where a case runs: its second parameter names the fixture."""
+    """The sandbox of a case, whose second parameter names the fixture."""
     opened = request.getfixturevalue(request.param)
     return RootPlace(opened) if isinstance(opened, belljar.Sandbox) else opened
 
 
 @pytest.mark.parametrize(("path", "place"), list(cases()), indirect=["place"])
-def test_hostile_program_ends_as_it_says_and_harms_nobody(place: Place, path: Path, canaries: Canaries) -> None:
+def test_hostile_program_ends_as_its_header_says(place: Place, path: Path, canaries: Canaries) -> None:
     code = path.read_text()
     header = Header.read(code)
-    asked: dict[str, Any] = {"limits": header.limits} if header.limits else {}
+    options: dict[str, Any] = {"limits": header.limits} if header.limits else {}
     if header.gives_canaries:
-        asked["env"] = canaries.environ
+        options["env"] = canaries.environ
     if header.mode == "beside":
         with place.hold(code, "planted", args=["first"]):
-            header.check(place.run(code, args=["second"], **asked))
+            header.check(place.run(code, args=["second"], **options))
     else:
         for _ in range(AGAIN if header.mode == "again" else 1):
-            header.check(place.run(code, **asked))
+            header.check(place.run(code, **options))
     following = place.run("print('hello')")
     assert (following.status, following.stdout, following.stderr) == ("ok", "hello\n", "")
     canaries.check_untouched()
@@ -149,11 +148,11 @@ def test_every_program_has_a_header() -> None:
     assert not without
 
 
-# ---- what the host has that no program may reach
+# ---- files and sockets of the host that no program may reach
 
 
 class Canaries:
-    """Files anybody on the host may read, and sockets anybody may connect to."""
+    """Files that any user of the host may read, and sockets that any user may connect to."""
 
     def __init__(self, directories: list[Path], stack: contextlib.ExitStack) -> None:
         name = f"belljar-canary-{secrets.token_hex(8)}"
@@ -189,7 +188,7 @@ class Canaries:
         return listener
 
     def check_untouched(self) -> None:
-        """Nobody has connected, and the files are as they were."""
+        """Check that no program has connected and that the files are unchanged."""
         for listener in self._listeners:
             with pytest.raises(BlockingIOError):
                 listener.accept()
@@ -198,18 +197,18 @@ class Canaries:
 
 @pytest.fixture(scope="module")
 def canaries(repository: Path) -> Iterator[Canaries]:
-    """In places where secrets lie: temporary directories, a home, and the server's own sources."""
+    """Canaries where secrets may be: temporary directories, a home directory, and the server's own sources."""
     directories = [Path("/tmp"), Path("/var/tmp"), Path.home(), repository, repository / "src"]
     with contextlib.ExitStack() as stack:
         yield Canaries(directories, stack)
 
 
 def pattern_of(text: str) -> str:
-    """A regular expression for `text` that does not hold it: whoever scans memory for it must not find himself."""
+    """Return a regular expression for `text` that does not contain it, so that a memory scan does not find itself."""
     return "".join(f"[{character}]" for character in text)
 
 
-# ---- properties that take more than one program, or more than its text
+# ---- properties that need more than one program, or more than its source
 
 SCAN_MEMORY = """
 import os, re, sys
@@ -231,34 +230,34 @@ print("held" if scanned > 1 << 20 else f"only {scanned} bytes could be read")
 """
 
 
-@pytest.mark.parametrize("imports", ["", "import numpy\n"], ids=["bare", "heavy"])
+@pytest.mark.parametrize("imports", ["", "import numpy\n"], ids=["bare", "packages"])
 def test_memory_holds_nothing_of_other_runs_or_of_the_host(narrow_box: belljar.Sandbox, imports: str) -> None:
-    secret = "SECRET" + secrets.token_hex(16)  # in this process, which stands for a server with keys
-    asked: dict[str, Any] = {"stdin": secret, "args": [secret], "env": {"KEY": secret}, "files": {"key": secret}}
+    secret = "SECRET" + secrets.token_hex(16)  # in this process, which acts as a server with keys
+    options: dict[str, Any] = {"stdin": secret, "args": [secret], "env": {"KEY": secret}, "files": {"key": secret}}
     for _ in range(3):
         planted = narrow_box.run(
-            f"{imports}kept = [{secret!r} * count for count in range(99)]; print('planted')", **asked
+            f"{imports}kept = [{secret!r} * count for count in range(99)]; print('planted')", **options
         )
         assert planted.stdout == "planted\n"
         scanned = narrow_box.run(imports + SCAN_MEMORY, args=[pattern_of(secret)])
         assert (scanned.stdout, scanned.stderr) == ("held\n", "")
 
 
-def test_a_memory_scan_would_find_what_is_there(narrow_box: belljar.Sandbox) -> None:
+def test_a_memory_scan_would_find_a_secret(narrow_box: belljar.Sandbox) -> None:
     found = narrow_box.run("kept = 'S' + 'ECRET12345'\n" + SCAN_MEMORY, args=[pattern_of("SECRET12345")])
     assert (found.status, found.exit_code) == ("failed", 1)
 
 
 RANDOM_BARE = "import random, secrets, tempfile, uuid; print(random.random(), random.Random().random(), "
 RANDOM_BARE += "secrets.token_hex(), uuid.uuid1(), uuid.uuid4(), tempfile.mktemp())"
-RANDOM_HEAVY = """
+RANDOM_PACKAGES = """
 import numpy, random, ssl, tempfile, uuid
 print(numpy.random.rand(), numpy.random.default_rng().random(), random.random(), ssl.RAND_bytes(16).hex(),
       uuid.uuid1(), uuid.uuid4(), tempfile.mktemp())
 """
 
 
-@pytest.mark.parametrize("code", [RANDOM_BARE, RANDOM_HEAVY], ids=["bare", "heavy"])
+@pytest.mark.parametrize("code", [RANDOM_BARE, RANDOM_PACKAGES], ids=["bare", "packages"])
 @pytest.mark.parametrize("pool", ["box", "narrow_box"], ids=["forked_ahead", "one_after_another"])
 def test_no_two_runs_draw_the_same_random_numbers(request: pytest.FixtureRequest, code: str, pool: str) -> None:
     drawn = [outcome.stdout.split() for outcome in request.getfixturevalue(pool).run_many([code] * 7)]
@@ -273,7 +272,7 @@ HOSTILE_MODULES = {
 }
 
 
-@pytest.mark.parametrize("imports", ["", "import numpy\n"], ids=["bare", "heavy"])
+@pytest.mark.parametrize("imports", ["", "import numpy\n"], ids=["bare", "packages"])
 @pytest.mark.parametrize("ending", ["", "1/0", "raise SystemExit(3)"], ids=["returns", "raises", "exits"])
 def test_trusted_code_imports_no_uploaded_module(box: belljar.Sandbox, imports: str, ending: str) -> None:
     folders = ["", ".local/lib/python3.11/site-packages/", "site-packages/", "lib/"]

@@ -1,4 +1,4 @@
-"""A program at its limit of processes takes none from another, whatever counts them."""
+"""A program at its limit of processes takes none from other programs, whichever mechanism counts them."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ print('free')
 """
 
 
-def test_a_plain_users_program_has_no_more_processes_than_it_was_given(plain_box: Any) -> None:
-    assert "forked 63\n" in plain_box.run(BOMB, timeout=5).stdout  # itself is one of 64
+def test_a_plain_users_program_has_no_more_processes_than_its_limit(plain_box: Any) -> None:
+    assert "forked 63\n" in plain_box.run(BOMB, timeout=5).stdout  # the program itself is one of 64
     with plain_box.hold(BOMB, "forked 63\n", timeout=60), plain_box.hold(BOMB, "forked 63\n", timeout=60):
         for _ in range(3):
             outcome = plain_box.run(FORKS)
@@ -44,5 +44,5 @@ def test_a_plain_users_program_has_no_more_processes_than_it_was_given(plain_box
 
 
 @pytest.mark.parametrize("processes", [5, 100])
-def test_what_it_was_given_is_its_own(plain_box: Any, processes: int) -> None:
+def test_every_program_gets_its_own_processes(plain_box: Any, processes: int) -> None:
     assert plain_box.run(BOMB, timeout=5, limits={"processes": processes}).stdout == f"forked {processes - 1}\n"

@@ -1,4 +1,4 @@
-"""What a session sends to the host unasked is closed at once: it must not live on there, past the session's limits."""
+"""The host closes unexpected descriptors of a session at once: otherwise they would escape the session's limits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import belljar
 from belljar.contract.errors import CannotBranch
 from belljar.settings import Settings
 
-#: Our own code in the guest sends memory along with a word that is due.
+#: Makes Belljar's code in the guest send memory with an expected message.
 PLANT = """
 import gc, os
 gc.unfreeze()
@@ -56,7 +56,7 @@ def test_a_cell_plants_nothing(box: belljar.Sandbox) -> None:
 
 
 def planted() -> list[str]:
-    """What this process holds of it."""
+    """Return the planted files that this process has open."""
     found = []
     for descriptor in os.listdir("/proc/self/fd"):
         try:

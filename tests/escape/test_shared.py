@@ -1,4 +1,4 @@
-"""What jails share, and what must not reach from one to another through it: /proc, scheduling, devices, budgets."""
+"""Jails must not affect each other through what they share: /proc, scheduling, devices, limits of the host."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def test_no_two_sessions_share_an_autogroup(box: belljar.Sandbox) -> None:
     assert all(re.fullmatch(r"/autogroup-\d+\n", each) for each in seen)
 
 
-def test_processor_time_is_shared_between_cells_and_not_between_processes(box: belljar.Sandbox) -> None:
+def test_cpu_time_is_shared_between_jails_and_not_between_processes(box: belljar.Sandbox) -> None:
     shown = "print(open('/proc/self/cgroup').read())"
     unified = any(each.version == 2 and "cpuacct" in each.controllers for each in find_hierarchies())
-    own = re.compile(r"^0::.*/cell-(\d+)$" if unified else r"^\d+:(?:.*,)?cpu(?:,.*)?:.*/cell-(\d+)$", re.MULTILINE)
+    own = re.compile(r"^0::.*/jail-(\d+)$" if unified else r"^\d+:(?:.*,)?cpu(?:,.*)?:.*/jail-(\d+)$", re.MULTILINE)
     with box.session() as session, session.branch()[0] as branch, box.session() as other:
         seen = [own.findall(each.run(shown).stdout) for each in (session, other, branch, box)]
-    if any(each.controllers == ("cpu",) for each in find_hierarchies()):  # a family has one share, programs have none
+    if any(each.controllers == ("cpu",) for each in find_hierarchies()):  # shared with branches; none for programs
         *seen, of_the_branch, of_a_program = seen
         assert of_the_branch == seen[0]
         assert of_a_program == []
@@ -91,7 +91,7 @@ assert open(f"/proc/self/task/{worker.native_id}/comm").read() == "named\\n"
 done.set()
 worker.join()
 reader, writer = os.pipe()
-with open(f"/proc/self/fd/{writer}", "w") as again:  # what is written to is not on /proc
+with open(f"/proc/self/fd/{writer}", "w") as again:  # the file written to is not on /proc
     again.write("through")
 assert os.read(reader, 7) == b"through"
 with open("note", "w") as file, open(f"/dev/fd/{file.fileno()}", "w") as again:
@@ -100,7 +100,7 @@ print("works")
 """
 
 
-def test_honest_uses_of_proc_go_on(box: belljar.Sandbox) -> None:
+def test_honest_uses_of_proc_work(box: belljar.Sandbox) -> None:
     with box.session() as session:
         assert session.run(HONEST).stdout == "works\n"
     assert box.run(HONEST).stdout == "works\n"
@@ -149,12 +149,12 @@ def test_no_two_jails_and_not_the_host_have_a_device_node_in_common(box: belljar
     assert all(f"[{os.stat('/dev/null').st_dev}," not in each for each in seen)
 
 
-def test_a_reused_cell_shows_the_same_mounts_and_devices(narrow_box: belljar.Sandbox) -> None:
+def test_a_reused_jail_shows_the_same_mounts_and_devices(narrow_box: belljar.Sandbox) -> None:
     look = "import os; print(open('/proc/self/mountinfo').read(), *map(os.stat, ('/dev', '/dev/null', '/dev/urandom')))"
     narrow_box.run("pass")
     first, second = narrow_box.run(look).stdout, narrow_box.run(f"{look}\nos.mkdir('/dev/shm/left')").stdout
     assert first == second
-    renewed = narrow_box.run(look).stdout  # the three directories are others now
+    renewed = narrow_box.run(look).stdout  # the three directories were replaced
     assert _unwritable(renewed) == _unwritable(first)
 
 
@@ -162,7 +162,7 @@ def _unwritable(mounts: str) -> list[str]:
     return [line for line in mounts.splitlines() if not re.search(" (/work|/tmp|/dev/shm) ", line)]
 
 
-# ---- budgets and the choice of whom to end
+# ---- limits of the host, and which process the kernel kills
 
 HOARD = """
 import ctypes
@@ -173,7 +173,7 @@ print(made)
 """
 
 
-def test_a_few_sessions_do_not_use_up_the_watchers_of_all(box: belljar.Sandbox) -> None:
+def test_a_few_sessions_do_not_use_up_inotify_for_all(box: belljar.Sandbox) -> None:
     with contextlib.ExitStack() as opened:
         hoarders = [opened.enter_context(box.session()) for _ in range(9)]
         made = [int(session.run(HOARD).stdout) for session in hoarders]
@@ -184,7 +184,7 @@ def test_a_few_sessions_do_not_use_up_the_watchers_of_all(box: belljar.Sandbox) 
 SCORE = "print(open('/proc/self/oom_score_adj').read().strip())"
 
 
-def test_the_kernel_ends_guests_before_the_host(box: belljar.Sandbox, plain_box: Any, host: Any) -> None:
+def test_the_kernel_kills_guests_before_the_host(box: belljar.Sandbox, plain_box: Any, host: Any) -> None:
     own = int(Path("/proc/self/oom_score_adj").read_text())
     with box.session() as session:
         inside = [int(each.run(SCORE).stdout) for each in (session, box, plain_box)]
@@ -192,7 +192,7 @@ def test_the_kernel_ends_guests_before_the_host(box: belljar.Sandbox, plain_box:
         scores = {pid: int(Path(f"/proc/{pid}/oom_score_adj").read_text()) for pid in ours if _is_there(pid)}
     assert {"sleep infinity"} < {
         command.rpartition("/")[2] for command in ours.values()
-    }  # zygotes and sessions as well
+    }  # including zygotes and sessions
     assert min(*inside, *scores.values()) == max(*inside, *scores.values()) == min(1000, max(0, own) + 500)
     assert int(Path("/proc/self/oom_score_adj").read_text()) == own
 

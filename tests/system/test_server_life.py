@@ -179,7 +179,7 @@ def test_a_runner_that_is_killed_costs_no_answer(start: Start, host: Any) -> Non
         (runner,) = [
             each.pid
             for each in host.processes()
-            if each.parent == server.process.pid and "runners.process" in each.command
+            if each.parent == server.process.pid and "runners.worker" in each.command
         ]
         os.kill(runner, signal.SIGKILL)
         ask.join(60)

@@ -1,4 +1,4 @@
-"""Run on the host, as root: print as JSON what can be read of the namespaces that a process (the argument) holds."""
+"""Run on the host as root: print as JSON what can be read about the namespaces of a process (argument: pid)."""
 
 import json
 import os
@@ -6,7 +6,7 @@ import re
 import sys
 from pathlib import Path
 
-#: What the kernel counts for the whole machine, or names by address: it differs between two fresh cells.
+#: Files that count for the whole machine or contain addresses, so that they differ between two new jails.
 MACHINE_WIDE = {"softnet_stat", "protocols", "netlink", "sockstat6", "rt_cache", "arp_cache", "ndisc_cache"}
 IPC_SETTINGS = ("sem", "shmmax", "shmmni", "shmall", "msgmax", "msgmnb", "msgmni", "shm_rmid_forced", "auto_msgmni")
 IPC_SETTINGS += ("shm_next_id", "sem_next_id", "msg_next_id", "hostname", "domainname")
@@ -14,7 +14,7 @@ NEWUSER, NEWNET, NEWIPC, NEWUTS = 0x10000000, 0x40000000, 0x08000000, 0x04000000
 
 
 def main() -> None:
-    """Look from outside first, then from inside."""
+    """Read from outside the namespaces first, then from inside."""
     pid = int(sys.argv[1])
     import ctypes
 
@@ -38,18 +38,18 @@ def main() -> None:
 
 
 def read(path: str) -> str:
-    """The text of one file, without what is the machine's; or why it cannot be read."""
+    """Return the content of a file without machine-wide counters, or the errno if it cannot be read."""
     try:
         text = Path(path).read_text(errors="replace")
     except OSError as error:
         return f"errno {error.errno}"
     if path.endswith("/sockstat"):
-        return text.splitlines()[0]  # the others count memory and sockets of everyone
+        return text.splitlines()[0]  # the other lines count memory and sockets of the whole machine
     return text
 
 
 def read_mounts(text: str) -> str:
-    """Without what has another number in each cell."""
+    """Return the mounts without their ids, which differ in each jail."""
     lines = []
     for line in text.splitlines():
         _, _, _, *rest = line.split()

@@ -1,6 +1,6 @@
-"""Run inside a jail: sequences of random system calls, each in a process of its own; the seed decides all of them.
+"""Run inside a jail: make sequences of random system calls, each in its own process; the seed determines all of them.
 
-Arguments: seed, number of sequences, and a file with the numbers of the calls that may be used, by name.
+Arguments: seed, number of sequences, and a JSON file that maps names of system calls to numbers.
 """
 
 import contextlib
@@ -15,11 +15,11 @@ import sys
 LIBC = ctypes.CDLL(None, use_errno=True)
 LIBC.syscall.restype = ctypes.c_long
 CALLS_PER_SEQUENCE = 16
-SEQUENCE_SECONDS = 0.05  # some block for ever
+SEQUENCE_SECONDS = 0.05  # some block forever
 
 GROUP, SOURCE, INTERFACE = bytes((224, 0, 0, 251)), bytes((10, 0, 0, 9)), bytes((127, 0, 0, 1))
 SIX = bytes.fromhex("ff0200000000000000000000000000fb")
-#: Level, option and value, in groups that are as likely as each other.
+#: Level, option and value, in equally likely groups.
 OPTIONS = [
     [(1, option, number.to_bytes(4, "little")) for option in range(1, 83) for number in (0, 1)],
     [(0, option, number.to_bytes(4, "little")) for option in range(1, 57) for number in (0, 1, 255)],
@@ -104,10 +104,10 @@ class Sequence:
         self.buffer = ctypes.create_string_buffer(chance.randbytes(64) + bytes(8128), 8192)
 
     def run(self) -> None:
-        """Make the calls; whatever they answer."""
+        """Make the calls and ignore their results."""
         for _ in range(CALLS_PER_SEQUENCE):
             names = sorted(self.shapes if self.descriptors else self.shapes.keys() & FIRST or self.shapes)
-            name = self.chance.choice([*names, *["setsockopt"] * (8 * ("setsockopt" in names))])  # it has so many faces
+            name = self.chance.choice([*names, *["setsockopt"] * (8 * ("setsockopt" in names))])  # it has many options
             arguments: list[object] = []
             for kind in self.shapes[name]:
                 arguments += [ctypes.c_long(each) if isinstance(each, int) else each for each in self.argument(kind)]
@@ -118,7 +118,7 @@ class Sequence:
                 self.descriptors += [int.from_bytes(self.buffer.raw[at : at + 4], "little") for at in (0, 4)]
 
     def argument(self, kind: str) -> list[object]:
-        """One argument of this kind; an address or an option is more than one."""
+        """Return an argument of this kind; an address or an option takes more than one."""
         chance = self.chance
         if kind == "d":
             return [chance.choice([*self.descriptors, *self.descriptors, -1])]
@@ -151,7 +151,7 @@ class Sequence:
 
 
 def run_sequence(chance: random.Random, shapes: dict[str, str], numbers: dict[str, int]) -> None:
-    """In a child, which is ended if it does not end by itself."""
+    """Run one sequence in a child, which is killed if it takes too long."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -167,7 +167,7 @@ def run_sequence(chance: random.Random, shapes: dict[str, str], numbers: dict[st
 
 
 def remove_ipc(numbers: dict[str, int]) -> None:
-    """What System V objects there are: a program that cleans up leaves a cell that can be used again."""
+    """Remove System V objects, as a program would that cleans up: then its jail can be reused."""
     for control, removal in (("shmctl", (0,)), ("semctl", (0, 0)), ("msgctl", (0,))):
         for identifier in range(64):
             for generation in range(4):
@@ -175,12 +175,12 @@ def remove_ipc(numbers: dict[str, int]) -> None:
 
 
 def main() -> None:
-    """Choose some families of calls, run the sequences, then leave nobody behind."""
+    """Choose some families of calls, run the sequences, then kill all children."""
     seed, count = int(sys.argv[1]), int(sys.argv[2])
     with open(sys.argv[3]) as file:
         numbers = json.load(file)
     chance = random.Random(seed)
-    names = [*sorted(SHAPES), "sockets", "sockets"]  # what outlives a program is in the network, if anywhere
+    names = [*sorted(SHAPES), "sockets", "sockets"]  # state that outlives a program is most likely in the network
     families = sorted({*chance.sample(names, chance.choice([1, 1, 2]))})
     chosen = dict(word.split(":") for each in families for word in SHAPES[each].split())
     shapes = {name: shape for name, shape in chosen.items() if name in numbers}
@@ -190,7 +190,7 @@ def main() -> None:
         remove_ipc(numbers)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with contextlib.suppress(ProcessLookupError):
-        os.kill(-1, signal.SIGKILL)  # children that went on by themselves
+        os.kill(-1, signal.SIGKILL)  # children that have detached themselves
     print("done", *families)
 
 

@@ -1,4 +1,4 @@
-# Properties 8 and 60: a child cannot be handed to the process that waits for the guest (CLONE_PARENT).
+# Properties 8 and 60: a program cannot make its child a child of the zygote (CLONE_PARENT).
 # expect: status=ok exit=0 stdout=held
 
 import ctypes

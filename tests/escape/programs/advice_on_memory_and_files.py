@@ -1,4 +1,4 @@
-# Properties 32 and 44: advice that merges, moves or evicts what others may share is not taken.
+# Properties 32 and 44: advice that merges, moves or evicts memory that others may share is ignored.
 # expect: status=ok exit=0 stdout=held
 
 import mmap

@@ -1,4 +1,4 @@
-# Property 54: no file can claim to be larger than the limit, whatever it really holds.
+# Property 54: no file can have a larger apparent size than the limit, whatever it really holds.
 # expect: status=ok exit=0 stdout=held
 
 import errno

@@ -1,4 +1,4 @@
-# Property 13: no number of '..', by path or descriptor, through /proc or not, leaves the jail.
+# Property 13: no number of '..', by path or descriptor, with or without /proc, leaves the jail.
 # expect: status=ok exit=0 stdout=held
 
 import os

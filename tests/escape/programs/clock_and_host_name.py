@@ -1,4 +1,4 @@
-# The machine at large can be read, not changed; and its name is not the host's.
+# A program can read facts about the machine but not change them, and it does not see the host's name.
 # expect: status=ok exit=0 stdout=held
 
 import os

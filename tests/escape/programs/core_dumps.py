@@ -1,4 +1,4 @@
-# Property 36: a crash writes no core file, and the limit cannot be changed: with 0 the host's handler would start again.
+# Property 36: a crash writes no core file, and a program cannot change the limit: with 0 the host's handler would start.
 # expect: status=ok exit=0 stdout=held
 
 import os

@@ -1,4 +1,4 @@
-# Property 27: recursion without a limit overflows the stack of the program and nobody else's.
+# Property 27: unlimited recursion overflows only the program's own stack.
 # expect: status=crashed exit=None signal=SIGSEGV
 
 import sys

@@ -1,4 +1,4 @@
-# Property 15: /dev has what programs need and nothing else, and nothing in it reaches hardware.
+# Property 15: /dev has only what programs need, and none of it reaches hardware.
 # expect: status=ok exit=0 stdout=held
 
 import os

@@ -1,4 +1,4 @@
-# Property 51: processor time is limited apart from wall time, over all processes together.
+# Property 51: CPU time is limited separately from wall time, for all processes together.
 # expect: status=timed_out
 # limits: wall_seconds=20 cpu_seconds=0.5
 # needs: root

@@ -1,4 +1,4 @@
-# Property 51: a call that never comes back to the interpreter.
+# Property 51: a call that never returns to the interpreter.
 # expect: status=timed_out
 # limits: wall_seconds=0.3
 

@@ -1,4 +1,4 @@
-# Property 51: doing nothing takes time, too.
+# Property 51: a sleeping program uses up its wall time, too.
 # expect: status=timed_out stdout=begun
 # limits: wall_seconds=0.3
 

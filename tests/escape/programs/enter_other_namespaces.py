@@ -1,4 +1,4 @@
-# Property 9: setns works on nothing that can be opened: not one's own, not init's, not by pidfd.
+# Property 9: setns works on nothing that a program can open: not its own namespaces, not init's, not a pidfd.
 # expect: status=ok exit=0 stdout=held
 
 import ctypes

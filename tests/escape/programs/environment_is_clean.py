@@ -1,4 +1,4 @@
-# Property 61: nothing of the server's environment, and nothing that tells where it lives.
+# Property 61: nothing of the server's environment, and nothing that shows where the server is installed.
 # expect: status=ok exit=0 stdout=held
 
 import os

@@ -1,4 +1,4 @@
-# Property 27: the program may become another one; its output and exit code count.
+# Property 27: the program may exec another binary; its output and exit code count.
 # expect: status=failed exit=5 signal=None stdout=shell
 
 import os

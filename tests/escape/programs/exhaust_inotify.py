@@ -1,4 +1,4 @@
-# Property 54: watchers are counted for the owner of the jail's user namespace, too; one program gets few of them.
+# Property 54: inotify is also counted for the owner of the jail's user namespace; one program gets a small share.
 # expect: status=ok exit=0 stdout=held
 
 import ctypes

@@ -1,4 +1,4 @@
-# Property 27: a SystemExit whose code fights back still ends the program.
+# Property 27: a SystemExit with a hostile code object still ends the program.
 # expect: status=failed exit=1 signal=None
 
 

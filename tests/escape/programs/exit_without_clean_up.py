@@ -1,4 +1,4 @@
-# Property 27: os._exit is heard, and what was flushed before it is kept.
+# Property 27: os._exit works, and output flushed before it is kept.
 # expect: status=failed exit=7 signal=None stdout=flushed
 
 import os

@@ -1,4 +1,4 @@
-# Property 14: each writable directory takes what it was given and no more.
+# Property 14: each writable directory holds as much as its limit and no more.
 # expect: status=ok exit=0 stdout=held
 # limits: disk_mb=16
 

@@ -1,4 +1,4 @@
-# Property 14: the number of files is limited, also of empty ones, of links and of directories.
+# Property 14: the number of files is limited, including empty ones, links and directories.
 # expect: status=ok exit=0 stdout=held
 # limits: disk_mb=16 wall_seconds=20
 

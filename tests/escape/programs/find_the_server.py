@@ -1,4 +1,4 @@
-# Property 12: the server's own sources and packages are not to be found or imported.
+# Property 12: a program can neither find nor import the server's own sources and packages.
 # expect: status=ok exit=0 stdout=held
 
 import importlib

@@ -1,4 +1,4 @@
-# Property 60: bytes that look like ours, on every descriptor, decide nothing.
+# Property 60: forged messages on every descriptor have no effect.
 # expect: status=failed exit=3
 # limits: output_kb=8192
 

@@ -1,4 +1,4 @@
-# Property 60: the channel for pictures takes anything, believes nothing and decides nothing.
+# Property 60: the host accepts anything on the display pipe, trusts none of it, and nothing else depends on it.
 # expect: status=failed exit=4
 # needs: root
 

@@ -1,4 +1,4 @@
-# Properties 24, 28 and 50: every child takes a session of its own, blocks signals, and its parent leaves at once.
+# Properties 24, 28 and 50: every child starts its own session, blocks signals, and its parent exits at once.
 # expect: status=timed_out
 # limits: wall_seconds=0.7
 # needs: root

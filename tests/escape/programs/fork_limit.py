@@ -1,4 +1,4 @@
-# Property 50: as many processes as were given, threads included, and not one more.
+# Property 50: a program can start exactly as many processes and threads as its limit.
 # expect: status=ok exit=0 stdout=held
 # limits: processes=20
 # needs: root

@@ -1,4 +1,4 @@
-# Property 64: a child of the program that runs off its end ends there; it is not heard as the program.
+# Property 64: a forked child that reaches the end of the program ends there and is not taken for the program.
 # expect: status=failed exit=7
 
 import os

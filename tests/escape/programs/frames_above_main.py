@@ -1,4 +1,4 @@
-# Property 65: __main__ is clean, no frame is above it, and no object of ours can be found.
+# Property 65: __main__ is clean, no frame is above it, and no object of Belljar can be found.
 # expect: status=ok exit=0 stdout=held
 
 import sys

@@ -1,4 +1,4 @@
-# Property 51: the main thread is done, another is not.
+# Property 51: the main thread has ended, another one has not.
 # expect: status=timed_out stdout=done
 # limits: wall_seconds=0.3
 

@@ -1,4 +1,4 @@
-# Property 51: an exception that takes for ever to print.
+# Property 51: an exception that takes forever to print.
 # expect: status=timed_out
 # limits: wall_seconds=0.3
 

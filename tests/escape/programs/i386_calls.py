@@ -1,4 +1,4 @@
-# Property 30: the 32-bit entry is closed. There a number means another call, so whoever tries is ended.
+# Property 30: the 32-bit entry kills the program: there, call numbers have other meanings.
 # expect: status=denied exit=None signal=SIGSYS
 
 import ctypes

@@ -1,4 +1,4 @@
-# Property 59: nothing is open but 0, 1 and 2.
+# Property 59: only descriptors 0, 1 and 2 are open.
 # expect: status=ok exit=0 stdout=held
 
 import os

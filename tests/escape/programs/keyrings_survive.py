@@ -1,4 +1,4 @@
-# Property 44: no keyring can be used, so none carries a message.
+# Property 44: no keyring can be used, so none carries data to the next program.
 # expect: status=ok exit=0 stdout=held
 # run: again
 

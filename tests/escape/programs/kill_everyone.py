@@ -1,4 +1,4 @@
-# Property 22: kill(-1) reaches nobody but one's own children.
+# Property 22: kill(-1) reaches only the program's own children.
 # expect: status=ok exit=0 stdout=held
 
 import os

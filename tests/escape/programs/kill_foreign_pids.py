@@ -1,4 +1,4 @@
-# Property 21: no process but one's own can be named, whatever the number.
+# Property 21: a program can name only its own processes, whatever the number.
 # expect: status=ok exit=0 stdout=held
 # give: canaries
 

@@ -1,4 +1,4 @@
-# Property 22: kill(0) ends the program itself, and that is what its caller reads.
+# Property 22: kill(0) ends the program itself, and the caller sees that.
 # expect: status=crashed exit=None signal=SIGKILL stdout=begun
 
 import os

@@ -1,4 +1,4 @@
-# Property 46: no lease on a file that others use, so nobody can be made to wait for one.
+# Property 46: a program cannot take a lease on a shared file, which would block others.
 # expect: status=ok exit=0 stdout=held
 
 import fcntl

@@ -1,4 +1,4 @@
-# Property 32: futexes that lend priority are not there; other futexes, and threads, work.
+# Property 32: priority-inheriting futexes are refused; other futexes, and threads, work.
 # expect: status=ok exit=0 stdout=held
 
 import ctypes

@@ -1,4 +1,4 @@
-# Property 10: a guest cannot take limits away from the init of its jail.
+# Property 10: a guest cannot lower the limits of its jail's init.
 # expect: status=ok exit=0 stdout=held
 
 import resource

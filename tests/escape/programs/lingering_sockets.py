@@ -1,5 +1,5 @@
-# Properties 24 and 54: no socket can be told to wait when it is closed. One that is closed by somebody else (the host
-# that was sent it, or a kernel worker that clears up after us) would make that one wait, for as long as we like.
+# Properties 24 and 54: SO_LINGER has no effect. It would block whatever closes the socket, for any time: the host, if
+# it was sent the socket, or a kernel worker that cleans up after the program.
 # expect: status=ok exit=0 stdout=held
 
 import socket

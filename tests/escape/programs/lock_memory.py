@@ -1,4 +1,4 @@
-# Properties 48 and 54: no memory can be locked beyond a trifle.
+# Properties 48 and 54: only a little memory can be locked.
 # expect: status=ok exit=0 stdout=held
 
 import ctypes

@@ -1,4 +1,4 @@
-# Property 47: one big piece.
+# Property 47: one large allocation.
 # expect: status=out_of_memory
 # limits: memory_mb=64
 # needs: root

@@ -1,4 +1,4 @@
-# Property 47, the other side: what fits is given. The interpreter itself is not counted.
+# Property 47, the other side: memory within the limit is available. The interpreter itself does not count.
 # expect: status=ok exit=0 stdout=held
 # limits: memory_mb=64
 

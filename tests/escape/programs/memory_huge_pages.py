@@ -1,4 +1,4 @@
-# Property 47: huge pages come from one pool of the host, which no limit counts; they are refused.
+# Property 47: huge pages are refused, because they come from one pool of the host that no limit counts.
 # expect: status=ok exit=0 stdout=held
 
 import ctypes

@@ -1,4 +1,4 @@
-# Property 47: a file without a name is memory, too.
+# Property 47: an unnamed file is memory, too.
 # expect: status=out_of_memory
 # limits: memory_mb=64
 # needs: root

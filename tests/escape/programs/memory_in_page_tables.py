@@ -1,4 +1,4 @@
-# Property 47: touching one byte in every second megabyte costs a page and the table that finds it.
+# Property 47: touching one byte in every second megabyte costs a page and its page table.
 # expect: status=out_of_memory
 # limits: memory_mb=32
 # needs: root

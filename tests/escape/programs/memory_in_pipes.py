@@ -1,4 +1,4 @@
-# Property 47: bytes on their way through pipes.
+# Property 47: unread bytes in pipes.
 # expect: status=out_of_memory
 # limits: memory_mb=32 processes=20
 # needs: root

@@ -1,4 +1,4 @@
-# Property 47: bytes on their way through the loopback; the kernel counts those apart, and shares one budget among all.
+# Property 47: unread bytes on the loopback; the kernel counts them separately, in one budget for all.
 # expect: status=ok exit=0 stdout=held
 # limits: memory_mb=64
 # needs: root

@@ -1,4 +1,4 @@
-# Property 47: datagrams that nobody reads.
+# Property 47: unread datagrams.
 # expect: status=ok exit=0 stdout=held
 # on version 2: status=out_of_memory
 # limits: memory_mb=64

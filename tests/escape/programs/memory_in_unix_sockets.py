@@ -1,4 +1,4 @@
-# Property 47: bytes on their way through unix sockets.
+# Property 47: unread bytes in unix sockets.
 # expect: status=out_of_memory
 # limits: memory_mb=64
 # needs: root

@@ -1,4 +1,4 @@
-# Property 47: so is one in the work directory, spread over many.
+# Property 47: files in the work directory are memory, too.
 # expect: status=out_of_memory
 # limits: memory_mb=64 disk_mb=256
 # needs: root

@@ -1,4 +1,4 @@
-# Property 47: a child that is ended for memory is a fact about the whole program, though the parent goes on.
+# Property 47: if the kernel kills a child for memory, the program is reported as out of memory although its parent goes on.
 # expect: status=out_of_memory
 # limits: memory_mb=64
 # needs: root

@@ -1,4 +1,4 @@
-# Property 47: what each child takes is little, together it is too much; the kernel ends one, we end all.
+# Property 47: each child uses little memory, but together too much; the kernel kills one, Belljar kills all.
 # expect: status=out_of_memory
 # limits: memory_mb=96
 # needs: root

@@ -1,4 +1,4 @@
-# Property 47: memory that is mapped shared, and no longer mapped by anybody.
+# Property 47: shared memory that is no longer mapped.
 # expect: status=out_of_memory
 # limits: memory_mb=64
 # needs: root

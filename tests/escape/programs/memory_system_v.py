@@ -1,4 +1,4 @@
-# Property 47: System V segments, which live on without any process.
+# Property 47: System V segments, which exist without any process.
 # expect: status=out_of_memory
 # limits: memory_mb=64
 # needs: root

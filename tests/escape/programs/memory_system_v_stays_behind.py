@@ -1,4 +1,4 @@
-# Properties 45 and 47: what the program before has left in System V segments is not charged to the next one.
+# Properties 45 and 47: System V segments left by the previous program are not charged to the next one.
 # expect: status=ok exit=0 stdout=held
 # run: again
 # limits: memory_mb=256

@@ -1,4 +1,4 @@
-# Property 19: neither the old nor the new mount calls work, nor file handles.
+# Property 19: neither the old nor the new mount calls work, nor do file handles.
 # expect: status=ok exit=0 stdout=held
 
 import ctypes

@@ -1,4 +1,4 @@
-# Property 45: no program joins a multicast group, whose record and timer would stay in the cell for the next one.
+# Property 45: no program can join a multicast group, whose record and timer would outlive it in the jail.
 # expect: status=ok exit=0 stdout=held
 # run: again
 

@@ -1,4 +1,4 @@
-# Property 8: neither clone nor clone3 nor fork makes a namespace; clone3 does not exist, so libc falls back.
+# Property 8: neither clone nor clone3 nor fork creates a namespace; clone3 is ENOSYS, so libc falls back.
 # expect: status=ok exit=0 stdout=held
 
 import ctypes

@@ -1,4 +1,4 @@
-# Property 8: unshare makes no namespace of any kind.
+# Property 8: unshare creates no namespace of any kind.
 # expect: status=ok exit=0 stdout=held
 
 import ctypes

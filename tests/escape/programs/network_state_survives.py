@@ -1,4 +1,4 @@
-# Property 45: what the program before did without sending anything cannot be read from the network's counters.
+# Property 45: the network's counters do not show what the previous program did without sending anything.
 # expect: status=ok exit=0 stdout=held
 # run: again
 

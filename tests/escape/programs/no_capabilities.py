@@ -1,4 +1,4 @@
-# Property 1: no capability in any set, and none can be taken back.
+# Property 1: no capability in any set, and none can be regained.
 # expect: status=ok exit=0 stdout=held
 
 import ctypes

@@ -1,4 +1,4 @@
-# Property 68: source with NUL bytes is refused by whoever reads it: the compiler, an import, another interpreter.
+# Property 68: every reader refuses source with NUL bytes: the compiler, an import, another interpreter.
 # expect: status=ok exit=0 stdout=held
 
 import importlib

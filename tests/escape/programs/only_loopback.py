@@ -1,4 +1,4 @@
-# Property 38: one network interface, and it leads nowhere.
+# Property 38: the only network interface is the loopback.
 # expect: status=ok exit=0 stdout=held
 
 import errno

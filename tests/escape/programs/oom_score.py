@@ -1,4 +1,4 @@
-# Properties 49 and 58: nobody can hide from the kernel's choice of whom to end, nor point at others.
+# Properties 49 and 58: no program can influence which process the kernel kills when memory runs out.
 # expect: status=ok exit=0 stdout=held
 
 import os

@@ -1,4 +1,4 @@
-# Property 52: much output is cut, not punished.
+# Property 52: long output is cut, and the program still succeeds.
 # expect: status=ok exit=0 cut=yes
 # limits: output_kb=4
 

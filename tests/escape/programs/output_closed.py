@@ -1,4 +1,4 @@
-# Property 37: without standard output there is nothing to read, and nothing breaks.
+# Property 37: a program without standard output has no output and works.
 # expect: status=ok exit=0 stdout=""
 
 import os

@@ -1,4 +1,4 @@
-# Property 52: a flood without a single newline ends the program.
+# Property 52: endless output without a newline ends the program.
 # expect: status=output_limit cut=yes
 # limits: output_kb=4 wall_seconds=30 cpu_seconds=30
 

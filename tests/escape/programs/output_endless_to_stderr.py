@@ -1,4 +1,4 @@
-# Property 52: on the other stream as well, also when a child writes it.
+# Property 52: the same on standard error, also if a child writes it.
 # expect: status=output_limit
 # limits: output_kb=4 wall_seconds=30 cpu_seconds=30
 

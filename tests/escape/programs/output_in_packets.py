@@ -1,4 +1,4 @@
-# Standard output in packet mode gives one write at a time to whoever reads it: none of them is lost.
+# Standard output in packet mode passes one write at a time to its reader; none is lost.
 # expect: status=ok exit=0 stdout=held
 
 import fcntl

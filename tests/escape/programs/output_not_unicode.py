@@ -1,4 +1,4 @@
-# Property 52: bytes that are no text, and characters that grow when they are escaped.
+# Property 52: bytes that are not text, and characters that get longer when escaped.
 # expect: status=ok exit=0
 # limits: output_kb=64
 

@@ -1,4 +1,4 @@
-# Property 53: what a daemon writes after the program's end belongs to nobody, and nobody waits for it.
+# Property 53: output of a daemon after the program's end is dropped, and the answer does not wait for it.
 # expect: status=ok exit=0
 # limits: wall_seconds=30
 

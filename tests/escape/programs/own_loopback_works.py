@@ -1,4 +1,4 @@
-# Property 38, the other side: a server and its client in one program talk over 127.0.0.1, ::1 and unix sockets.
+# Property 38, the other side: server and client in one program talk over 127.0.0.1, ::1 and unix sockets.
 # expect: status=ok exit=0 stdout="tcp4 tcp6 udp unix abstract http"
 
 import http.server

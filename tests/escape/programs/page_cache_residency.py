@@ -1,4 +1,4 @@
-# Property 46: which pages of shared files are in memory, and so what others have read, cannot be asked.
+# Property 46: a program cannot find out which pages of shared files are cached, and so what others have read.
 # expect: status=ok exit=0 stdout=held
 
 import ctypes

@@ -1,4 +1,4 @@
-# Property 60: os._exit does nothing any more; the program still ends, and not in our code.
+# Property 60: a program that replaces os._exit still ends, and not in Belljar's code.
 # expect: stdout=done status=failed exit=5
 # limits: wall_seconds=5
 

@@ -1,4 +1,4 @@
-# Property 60: functions that our own code calls at the end, replaced; the exit code still comes from the kernel.
+# Property 60: a program replaces functions that Belljar calls at the end; the exit code still comes from the kernel.
 # expect: status=failed exit=6 stdout=begun
 
 import atexit

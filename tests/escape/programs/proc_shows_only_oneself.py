@@ -1,4 +1,4 @@
-# Properties 16, 18 and 21: /proc has one's own processes and nothing of the kernel or the host.
+# Properties 16, 18 and 21: /proc shows only the program's own processes, nothing of the kernel or the host.
 # expect: status=ok exit=0 stdout=held
 
 import os

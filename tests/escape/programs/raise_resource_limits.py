@@ -1,4 +1,4 @@
-# Property 10: no limit can be raised, one's own or another's.
+# Property 10: a program can raise no limit, its own or another's.
 # expect: status=ok exit=0 stdout=held
 
 import resource

@@ -1,4 +1,4 @@
-# Property 23: no call reaches into another process, not even into one's own child.
+# Property 23: no call reaches into another process, not even a child.
 # expect: status=ok exit=0 stdout=held
 
 import ctypes

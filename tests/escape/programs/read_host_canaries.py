@@ -1,4 +1,4 @@
-# Property 12: files that anybody on the host may read are not there, by any path; nothing of theirs is mounted.
+# Property 12: files that any user of the host may read do not exist in the jail, by any path, and are not mounted.
 # expect: status=ok exit=0 stdout=held
 # give: canaries
 

@@ -1,4 +1,4 @@
-# Properties 23 and 25: nothing of the jail's init can be read.
+# Properties 23 and 25: a program can read nothing of its jail's init.
 # expect: status=ok exit=0 stdout=held
 
 import os

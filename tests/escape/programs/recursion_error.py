@@ -1,4 +1,4 @@
-# Property 27: the ordinary way to recurse too deeply.
+# Property 27: ordinary recursion that is too deep.
 # expect: status=failed exit=1 signal=None
 
 

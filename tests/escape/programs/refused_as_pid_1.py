@@ -1,4 +1,4 @@
-# Property 67: the program is not pid 1, whose signals mean something else.
+# Property 67: the program is not pid 1, for which signals work differently.
 # expect: status=crashed signal=SIGUSR1
 
 import os

@@ -1,4 +1,4 @@
-# Property 45: a route that the program before looked for is not there any more; a connected IPv6 socket leaves one.
+# Property 45: a route that the previous program looked up is gone; a connected IPv6 socket leaves one.
 # expect: status=ok exit=0 stdout=held
 # run: again
 

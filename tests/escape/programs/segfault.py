@@ -1,4 +1,4 @@
-# Property 27: a crash is a crash, and leaves no core file where the next program could find it.
+# Property 27: a crash is reported as such, and leaves no core file for the next program.
 # expect: status=crashed exit=None signal=SIGSEGV
 
 import ctypes

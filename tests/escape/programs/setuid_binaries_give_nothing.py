@@ -1,4 +1,4 @@
-# Property 7: every writable place is nosuid and nodev, and no setuid binary of the system works.
+# Property 7: every writable directory is nosuid and nodev, and no setuid binary of the system works.
 # expect: status=ok exit=0 stdout=held
 
 import glob

@@ -1,4 +1,4 @@
-# Property 41: abstract sockets of programs at the same time do not meet.
+# Property 41: concurrent programs cannot reach each other's abstract sockets.
 # expect: status=ok exit=0 stdout=held
 # run: beside
 

@@ -1,4 +1,4 @@
-# Properties 41 and 45: files in /work, /tmp and /dev/shm are nobody else's, nor are locks on them.
+# Properties 41 and 45: files in /work, /tmp and /dev/shm, and locks on them, are private to a program.
 # expect: status=ok exit=0 stdout=held
 # run: beside
 

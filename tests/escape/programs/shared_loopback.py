@@ -1,4 +1,4 @@
-# Property 41: two programs at the same time have two loopbacks.
+# Property 41: concurrent programs have separate loopbacks.
 # expect: status=ok exit=0 stdout=held
 # run: beside
 

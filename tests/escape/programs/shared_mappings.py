@@ -1,4 +1,4 @@
-# Property 63: no memory is shared with the process we were forked from, so nothing written here is seen there.
+# Property 63: a program shares no memory with the zygote, so the zygote sees nothing that it writes.
 # expect: status=ok exit=0 stdout=held
 
 shared = [line for line in open("/proc/self/maps") if line.split()[1][3] == "s" and "w" in line.split()[1]]

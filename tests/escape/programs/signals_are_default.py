@@ -1,4 +1,4 @@
-# Property 67: dispositions and mask are those of a fresh interpreter, no timer runs, no wake-up descriptor is set.
+# Property 67: signal handlers and mask are those of a new interpreter; no timer runs, no wake-up descriptor is set.
 # expect: status=ok exit=0 stdout=held
 
 import signal

@@ -1,4 +1,4 @@
-# Property 32: unix and internet sockets only; nothing that leads to the hypervisor, the kernel or the wire.
+# Property 32: only unix and internet sockets; none that reaches the hypervisor, the kernel or the network card.
 # expect: status=ok exit=0 stdout=held
 
 import errno

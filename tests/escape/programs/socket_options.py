@@ -1,5 +1,5 @@
-# Property 32: no option leads to netfilter, to IPsec, to a compiler in the kernel, to its TLS or to tunnels; and none that
-# needs a capability is even looked at.
+# Property 32: no option reaches netfilter, IPsec, the kernel's BPF compiler, its TLS or tunnels; and none that
+# requires a capability reaches the kernel's code for it.
 # expect: status=ok exit=0 stdout=held
 
 import errno

@@ -1,4 +1,4 @@
-# Properties 45 and 54: the directories that a program may write to are not its own; what they are cannot be changed.
+# Properties 45 and 54: a program does not own its writable directories and cannot change their attributes.
 # expect: status=ok exit=0 stdout=held
 # run: again
 # needs: root

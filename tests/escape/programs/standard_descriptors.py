@@ -1,4 +1,4 @@
-# Property 37: 0, 1 and 2 are /dev/null and two pipes, and no ioctl on them reaches further.
+# Property 37: 0, 1 and 2 are /dev/null and two pipes, and no ioctl on them reaches anything else.
 # expect: status=ok exit=0 stdout=held
 
 import fcntl

@@ -1,4 +1,4 @@
-# Property 45: no file, module, cache, setting or patched function of the program before is there.
+# Property 45: no file, module, cache, setting or patched function of the previous program exists.
 # expect: status=ok exit=0 stdout=held
 # run: again
 

@@ -1,4 +1,4 @@
-# Property 64: a standard output that fights back does not reach our code.
+# Property 64: a hostile standard output object does not reach Belljar's code.
 # expect: status=ok exit=0 stdout=begun
 
 import sys

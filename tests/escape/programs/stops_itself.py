@@ -1,4 +1,4 @@
-# Property 51: a stopped program does not stop the clock.
+# Property 51: the clock keeps running for a stopped program.
 # expect: status=timed_out
 # limits: wall_seconds=0.3
 

@@ -1,4 +1,4 @@
-# Properties 61 and 72: an interpreter started from inside finds nothing of ours, though our places are named in its way.
+# Properties 61 and 72: an interpreter started by the program finds nothing of Belljar, though its import path names it.
 # expect: status=ok exit=0 stdout=held
 
 import os

@@ -1,4 +1,4 @@
-# Property 17: neither sysfs nor any cgroup file is there.
+# Property 17: neither sysfs nor any cgroup file exists.
 # expect: status=ok exit=0 stdout=held
 
 import os

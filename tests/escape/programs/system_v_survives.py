@@ -1,4 +1,4 @@
-# Property 43: System V objects of the program before are gone; message queues are refused.
+# Property 43: System V objects of the previous program are gone; message queues are refused.
 # expect: status=ok exit=0 stdout=held
 # run: again
 

@@ -1,4 +1,4 @@
-# Property 33: closed namespaces and clone3 break nothing that programs use.
+# Property 33: refused namespaces and clone3 break nothing that programs use.
 # expect: status=ok exit=0 stdout="[0, 1, 4, 9] [0, 1, 4, 9] hello 3"
 
 import asyncio

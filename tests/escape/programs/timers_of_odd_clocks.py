@@ -1,4 +1,4 @@
-# Property 32: no timer runs on a clock of CPU time (CVE-2025-38352), nor on one that wakes the machine.
+# Property 32: no timer works on a clock of CPU time (CVE-2025-38352), or on one that wakes the machine.
 # expect: status=ok exit=0 stdout=held
 
 import ctypes

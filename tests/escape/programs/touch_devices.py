@@ -1,4 +1,4 @@
-# Property 15: the device nodes are the host's own; not even their times can be changed.
+# Property 15: the device nodes are the host's own; a program cannot even change their times.
 # expect: status=ok exit=0 stdout=held
 
 import os

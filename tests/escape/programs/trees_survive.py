@@ -1,4 +1,4 @@
-# Property 45: what cannot be emptied by looking at it, and a program that is no file any more, are gone in the next run.
+# Property 45: trees that are hard to delete, and a deleted running program, are gone in the next run.
 # expect: status=ok exit=0 stdout=held
 # run: again
 

@@ -1,4 +1,4 @@
-# Property 35: there is no terminal, none can be made, and nothing can be typed into one.
+# Property 35: no terminal exists, none can be created, and no input can be injected into one.
 # expect: status=ok exit=0 stdout=held
 
 import fcntl

@@ -1,4 +1,4 @@
-# Property 45: a socket that only its own messages hold is cleared away by the kernel a little later; not into the next run.
+# Property 45: the kernel removes a socket that only its own messages refer to later; it does not reach the next run.
 # expect: status=ok exit=0 stdout=held
 # run: again
 

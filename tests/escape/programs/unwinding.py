@@ -1,4 +1,4 @@
-# Property 64: exceptions that are meant to unwind past the program find nothing of ours to unwind.
+# Property 64: exceptions that unwind past the program find no frame of Belljar.
 # expect: status=failed exit=1
 
 import sys

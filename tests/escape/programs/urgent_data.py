@@ -1,4 +1,4 @@
-# Property 32: no urgent data is sent, over no kind of socket (CVE-2025-38236).
+# Property 32: no kind of socket can send urgent data (CVE-2025-38236).
 # expect: status=ok exit=0 stdout=held
 
 import ctypes

@@ -1,4 +1,4 @@
-# Property 51: a parent that waits in vfork for a stopped child is ended all the same.
+# Property 51: a parent that waits in vfork for a stopped child is killed, too.
 # expect: status=timed_out
 # limits: wall_seconds=0.5
 

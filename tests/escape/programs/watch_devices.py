@@ -1,4 +1,4 @@
-# Property 46: a program cannot count writes of neighbours to /dev/null: nodes are its own, or cannot be watched.
+# Property 46: a program cannot count writes of others to /dev/null: nodes are its own, or cannot be watched.
 # expect: status=ok exit=0 stdout=held
 # run: beside
 

@@ -1,4 +1,4 @@
-# Property 46: nobody learns which shared files others open: not by inotify, dnotify or fanotify.
+# Property 46: a program cannot see which shared files others open: not by inotify, dnotify or fanotify.
 # expect: status=ok exit=0 stdout=held
 
 import ctypes

@@ -1,4 +1,4 @@
-# Property 11: everything but three directories is read-only, whatever the permission bits say.
+# Property 11: everything but three directories is read-only, whatever the permission bits.
 # expect: status=ok exit=0 stdout=held
 
 import os

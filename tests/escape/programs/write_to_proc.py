@@ -1,4 +1,4 @@
-# Property 16: nothing in /proc can be written that changes how the kernel treats a process.
+# Property 16: a program can write nothing in /proc that changes how the kernel treats a process.
 # expect: status=ok exit=0 stdout=held
 
 import os

@@ -1,4 +1,4 @@
-# Property 30: the x32 numbers are closed.
+# Property 30: x32 call numbers are refused.
 # expect: status=denied exit=None signal=SIGSYS
 
 import ctypes

@@ -1,4 +1,4 @@
-# Property 26: children that nobody waited for do not stay, nor do those of a dead parent.
+# Property 26: children without a waiting parent do not stay, nor do those of a dead parent.
 # expect: status=ok exit=0 stdout=held
 # limits: processes=16
 

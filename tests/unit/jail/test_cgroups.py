@@ -27,7 +27,7 @@ MIB = 1024 * 1024
 CONTROLLERS = {"memory", "pids", "cpuacct"}
 
 
-# ---- for real
+# ---- real cgroups
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def unique_name() -> str:
 
 
 def join(jail: JailCgroup, code: str) -> subprocess.Popen[bytes]:
-    """A process that puts itself into the jail's cgroups, as a guest does, and then runs `code`."""
+    """Start a process that joins the jail's cgroups, as a guest does, and then runs `code`."""
     enter = f"import os\nfor file in {jail.join_files}: os.write(file, b'0')\n"
     return subprocess.Popen([sys.executable, "-c", enter + code], pass_fds=jail.join_files, stderr=subprocess.DEVNULL)
 
@@ -68,7 +68,7 @@ def test_every_controller_is_found_once() -> None:
     assert sorted(name for name in held if name != "cpu") == sorted(CONTROLLERS)
 
 
-def test_a_cell_is_empty_before_and_after_whoever_joins(jail: JailCgroup) -> None:
+def test_a_cgroup_is_empty_before_and_after_a_process_joins(jail: JailCgroup) -> None:
     jail.limit(64 * MIB, 8)
     assert jail.is_empty()
     with join(jail, "import signal; signal.pause()") as process:
@@ -77,7 +77,7 @@ def test_a_cell_is_empty_before_and_after_whoever_joins(jail: JailCgroup) -> Non
     wait_until(jail.is_empty)
 
 
-def test_a_zombie_is_not_nobody(jail: JailCgroup) -> None:
+def test_a_cgroup_with_a_zombie_is_not_empty(jail: JailCgroup) -> None:
     process = join(jail, "pass")
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     assert not jail.is_empty()
@@ -85,14 +85,16 @@ def test_a_zombie_is_not_nobody(jail: JailCgroup) -> None:
     wait_until(jail.is_empty)
 
 
-def test_memory_over_the_limit_is_counted_as_a_kill_and_told(jail: JailCgroup) -> None:
+def test_memory_over_the_limit_is_counted_as_a_kill_and_reported(jail: JailCgroup) -> None:
     jail.limit(48 * MIB, 8)
     jail.begin()
     with join(jail, "kept = bytearray(b'x') * (200 << 20)") as process:
         assert process.wait(60) == -signal.SIGKILL
-    assert jail.oom_kills() == 1 or (jail.oom_event is None and jail.oom_kills() == 2)  # version 2: who is first, twice
+    assert jail.oom_kills() == 1 or (
+        jail.oom_event is None and jail.oom_kills() == 2
+    )  # version 2: one is counted twice
     assert 40 * MIB <= jail.memory_peak_bytes() <= 48 * MIB
-    if jail.oom_event is not None:  # version 1 tells, since it ends one process of several only
+    if jail.oom_event is not None:  # version 1 reports it, because it kills only one of several processes
         assert select.select([jail.oom_event], [], [], 20)[0]
 
 
@@ -102,13 +104,13 @@ def test_a_child_ended_for_memory_is_counted_while_its_parent_lives(jail: JailCg
     code = "if os.fork() == 0: kept = bytearray(b'x') * (200 << 20)\nos.wait()\nimport signal; signal.pause()"
     with join(jail, code) as process:
         wait_until(lambda: jail.oom_kills() > 0)
-        assert jail.oom_kills() == 1 or jail.oom_event is None  # version 2 ends everybody in it
+        assert jail.oom_kills() == 1 or jail.oom_event is None  # version 2 kills all processes
         if jail.oom_event is not None:
             assert process.poll() is None
         process.kill()
 
 
-def test_counting_starts_anew(jail: JailCgroup) -> None:
+def test_counters_are_reset(jail: JailCgroup) -> None:
     jail.limit(48 * MIB, 8)
     jail.begin()
     with join(jail, "kept = bytearray(b'x') * (200 << 20)"):
@@ -117,7 +119,7 @@ def test_counting_starts_anew(jail: JailCgroup) -> None:
     jail.begin()
     assert jail.oom_kills() == 0
     assert jail.cpu_seconds() < 0.01
-    assert jail.memory_peak_bytes() < 40 * MIB or not jail.is_pristine()  # where it cannot, the cgroup is given up
+    assert jail.memory_peak_bytes() < 40 * MIB or not jail.is_pristine()  # without a reset it is not reused
 
 
 @pytest.mark.parametrize("first", [32, 256], ids=["raised", "lowered"])
@@ -160,7 +162,7 @@ def test_cpu_of_all_processes_is_counted(jail: JailCgroup) -> None:
     wait_until(lambda: jail.cpu_seconds() >= 0.6)
 
 
-def test_a_closed_cell_leaves_no_descriptor(ours: Cgroups) -> None:
+def test_a_closed_cgroup_leaves_no_descriptor(ours: Cgroups) -> None:
     jail = ours.jail(1)
     jail.limit(64 * MIB, 4)
     jail.begin()
@@ -169,7 +171,7 @@ def test_a_closed_cell_leaves_no_descriptor(ours: Cgroups) -> None:
     assert open_below(ours) == []
 
 
-def test_closing_ends_whoever_is_left_and_removes_everything(ours: Cgroups) -> None:
+def test_closing_kills_remaining_processes_and_removes_everything(ours: Cgroups) -> None:
     jail = ours.jail(2)
     process = join(jail, "os.fork(); import signal; signal.pause()")
     wait_until(lambda: not jail.is_empty())
@@ -179,7 +181,7 @@ def test_closing_ends_whoever_is_left_and_removes_everything(ours: Cgroups) -> N
     assert not any(Path(directory).exists() for _, directory in ours.directories)
 
 
-def test_what_a_dead_instance_has_left_is_removed_by_the_next(tmp_path: Path) -> None:
+def test_cgroups_of_a_dead_instance_are_removed_by_the_next(tmp_path: Path) -> None:
     crashed = """
 import os, subprocess, sys
 from pathlib import Path
@@ -230,22 +232,22 @@ def test_two_instances_never_share_anything(tmp_path: Path) -> None:
         pytest.param(b"\xff" * 5000, id="not_text"),
     ],
 )
-def test_a_spoiled_note_of_an_earlier_instance_stops_nobody(tmp_path: Path, note: bytes) -> None:
+def test_a_damaged_note_of_an_earlier_instance_does_no_harm(tmp_path: Path, note: bytes) -> None:
     (tmp_path / "slot-0.lock").write_bytes(note)
     instance.reserve(tmp_path, 3_000_000_000).close()
 
 
 def open_below(ours: Cgroups) -> list[str]:
-    """Files of our cgroups that this process has open."""
+    """Return the cgroup files that this process has open."""
     found = []
     for descriptor in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):  # the one that listed them, or closed meanwhile
+        with contextlib.suppress(OSError):  # the descriptor of the listing, or closed meanwhile
             found.append(str(descriptor.readlink()))
     return [path for path in found for _, directory in ours.directories if path.startswith(f"{directory}/")]
 
 
 def kill_all(jail: JailCgroup) -> None:
-    """End everyone in the jail; as its file names are ours to read only, by way of its first join file."""
+    """Kill all processes in the jail, whose path is found through its first join file."""
     procs = Path(os.readlink(f"/proc/self/fd/{jail.join_files[0]}"))
     while not jail.is_empty():
         for pid in procs.read_text().split():
@@ -260,7 +262,7 @@ def kill_all(jail: JailCgroup) -> None:
 
 
 class Kernel:
-    """Answers with tables of our making; cgroup file systems are ordinary directories."""
+    """A fake of the kernel's tables; its cgroup file systems are ordinary directories."""
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.root = root
@@ -276,7 +278,7 @@ class Kernel:
         return open(path, *arguments, **named)
 
     def mount_version_1(self, options: str, inner: str = "/", mount_root: str = "/") -> Path:
-        """A hierarchy with these controllers in which our own cgroup is `inner`."""
+        """Add a hierarchy with these controllers, in which this process's cgroup is `inner`."""
         place = self.root / options.replace(",", "_")
         number = len(self.own) + 1
         self.mounts.append(f"{30 + number} 22 0:{number} {mount_root} {place} rw shared:9 - cgroup cgroup rw,{options}")
@@ -285,7 +287,7 @@ class Kernel:
         return place
 
     def mount_version_2(self, controllers: str, inner: str = "/", mount_root: str = "/") -> Path:
-        """The unified hierarchy, where our own cgroup is offered these controllers."""
+        """Add the unified hierarchy, in which this process's cgroup has these controllers."""
         place = self.root / "unified"
         self.mounts.append(f"40 22 0:40 {mount_root} {place} rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate")
         self.own.append(f"0::{inner}")
@@ -303,7 +305,7 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kernel:
 
 
 def found() -> dict[str, tuple[int, str]]:
-    """Where each controller is: version and path."""
+    """Return version and path of each controller."""
     return {name: (each.version, each.path) for each in find_hierarchies() for name in each.controllers}
 
 
@@ -317,7 +319,7 @@ def test_pure_version_1(kernel: Kernel) -> None:
     }
 
 
-def test_the_cpu_controller_is_joined_where_it_is_apart(kernel: Kernel) -> None:
+def test_a_separate_cpu_controller_is_joined(kernel: Kernel) -> None:
     for name in CONTROLLERS:
         kernel.mount_version_1(name)
     place = kernel.mount_version_1("cpu", inner="/")
@@ -363,7 +365,7 @@ def test_in_a_container_the_mount_shows_only_our_part(kernel: Kernel) -> None:
     assert seen["cpuacct"] == (1, str(kernel.root / "cpuacct"))
 
 
-def test_a_name_that_only_begins_alike_is_another_cgroup(kernel: Kernel) -> None:
+def test_a_name_with_the_same_prefix_is_another_cgroup(kernel: Kernel) -> None:
     kernel.mount_version_1("memory", inner="/docker/abcdef", mount_root="/docker/abc")
     kernel.mount_version_1("pids")
     kernel.mount_version_1("cpuacct")
@@ -411,7 +413,7 @@ FILES_OF_VERSION_2 = {
 
 @pytest.fixture
 def unified(kernel: Kernel) -> tuple[Cgroups, Path]:
-    """Our directories in a version 2 hierarchy, with the files the kernel would put into a jail."""
+    """Directories in a version 2 hierarchy, with the files that the kernel would create in a jail's cgroup."""
     own = kernel.mount_version_2("cpu memory pids", inner="/system.slice/belljar.service")
     groups = Cgroups(find_hierarchies(), "belljar/instance-1")
     groups.open()
@@ -422,13 +424,13 @@ def unified(kernel: Kernel) -> tuple[Cgroups, Path]:
     return groups, directory
 
 
-def test_version_2_hands_its_controllers_down(unified: tuple[Cgroups, Path]) -> None:
+def test_version_2_enables_its_controllers_below(unified: tuple[Cgroups, Path]) -> None:
     _, directory = unified
     for level in (directory.parent, directory.parent.parent, directory.parent.parent.parent):
         assert set((level / "cgroup.subtree_control").read_text().split()) == {"+cpu", "+memory", "+pids"}
 
 
-def test_version_2_limits_memory_without_swap_and_ends_all_at_once(unified: tuple[Cgroups, Path]) -> None:
+def test_version_2_limits_memory_without_swap_and_kills_all_at_once(unified: tuple[Cgroups, Path]) -> None:
     groups, directory = unified
     jail = groups.jail(0)
     jail.limit(64 * MIB, 12)
@@ -464,7 +466,7 @@ def test_version_2_before_cgroup_kill_goes_by_the_pid_namespace(unified: tuple[C
 
 
 def test_version_2_before_memory_peak_still_works(unified: tuple[Cgroups, Path]) -> None:
-    """Linux before 5.19 does not count it."""
+    """Linux before 5.19 has no memory.peak."""
     groups, directory = unified
     (directory / "memory.peak").unlink()
     jail = groups.jail(0)
@@ -473,8 +475,8 @@ def test_version_2_before_memory_peak_still_works(unified: tuple[Cgroups, Path])
     jail.close()
 
 
-def test_version_2_steps_aside_for_its_own_children(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cgroup with processes in it hands nothing down: they move to a leaf first."""
+def test_version_2_moves_its_processes_to_a_leaf(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cgroup with processes cannot enable controllers for its children."""
     own = kernel.mount_version_2("cpu memory pids", inner="/user.slice/shell.scope")
     (own / "cgroup.procs").write_text("41\n42\n")
     moved: list[str] = []
@@ -492,12 +494,12 @@ def test_version_2_steps_aside_for_its_own_children(kernel: Kernel, monkeypatch:
     assert moved == ["41 to belljar-host", "42 to belljar-host"]
 
 
-def test_version_2_steps_aside_only_once(kernel: Kernel) -> None:
-    """Whoever is started from a shell that has been moved finds himself in the leaf, and must not nest another."""
+def test_version_2_moves_its_processes_only_once(kernel: Kernel) -> None:
+    """A process started from a shell that was moved is already in the leaf, and must not create another one in it."""
     leaf = kernel.mount_version_2("cpu memory pids", inner="/user.slice/belljar-host")
     (leaf.parent / "cgroup.controllers").write_text("cpu memory pids\n")
     assert {path for _, path in found().values()} == {str(leaf.parent)}
 
 
-def test_removing_what_is_not_there_is_no_error(tmp_path: Path) -> None:
+def test_removing_a_missing_cgroup_is_no_error(tmp_path: Path) -> None:
     remove_trees([str(tmp_path / "gone")], deadline_seconds=1.0)

@@ -1,6 +1,6 @@
-"""No core dump leaves a jail, whatever kernel.core_pattern says: the pattern is set to a handler of the test's own.
+"""No core dump leaves a jail, whatever kernel.core_pattern says; the tests set it to a handler of their own.
 
-These tests change a setting of the whole machine, so they run alone and as root, and put back what was there.
+They change a setting of the whole machine, so they run alone and as root, and restore it afterwards.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _DEADLINE_SECONDS = 30.0
 _X86 = platform.machine() == "x86_64"
 _SETRLIMIT, _PRLIMIT64 = (160, 302) if _X86 else (164, 261)
 
-#: Before a program crashes: what might start the handler again.
+#: What a program may do before it crashes to get the handler started.
 TRICKS = {
     "nothing": "",
     "limit_0": "resource.setrlimit(resource.RLIMIT_CORE, (0, 0))",
@@ -65,7 +65,7 @@ class Handler:
         self._log.touch()
 
     def calls(self, first_uid: int, uids: int = 64 * policy.UIDS_PER_INSTANCE, name: str = "") -> list[str]:
-        """What it was started for, by processes of these uids and this name (or any)."""
+        """Return the crashes that started the handler, of processes with these uids and this name (or any)."""
         lines = self._log.read_text().splitlines()
         return [line for line in lines if int(line.split()[0]) - first_uid in range(uids) and name in line]
 
@@ -83,7 +83,7 @@ def core_pattern(pattern: str) -> Iterator[None]:
 
 
 def _set(settings: dict[str, str]) -> None:
-    """From the first mount namespace: in any other the kernel refuses a pattern that names a socket."""
+    """Write the pattern in the initial mount namespace; in others the kernel refuses a pattern that names a socket."""
     child = os.fork()
     if child == 0:
         try:
@@ -97,12 +97,12 @@ def _set(settings: dict[str, str]) -> None:
 
 
 def crash_outside(limit: int) -> int:
-    """Crash a process that is in no jail; its wait status."""
+    """Crash a process outside any jail; return its wait status."""
     child = os.fork()
     if child == 0:
         try:
             resource.setrlimit(resource.RLIMIT_CORE, (limit, limit))
-            syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)  # which a process is no more once a thread took on another uid
+            syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)  # reset, because a thread may have taken on another uid
             signal.signal(signal.SIGSEGV, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGSEGV)
         finally:
@@ -119,7 +119,7 @@ def _as_root() -> None:
 
 @pytest.fixture
 def handler() -> Iterator[Handler]:
-    """Named by kernel.core_pattern, and proven to be started by a crash outside: so its silence means something."""
+    """A handler in kernel.core_pattern that a crash outside the jail has started, which proves that it works."""
     directory = Path(tempfile.mkdtemp(prefix="belljar-cores-"))
     directory.chmod(0o755)
     try:
@@ -161,7 +161,7 @@ def test_no_signal_starts_a_handler(box: belljar.Sandbox, settings: Settings, ha
 def test_crash_in_another_language_starts_no_handler(
     box: belljar.Sandbox, settings: Settings, handler: Handler, language: str, code: str
 ) -> None:
-    for _ in range(2):  # the second one meets a process that was waiting
+    for _ in range(2):  # the second run uses a process that was waiting
         outcome = box.run(code, language=language)
         assert (outcome.status, outcome.signal) == ("crashed", "SIGSEGV"), outcome.stderr
     assert_silent(handler, settings)
@@ -190,7 +190,7 @@ def test_crash_of_a_plain_users_program_starts_no_handler(plain_box: Any, plain_
 
 
 def test_every_process_of_a_sandbox_has_the_limit(box: belljar.Sandbox, host: Any) -> None:
-    """Keeper, warden, zygotes, jail_inits, guests: whatever a program could make crash."""
+    """Keeper, warden, zygotes, jail_inits, guests: every process that a program could make crash."""
     with box.session() as session:
         assert session.run("1").ok
         assert box.run("console.log(1)", language="js").ok
@@ -201,7 +201,7 @@ def test_every_process_of_a_sandbox_has_the_limit(box: belljar.Sandbox, host: An
 
 
 def core_limit(pid: int) -> tuple[str, str, int] | None:
-    """Soft and hard limit, and the filter of what would be dumped; None if the process has ended meanwhile."""
+    """Return soft and hard limit and the coredump_filter; None if the process has ended."""
     try:
         lines = Path(f"/proc/{pid}/limits").read_text().splitlines()
         filter_bits = int(Path(f"/proc/{pid}/coredump_filter").read_text() or "0", 16)
@@ -235,7 +235,7 @@ def _dump_of(listening: socket.socket, crash: Callable[[], object]) -> bytes:
     reason="core_pattern knows no sockets here",
 )
 def test_listener_for_core_dumps_gets_no_memory(box: belljar.Sandbox) -> None:
-    """The kernel connects whatever the limit is; then registers, and names of mapped files, are all it has to give."""
+    """The kernel connects to a socket whatever the limit is; it may only send registers and names of mapped files."""
     directory = Path(tempfile.mkdtemp(prefix="belljar-cores-"))
     seed = secrets.randbits(64)
     secret = random.Random(seed).randbytes(1 << 18)
@@ -251,7 +251,7 @@ def test_listener_for_core_dumps_gets_no_memory(box: belljar.Sandbox) -> None:
         assert len(control) > 1 << 20, "a dump with memory"
         assert dump.startswith(b"\x7fELF")
         assert len(dump) < 1 << 19
-        pieces = [secret[start : start + 4096] for start in range(0, len(secret), 4096)]  # no register holds as much
+        pieces = [secret[start : start + 4096] for start in range(0, len(secret), 4096)]  # longer than any register
         assert not any(piece in dump for piece in pieces)
     finally:
         shutil.rmtree(directory)

@@ -1,4 +1,4 @@
-"""CPython's own tests behind the walls: the quickest of those that `make cpython` runs."""
+"""CPython's own tests in a jail: the fastest of those that `make cpython` runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The host touches a program's files with the program's rights, and beneath a program's own directories only."""
+"""The host touches a program's files with the program's rights, and only below the program's own directories."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ import pytest
 from belljar.backends.local.run import artifacts
 from belljar.jail import file_access, live_files, syscalls, workdir
 
-OWNER = 1_999_999_999  # nobody's
+OWNER = 1_999_999_999  # an unused uid
 OTHER = OWNER - 1
 
 
 @pytest.fixture
 def work() -> Iterator[int]:
-    """A directory as a program has it, with a file of its own and one of root's, by its descriptor."""
+    """The descriptor of a directory like a program's, with a file of the program and one of root."""
     with tempfile.TemporaryDirectory() as path:
         os.chmod(path, 0o1777)
         for name, uid, mode in (("own", OWNER, 0o600), ("root's", 0, 0o600), ("group's", 0, 0o640)):
@@ -38,7 +38,7 @@ def work() -> Iterator[int]:
 
 @contextlib.contextmanager
 def mounted(options: str, *names: str) -> Iterator[Path]:
-    """One tmpfs for each name, in a directory that is removed in the end."""
+    """Mount a tmpfs for each name, in a directory that is removed at the end."""
     with tempfile.TemporaryDirectory() as path, contextlib.ExitStack() as undone:
         for name in names:
             Path(path, name).mkdir()
@@ -48,7 +48,7 @@ def mounted(options: str, *names: str) -> Iterator[Path]:
 
 
 def rights() -> tuple[object, ...]:
-    """Those of this thread."""
+    """Return the ids of this thread."""
     status = Path("/proc/thread-self/status").read_text().splitlines()
     return tuple(line for line in status if line.startswith(("Uid", "Gid", "Groups", "CapEff")))
 
@@ -103,7 +103,7 @@ def test_groups_of_the_server_open_nothing(work: int) -> None:
         pytest.param("syscalls.prctl(28, 1 << 2)  # capabilities stay when a uid changes", id="secure_bits"),
     ],
 )
-def test_who_cannot_take_on_the_programs_rights_does_nothing(spoil: str) -> None:
+def test_a_thread_that_cannot_take_on_the_programs_rights_does_nothing(spoil: str) -> None:
     code = f"""
 from belljar.jail import file_access, syscalls
 {spoil}
@@ -120,7 +120,7 @@ print(file_access._current("setfsuid"), file_access._current("setfsgid"))
 
 
 @pytest.mark.parametrize("name", ["root's", "group's"])
-def test_what_the_program_may_not_touch_the_host_does_not(work: int, name: str) -> None:
+def test_the_host_does_not_touch_what_the_program_may_not(work: int, name: str) -> None:
     async def attempt() -> None:
         with pytest.raises(live_files.NotThere):
             await artifacts.on_thread(work, OWNER, live_files.read, name, 100)

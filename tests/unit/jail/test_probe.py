@@ -1,4 +1,4 @@
-"""The probe: it finds the walls that are there, misses those that are not, and leaves nothing behind."""
+"""The probe finds out which walls work and which are missing, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def children_here() -> str:
 
 @pytest.fixture(scope="module")
 def answer() -> dict[str, Any]:
-    """What the probe says, with a check that asking changes nothing."""
+    """The result of the probe, with a check that probing changes nothing."""
     before = mounts_here(), children_here()
     found = probe.run(UID_BASE, CGROUP_PARENT)
     assert (mounts_here(), children_here()) == before
@@ -50,11 +50,11 @@ def answer() -> dict[str, Any]:
 @pytest.mark.skipif(
     os.geteuid() != 0, reason="a plain user lacks two walls; tests/unit/frontends/cli/test_cli.py looks at that"
 )
-def test_every_wall_stands_here(answer: dict[str, Any]) -> None:
+def test_every_wall_holds_on_this_machine(answer: dict[str, Any]) -> None:
     assert [row for row in answer["walls"] if row["state"] != "ok"] == []
 
 
-def test_every_row_says_what_it_saw_and_means(answer: dict[str, Any]) -> None:
+def test_every_row_says_what_was_seen_and_what_it_means(answer: dict[str, Any]) -> None:
     assert len({row["name"] for row in answer["walls"]}) == len(answer["walls"]) > 20
     for row in answer["walls"]:
         assert row["seen"]
@@ -80,8 +80,8 @@ def test_uids_that_are_in_use_are_refused() -> None:
     assert rows["uid"]["fix"] == "choose another jail.uid_base"
 
 
-def test_a_machine_without_user_namespaces_is_found_out(sources: Path) -> None:
-    """Inside a user namespace their number can be set to none, for that one alone."""
+def test_a_machine_without_user_namespaces_is_detected(sources: Path) -> None:
+    """Inside a user namespace, the maximum number of further ones can be set to 0."""
     script = 'echo 0 > /proc/sys/user/max_user_namespaces && exec "$@"'
     command = [sys.executable, "-c", RUN_PROBE, str(sources), str(UID_BASE), CGROUP_PARENT]
     probed = subprocess.run(

@@ -1,7 +1,7 @@
-"""The seccomp policy, judged three ways: by golden files, by a simulator, by the kernel.
+"""The seccomp policy, checked in three ways: by golden files, by a simulator, by the kernel.
 
 The golden files list every number and its verdict, so that a change of policy shows in
-review as a change of one line. After such a change, write them anew and read the diff:
+review as a change of one line. After such a change, regenerate them and read the diff:
 
     REGENERATE=1 python -m pytest tests/unit/jail/test_seccomp.py -k golden
 """
@@ -43,7 +43,7 @@ ARCHITECTURES = {
 }
 
 
-# --- A second opinion on classic BPF -------------------------------------------------------
+# --- A simulator of classic BPF ------------------------------------------------------------
 
 
 class Instruction(NamedTuple):
@@ -72,7 +72,7 @@ def instructions(program: bytes) -> list[Instruction]:
 
 
 def judge(program: bytes, architecture: int, number: int, arguments: tuple[int, ...] = ()) -> Judgement:
-    """Run the program on one call, as the kernel's documentation of classic BPF says."""
+    """Run the program on one call, as the kernel's documentation of classic BPF specifies."""
     padded = [argument & 0xFFFFFFFFFFFFFFFF for argument in arguments] + [0] * (6 - len(arguments))
     seen = struct.pack("<IIQ6Q", number, architecture, 0x7F0000001000, *padded)
     code = instructions(program)
@@ -98,7 +98,7 @@ def judge(program: bytes, architecture: int, number: int, arguments: tuple[int, 
 
 
 def word(value: int) -> str:
-    """The verdict as golden files spell it."""
+    """Return the verdict as it is written in golden files."""
     action, number = value & 0xFFFF0000, value & 0xFFFF
     if action == 0x7FFF0000:
         return "allow"
@@ -111,7 +111,7 @@ def word(value: int) -> str:
 
 
 def errno_name(number: int) -> str:
-    """The name of an errno; 95 has two, and Pythons differ in which they prefer."""
+    """Return the name of an errno; 95 has two, and versions of Python prefer different ones."""
     return "EOPNOTSUPP" if number == errno.EOPNOTSUPP else errno.errorcode.get(number, str(number))
 
 
@@ -135,7 +135,7 @@ class Case(NamedTuple):
 
 TTY = 0
 
-# By level and option, for setting and getting.
+# Verdicts for setting and getting, by level and option.
 SOCKET_OPTIONS: dict[str, dict[str, tuple[int, int]]] = {
     "allow": {
         "reuse_address": (1, 2),
@@ -578,12 +578,11 @@ def test_verdicts_match_the_golden_file(machine: str) -> None:
     assert actual == golden_path(machine).read_text().splitlines()
 
 
-# The golden file can be written anew in a hurry; these cannot.
-# --- The same policy in two parts ----------------------------------------------------------
+# --- The same policy in two parts: unlike a golden file, these tests cannot be regenerated --
 
 
 def stricter(first: int, second: int) -> int:
-    """What the kernel makes of two filters' answers: the action that allows less, KILL being a negative number."""
+    """Combine the verdicts of two filters as the kernel does: the stricter one wins; KILL is a negative number."""
     return min(first, second, key=lambda value: struct.unpack("=i", struct.pack("=I", value & 0xFFFF0000))[0])
 
 
@@ -648,7 +647,7 @@ def test_a_session_differs_only_in_what_branching_needs(machine: str) -> None:
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_nothing_is_asked_when_a_session_is_opened(machine: str) -> None:
+def test_opening_a_session_never_asks_the_supervisor(machine: str) -> None:
     entrance, native = seccomp.compile_entrance(machine, branches=True), ARCHITECTURES[machine]
     for joined in (0x20000000, 0x40020000, 0x48020000):  # as `jail/enter.py` does
         found = judge(entrance, native, seccomp.SYSCALLS[machine]["setns"], (5, joined)).value
@@ -656,7 +655,7 @@ def test_nothing_is_asked_when_a_session_is_opened(machine: str) -> None:
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_without_devices_of_its_own_a_jail_can_watch_nothing(machine: str) -> None:
+def test_a_jail_without_its_own_devices_has_no_inotify(machine: str) -> None:
     native, numbers = ARCHITECTURES[machine], seccomp.SYSCALLS[machine]
     pairs = [
         (PROGRAMS[machine], seccomp.compile_filter(machine, can_watch=False)),
@@ -744,7 +743,7 @@ def read_header(*candidates: str) -> str:
 def test_numbers_agree_with_the_kernel_headers(machine: str, header_numbers: Callable[[], dict[str, int]]) -> None:
     ours, theirs = seccomp.SYSCALLS[machine], header_numbers()
     newest = min(max(ours.values()), max(theirs.values()))
-    added_in_old_gaps = {"uretprobe", "uprobe"}  # 6.11 and 6.18, below numbers long given
+    added_in_old_gaps = {"uretprobe", "uprobe"}  # 6.11 and 6.18, with numbers below older ones
     assert {name: number for name, number in theirs.items() if number <= newest} == {
         name: number
         for name, number in ours.items()
@@ -770,7 +769,7 @@ def test_program_would_pass_the_checks_of_the_kernel(machine: str) -> None:
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_first_look_is_at_the_architecture(machine: str) -> None:
+def test_architecture_is_checked_first(machine: str) -> None:
     load, compare = instructions(PROGRAMS[machine])[:2]
     assert (load.code, load.operand) == (0x20, 4)
     assert compare.operand == ARCHITECTURES[machine]
@@ -797,7 +796,7 @@ HOT_CALLS = """
 
 @pytest.mark.parametrize("machine", MACHINES)
 def test_hot_calls_are_allowed_whatever_their_arguments(machine: str) -> None:
-    """Only for such calls does the kernel skip the program."""
+    """The kernel skips the filter only for such calls."""
     parts = [PROGRAMS[machine], seccomp.compile_entrance(machine), seccomp.compile_closing(machine)]
     for name in HOT_CALLS.split():
         if name in seccomp.SYSCALLS[machine]:
@@ -817,9 +816,9 @@ NATIVE = platform.machine()
 needs_kernel = pytest.mark.skipif(
     sys.platform != "linux" or NATIVE not in MACHINES, reason="the filter needs Linux on a machine it knows"
 )
-# The kernel lets these two pass before any filter runs: it plants them itself, for tracing.
+# The kernel allows these two before any filter runs: it inserts them itself, for tracing.
 NOT_FILTERED_BY_THE_KERNEL = {"uretprobe", "uprobe"}
-JUDGED_BY_THE_MARK = {"preadv2"}  # its rule is on the argument that carries our mark; an escape program tries it
+JUDGED_BY_THE_MARK = {"preadv2"}  # its rule is on the argument that carries the mark; an escape program tests it
 NOBODY = 65534
 
 
@@ -839,7 +838,7 @@ def install(program: bytes) -> None:
 
 
 def raw_errno(libc: ctypes.CDLL, number: int, arguments: Iterable[int]) -> int:
-    """The errno of one raw call, 0 if it succeeded."""
+    """Return the errno of one raw call, 0 if it succeeded."""
     ctypes.set_errno(0)
     padded = [*arguments][:6]
     padded += [0] * (6 - len(padded))
@@ -848,12 +847,12 @@ def raw_errno(libc: ctypes.CDLL, number: int, arguments: Iterable[int]) -> int:
 
 
 def in_child(program: bytes, action: Callable[[], object]) -> tuple[int, str]:
-    """Run an action in a child behind the filter; its wait status, and its result as text."""
+    """Run an action in a child behind the filter; return its wait status and its result as text."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            if os.getuid() == 0:  # a call that slips through must not harm the tester
+            if os.getuid() == 0:  # so that a call that is not refused does no harm
                 os.setgroups([])
                 os.setresgid(NOBODY, NOBODY, NOBODY)
                 os.setresuid(NOBODY, NOBODY, NOBODY)
@@ -873,10 +872,10 @@ ALLOWED_HERE, REFUSED_HERE = 2000, 1000
 
 
 def marked(program: bytes) -> bytes:
-    """The same decisions, told apart from the kernel's own errors and never carried out.
+    """Change a filter so that its decisions differ from the kernel's own errors and are never carried out.
 
-    Only calls with MARK as sixth argument meet the program; for them "allow" becomes an
-    errno, too. So the kernel can be asked about every number, even exit and vfork.
+    Only calls with MARK as sixth argument reach the filter; for them "allow" becomes an
+    errno, too. So every number can be tested in the kernel, even exit and vfork.
     """
     prologue = [Instruction(0x20, 0, 0, 16 + 8 * 5), Instruction(0x15, 1, 0, MARK), Instruction(0x06, 0, 0, 0x7FFF0000)]
     body = []
@@ -938,7 +937,7 @@ def test_refused_numbers_fail_with_the_errno_of_the_golden_file() -> None:
 
 
 def run_machine_code(code: bytes) -> int:
-    """Call raw instructions that end in `ret`; what they left in the result register."""
+    """Call machine code that ends in `ret`; return the content of the result register."""
     page = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
     page.write(code)
     address = ctypes.addressof(ctypes.c_char.from_buffer(page))
@@ -985,7 +984,7 @@ def test_same_stub_with_a_native_number_is_allowed() -> None:
 
 
 @needs_kernel
-def test_number_minus_one_is_no_call_rather_than_a_foreign_one() -> None:
+def test_number_minus_one_is_not_a_foreign_call() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     status, answer = in_child(PROGRAMS[NATIVE], lambda: raw_errno(libc, -1, ()))
     assert (status, answer) == (0, str(errno.ENOSYS))

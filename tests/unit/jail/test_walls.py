@@ -1,6 +1,6 @@
-"""The walls as seen from outside: who the guests are on the host, what dies with whom, and what a plain user has left.
+"""The walls as seen from the host: uids and namespaces of guests, what ends with what, and unprivileged servers.
 
-What a program sees from inside is in `tests/escape/`.
+`tests/escape/` tests the walls from inside.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ os.execv(sys.executable, ["python", "-c", "import time; time.sleep(1000)", marke
 
 @contextlib.contextmanager
 def planted(box: belljar.Sandbox, host: Host) -> Iterator[list[Process]]:
-    """A running program with a child and two daemons, as the host sees the four of them."""
+    """Run a program with a child and two daemons; yield the four processes as the host sees them."""
     marker = f"marker-{secrets.token_hex(8)}"
     with contextlib.closing(box.stream(SLEEPERS, args=[marker])) as events:
         assert any(isinstance(event, Output) and "planted" in event.text for event in events)
@@ -55,25 +55,25 @@ def planted(box: belljar.Sandbox, host: Host) -> Iterator[list[Process]]:
 
 
 def marked(host: Host, marker: str) -> list[Process]:
-    """Processes with the marker as their last argument, but for the server that was told to plant them."""
+    """Return the processes with the marker as their last argument, except the server that started them."""
     return [each for each in host.processes() if each.command.endswith(marker) and "belljar" not in each.command]
 
 
-# ---- who guests are
+# ---- uids and namespaces of guests
 
 
-def test_guests_are_nobody_on_the_host(box: belljar.Sandbox, host: Host, settings: Settings) -> None:
+def test_guests_have_unused_uids_on_the_host(box: belljar.Sandbox, host: Host, settings: Settings) -> None:
     with planted(box, host) as guests:
         uids = {process.uid for process in guests}
         assert len(uids) == 1
-        assert uids.pop() > settings.jail.uid_base  # neither root, nor ours, nor the zygote's
+        assert uids.pop() > settings.jail.uid_base  # neither root's, nor this process's, nor the zygote's
         for process in guests:
             status = Path(f"/proc/{process.pid}/status").read_text()
             ids = [line.split()[1:] for line in status.splitlines() if line.startswith(("Uid:", "Gid:"))]
             assert {each for line in ids for each in line} == {str(process.uid)}
 
 
-def test_two_runs_at_a_time_have_two_uids(box: belljar.Sandbox, host: Host) -> None:
+def test_concurrent_runs_have_different_uids(box: belljar.Sandbox, host: Host) -> None:
     with planted(box, host) as first, planted(box, host) as second:
         assert {process.uid for process in first}.isdisjoint(process.uid for process in second)
 
@@ -89,17 +89,17 @@ def test_guests_share_no_namespace_with_the_host(box: belljar.Sandbox, host: Hos
                 assert theirs != ours, kind
 
 
-def test_two_runs_at_a_time_share_only_what_holds_nothing(box: belljar.Sandbox, host: Host) -> None:
+def test_concurrent_runs_share_only_namespaces_without_state(box: belljar.Sandbox, host: Host) -> None:
     with planted(box, host) as first, planted(box, host) as second:
         for kind in ("pid", "mnt", "net", "ipc"):
             a, b = (os.readlink(f"/proc/{guests[0].pid}/ns/{kind}") for guests in (first, second))
             assert a != b, kind
 
 
-def test_nothing_of_ours_runs_as_root(box: belljar.Sandbox, host: Host) -> None:
-    """The warden, its zygotes and the jail_inits hold a user namespace's rights at most, never the host's."""
+def test_no_process_of_a_pool_runs_as_root(box: belljar.Sandbox, host: Host) -> None:
+    """The warden, its zygotes and the jail_inits have capabilities in a user namespace at most, never on the host."""
     with planted(box, host):
-        # Below a keeper: hosts, engines and tool servers of other tests are no part of a jail.
+        # Only children of a keeper: servers, container engines and tool servers of other tests are not in a jail.
         keepers = [each for each in descendants(host, os.getpid()) if "belljar.inside.warden.warden" in each.command]
         ours = [*keepers, *(each for keeper in keepers for each in descendants(host, keeper.pid))]
         assert len(ours) > 4
@@ -115,7 +115,7 @@ def test_every_process_of_a_guest_is_behind_the_filter(box: belljar.Sandbox, hos
             assert {int(facts[f"Cap{each}"], 16) for each in ("Inh", "Prm", "Eff", "Bnd", "Amb")} == {0}
 
 
-def test_whoever_holds_a_cell_has_no_rights_either(box: belljar.Sandbox, host: Host) -> None:
+def test_a_jail_init_has_no_rights_either(box: belljar.Sandbox, host: Host) -> None:
     with planted(box, host):
         jail_inits = [process for process in host.guest_processes() if process.command.endswith("sleep infinity")]
         assert jail_inits
@@ -135,7 +135,7 @@ def test_guests_see_nothing_of_the_hosts_mounts(box: belljar.Sandbox, host: Host
         place, options, kind = fields[4], fields[5].split(","), fields[fields.index("-") + 1]
         writable = place in ("/work", "/tmp", "/dev/shm")
         assert "nosuid" in options, line
-        is_covered = kind == "proc" and "subset=pid" not in line  # the world's, below the jail's own
+        is_covered = kind == "proc" and "subset=pid" not in line  # the pool's, below the jail's own
         if not is_covered and not writable:
             assert "ro" in options, line
         if kind not in ("devtmpfs",) and place != "/dev" and not place.startswith("/dev/"):
@@ -163,8 +163,8 @@ time.sleep(1000)
 """
 
 
-def test_what_the_host_has_few_of_cannot_be_used_up_from_inside(box: belljar.Sandbox) -> None:
-    """The kernel counts some things for whoever made the user namespace as well, and that must not be root."""
+def test_guests_cannot_use_up_limited_resources_of_the_host(box: belljar.Sandbox) -> None:
+    """The kernel also counts some resources for the creator of the user namespace, which must not be root."""
     with contextlib.closing(box.stream(HOARD_WATCHERS)) as events:
         assert any(isinstance(event, Output) and "planted" in event.text for event in events)
         neighbour = box.run("import ctypes; print(ctypes.CDLL(None).inotify_init() >= 0)")
@@ -174,7 +174,7 @@ def test_what_the_host_has_few_of_cannot_be_used_up_from_inside(box: belljar.San
         os.close(ours)
 
 
-# ---- what dies with whom
+# ---- what ends with what
 
 
 def test_closing_a_stream_ends_every_descendant_before_it_returns(box: belljar.Sandbox, host: Host) -> None:
@@ -242,7 +242,7 @@ class Server:
 
     @contextlib.contextmanager
     def start(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-        """Start it; it ends with the block at the latest."""
+        """Start the server; it ends with the block at the latest."""
         with subprocess.Popen(
             [sys.executable, "-c", self._code, *arguments],
             stdout=subprocess.PIPE,
@@ -261,7 +261,7 @@ def server(settings: Settings, sources: Path, tmp_path: Path) -> Server:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV], ids=["SIGKILL", "SIGTERM", "SIGSEGV"])
-def test_nothing_outlives_a_killed_server_and_the_next_one_clears_up(
+def test_nothing_outlives_a_killed_server_and_the_next_one_cleans_up(
     server: Server, host: Host, how: signal.Signals
 ) -> None:
     theirs = type(host)(server.settings)
@@ -287,12 +287,12 @@ def test_nothing_outlives_a_killed_server_and_the_next_one_clears_up(
 # ---- walls that are missing
 
 
-def test_an_unknown_wall_cannot_be_given_up(settings: Settings) -> None:
+def test_opting_out_of_an_unknown_wall_is_refused(settings: Settings) -> None:
     with pytest.raises(InvalidSettings, match="seccomp"):
         belljar.Sandbox(settings=settings, without_walls=["seccomp"])
 
 
-def test_a_plain_user_is_told_which_walls_are_missing_and_what_to_do(plain_user: PlainUser) -> None:
+def test_a_plain_user_learns_which_walls_are_missing_and_what_to_do(plain_user: PlainUser) -> None:
     with plain_user.open(without_walls="") as refused:
         assert (refused.greeting["opened"], refused.greeting["code"]) == (False, WallMissing.code)
         message = refused.greeting["message"]
@@ -302,16 +302,16 @@ def test_a_plain_user_is_told_which_walls_are_missing_and_what_to_do(plain_user:
 
 
 @pytest.mark.parametrize("given_up", ["uid", "cgroup"])
-def test_giving_up_one_wall_does_not_give_up_another(plain_user: PlainUser, given_up: str) -> None:
+def test_opting_out_of_one_wall_keeps_the_others(plain_user: PlainUser, given_up: str) -> None:
     with plain_user.open(without_walls=given_up) as refused:
         assert not refused.greeting["opened"]
         assert f"wall '{given_up}'" not in refused.greeting["message"]
 
 
-# ---- what a plain user's guests are held by. Limits are per process there, so less holds than as root.
+# ---- guests of a plain user, where limits are per process and thus weaker than as root
 
 
-def test_a_plain_users_guests_have_his_uid_and_no_rights(
+def test_a_plain_users_guests_have_their_uid_and_no_capabilities(
     plain_box: PlainBox, plain_user: PlainUser, host: Host
 ) -> None:
     marker = f"marker-{secrets.token_hex(8)}"
@@ -340,7 +340,7 @@ else:
 
 
 def test_without_landlock_init_of_a_jail_is_still_behind_the_filter(plain_user: PlainUser) -> None:
-    """It has the guest's own uid then, so that a program can write to its memory."""
+    """It then has the guest's own uid, so a program can write to its memory."""
     with plain_user.open(without_walls="uid,cgroup,landlock") as box:
         assert box.run(TAKE_OVER_INIT).stdout == "held\n"
 
@@ -361,13 +361,13 @@ def test_without_landlock_init_of_a_jail_is_still_behind_the_filter(plain_user: 
         pytest.param("open('f','wb').write(bytes(99 << 20))", {"disk_mb": 16, "memory_mb": 512}, "failed", id="disk"),
     ],
 )
-def test_what_holds_without_a_cgroup(plain_box: PlainBox, code: str, limits: dict[str, float], expected: str) -> None:
+def test_limits_without_a_cgroup(plain_box: PlainBox, code: str, limits: dict[str, float], expected: str) -> None:
     assert plain_box.run(code, limits=limits).status == expected
     assert plain_box.run("print('hello')").stdout == "hello\n"
 
 
 def test_a_plain_users_program_that_forks_all_it_can_leaves_room_for_other_programs(plain_box: PlainBox) -> None:
-    """The kernel counts processes per uid, which guests share here: others still run, though they may not fork."""
+    """The kernel counts processes per uid, which guests share here: other programs still run, but may fail to fork."""
     forks = """
         import os, signal
         try:

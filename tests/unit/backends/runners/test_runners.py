@@ -1,4 +1,4 @@
-"""Programs that another process runs for us: the same evidence, nothing lost, nothing left."""
+"""Programs in runner processes: the same evidence as in the server, nothing lost, nothing left behind."""
 
 from __future__ import annotations
 
@@ -70,32 +70,32 @@ async def open_and_close(sandbox: RunnersSandbox) -> None:
 
 
 def runner_pids() -> list[int]:
-    """Of this process."""
+    """Return the runners among the children of this process."""
     found: list[int] = []
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):  # the thread has ended since
             found += map(int, (task / "children").read_text().split())
-    return [pid for pid in found if "runners.process" in Path(f"/proc/{pid}/cmdline").read_text()]
+    return [pid for pid in found if "runners.worker" in Path(f"/proc/{pid}/cmdline").read_text()]
 
 
 class Listener:
-    """A watcher who notes what he hears, and reads on when he is let."""
+    """A watcher that records its calls and can be paused."""
 
     def __init__(self) -> None:
-        self.heard: list[Any] = []
+        self.events: list[Any] = []
         self.bytes = 0
         self.reads = asyncio.Event()
         self.reads.set()
 
     def started(self) -> None:
-        self.heard.append("started")
+        self.events.append("started")
 
     def wrote(self, stream: str, chunk: bytes) -> None:
-        self.heard.append((stream, chunk))
+        self.events.append((stream, chunk))
         self.bytes += len(chunk)
 
     def displayed(self, display: Display) -> None:
-        self.heard.append(display.mime)
+        self.events.append(display.mime)
 
     def called(self, call: Any) -> None:
         raise AssertionError
@@ -148,13 +148,13 @@ EXPECTED = {
 
 
 def comparable(seen: Evidence) -> Evidence:
-    """But for what no two runs have in common."""
+    """Remove what differs between any two runs."""
     return dataclasses.replace(
         seen, wall_seconds=0.0, cpu_seconds=0.0, memory_peak_bytes=0, oom_kills=seen.oom_kills > 0
     )
 
 
-def test_evidence_is_the_same_as_from_our_own_sandbox(settings: Settings) -> None:
+def test_evidence_is_the_same_as_from_a_local_sandbox(settings: Settings) -> None:
     async def main() -> None:
         async with opened(settings) as sandbox:
             for name, execution in PROGRAMS.items():
@@ -167,7 +167,7 @@ def test_evidence_is_the_same_as_from_our_own_sandbox(settings: Settings) -> Non
     asyncio.run(main())
 
 
-def test_a_watcher_hears_everything_in_order(settings: Settings) -> None:
+def test_a_watcher_gets_everything_in_order(settings: Settings) -> None:
     code = "import sys, time\nprint(1)\ntime.sleep(1)\nprint(2, file=sys.stderr)\ntime.sleep(1)\nprint(3)"
     picture = "import matplotlib.pyplot as plt\nplt.plot([1])\nplt.show()\nprint('shown')"
 
@@ -175,18 +175,18 @@ def test_a_watcher_hears_everything_in_order(settings: Settings) -> None:
         async with opened(settings) as sandbox:
             listener = Listener()
             seen = await sandbox.run(Execution(code=code), listener)
-            assert listener.heard == ["started", ("stdout", b"1\n"), ("stderr", b"2\n"), ("stdout", b"3\n")]
+            assert listener.events == ["started", ("stdout", b"1\n"), ("stderr", b"2\n"), ("stdout", b"3\n")]
             assert (seen.stdout, seen.stderr) == (b"1\n3\n", b"2\n")
             listener = Listener()
             seen = await sandbox.run(Execution(code=picture), listener)
-            assert "image/png" in listener.heard
+            assert "image/png" in listener.events
             assert [each.mime for each in seen.displays] == ["image/png"]
 
     asyncio.run(main())
 
 
-def test_a_watcher_who_does_not_read_holds_the_program_up(settings: Settings) -> None:
-    """Not its bytes are kept in our memory, or the runner's, until he does."""
+def test_a_watcher_that_does_not_read_blocks_the_program(settings: Settings) -> None:
+    """Its output is not buffered in the server's or the runner's memory."""
     limits = Limits(output_bytes=64 << 20, wall_seconds=30)
     code = "import sys\nfor _ in range(320): sys.stdout.write('x' * 100_000)"
 
@@ -214,7 +214,7 @@ def test_cancelling_ends_the_program_first(settings: Settings, host: Any) -> Non
             code = "import os, time\nif os.fork():\n    time.sleep(60)\ntime.sleep(60)"
             listener = Listener()
             running = asyncio.create_task(sandbox.run(Execution(code=code), listener))
-            await until(lambda: listener.heard, "it starts")
+            await until(lambda: listener.events, "it starts")
             runner = sandbox._runners[0]
             assert runner.load == 1
             running.cancel()
@@ -226,8 +226,8 @@ def test_cancelling_ends_the_program_first(settings: Settings, host: Any) -> Non
     asyncio.run(main())
 
 
-def test_cancelling_what_has_hardly_been_asked_for(settings: Settings) -> None:
-    """Both words are in one piece of the stream: the program is ended before it has begun."""
+def test_cancelling_immediately_after_the_request(settings: Settings) -> None:
+    """Both frames arrive together, so the program is cancelled before it has started."""
 
     async def main() -> None:
         async with opened(settings) as sandbox:
@@ -245,7 +245,7 @@ def test_cancelling_what_has_hardly_been_asked_for(settings: Settings) -> None:
     asyncio.run(main())
 
 
-def test_a_runner_that_dies_costs_nobody_an_answer(settings: Settings) -> None:
+def test_no_outcome_is_lost_when_a_runner_dies(settings: Settings) -> None:
     async def main() -> None:
         async with opened(settings, 2) as sandbox:
             code = Execution(code="import time; time.sleep(1); print('alive')")
@@ -261,12 +261,12 @@ def test_a_runner_that_dies_costs_nobody_an_answer(settings: Settings) -> None:
     asyncio.run(main())
 
 
-def test_whoever_has_heard_of_a_program_hears_of_its_loss(settings: Settings) -> None:
+def test_a_watched_program_that_is_lost_is_reported(settings: Settings) -> None:
     async def main() -> None:
         async with opened(settings) as sandbox:
             listener = Listener()
             running = asyncio.create_task(sandbox.run(Execution(code="import time; time.sleep(9)"), listener))
-            await until(lambda: listener.heard, "it starts")
+            await until(lambda: listener.events, "it starts")
             os.kill(runner_pids()[0], signal.SIGKILL)
             with pytest.raises(ZygoteDied):
                 await running
@@ -277,7 +277,7 @@ def test_whoever_has_heard_of_a_program_hears_of_its_loss(settings: Settings) ->
 
 
 def test_a_stuck_runner_is_replaced(settings: Settings) -> None:
-    """One who waits for the end of a cancelled program is not kept for ever, either."""
+    """A caller that waits for the end of a cancelled program is not blocked forever, either."""
 
     async def main() -> None:
         async with opened(settings, patience_seconds=6.0) as sandbox:
@@ -292,7 +292,7 @@ def test_a_stuck_runner_is_replaced(settings: Settings) -> None:
                     await given_up
             assert not Path(f"/proc/{pid}").exists()
             assert sandbox.facts()["runners_replaced"] == 1
-            await asyncio.sleep(7.0)  # one that only has nothing to do is not taken for stuck
+            await asyncio.sleep(7.0)  # an idle runner is not taken for stuck
             assert sandbox.facts()["runners_replaced"] == 1
 
     asyncio.run(main())
@@ -309,14 +309,14 @@ def test_nothing_is_left(settings: Settings, host: Any) -> None:
         with pytest.raises(BelljarError):
             await running
 
-    asyncio.run(main())  # what a first run makes once, such as the directory of the cgroups
+    asyncio.run(main())  # creates what a first run creates once, such as the cgroup directory
     before = host.leftovers()
     asyncio.run(main())
     assert host.leftovers() == before
 
 
-def test_a_server_that_is_killed_takes_its_runners_along(settings: Settings, host: Any, sources: Path) -> None:
-    """Also those that are stuck."""
+def test_runners_end_with_a_killed_server(settings: Settings, host: Any, sources: Path) -> None:
+    """Stuck runners end, too."""
     script = """
 import asyncio, sys
 from belljar.assembly import build_engine
@@ -345,9 +345,7 @@ asyncio.run(main())
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environ, text=True) as server:
         assert server.stdout is not None
         assert server.stdout.readline() == "open\n"
-        ours = [
-            each.pid for each in host.processes() if each.parent == server.pid and "runners.process" in each.command
-        ]
+        ours = [each.pid for each in host.processes() if each.parent == server.pid and "runners.worker" in each.command]
         assert len(ours) == 2
         os.kill(ours[0], signal.SIGSTOP)
         server.kill()
@@ -372,12 +370,12 @@ def test_a_runner_knows_no_secret(settings: Settings, monkeypatch: pytest.Monkey
     asyncio.run(main())
 
 
-def test_settings_arrive_as_they_are(settings: Settings) -> None:
+def test_settings_arrive_unchanged(settings: Settings) -> None:
     bare = dataclasses.replace(settings, server=ServerSettings(), llm=LlmSettings(), provenance={})
     assert read_settings(pack_settings(settings)) == bare
 
 
-def test_what_the_runner_refuses_is_refused_here(settings: Settings) -> None:
+def test_a_runners_refusal_is_passed_on(settings: Settings) -> None:
     async def main() -> None:
         async with opened(settings) as sandbox:
             with pytest.raises(UnknownEnvironment, match="nowhere"):
@@ -399,36 +397,39 @@ def test_every_error_travels(kind: type[BelljarError]) -> None:
     error = kind("step", "reason") if kind is JailSetupFailed else kind("message", field="f")
     if isinstance(error, errors.Overloaded):
         error.retry_after_seconds = 7.5
-    told = read_error(pack_error(error))
-    assert type(told) is kind
-    assert (told.message, dict(told.details), vars(told)) == (error.message, dict(error.details), vars(error))
-    assert str(told) == str(error)
+    received = read_error(pack_error(error))
+    assert type(received) is kind
+    assert (received.message, dict(received.details), vars(received)) == (
+        error.message,
+        dict(error.details),
+        vars(error),
+    )
+    assert str(received) == str(error)
 
 
-def test_a_mistake_of_ours_is_our_fault() -> None:
-    told = read_error(pack_error(KeyError("x")))
-    assert type(told) is SandboxFault
-    assert told.message == "KeyError: 'x'"
+def test_an_unexpected_exception_becomes_a_sandbox_fault() -> None:
+    received = read_error(pack_error(KeyError("x")))
+    assert type(received) is SandboxFault
+    assert received.message == "KeyError: 'x'"
 
 
 class Written:
-    """What a transport of a line was given, piece by piece."""
+    """A transport that records what is written to it."""
 
     def __init__(self) -> None:
         self.pieces: list[bytes] = []
 
     def write(self, chunk: bytes) -> None:
-        """All of it."""
         self.pieces.append(chunk)
 
     def close(self) -> None:
-        """It need not be."""
+        pass
 
 
-def line_to(wire: Written, hear: Callable[[int, int, bytes], None] = lambda *_: None) -> Connection:
-    line = Connection(hear, lambda: None)
-    line.connection_made(wire)  # type: ignore[arg-type]
-    return line
+def connect_to(wire: Written, receive: Callable[[int, int, bytes], None] = lambda *_: None) -> Connection:
+    connection = Connection(receive, lambda: None)
+    connection.connection_made(wire)  # type: ignore[arg-type]
+    return connection
 
 
 @given(
@@ -437,17 +438,17 @@ def line_to(wire: Written, hear: Callable[[int, int, bytes], None] = lambda *_: 
 )
 def test_frames_arrive_however_the_stream_is_cut(frames: list[tuple[int, int, bytes]], cuts: list[int]) -> None:
     async def main() -> None:
-        heard: list[tuple[int, int, bytes]] = []
+        events: list[tuple[int, int, bytes]] = []
         wire = Written()
-        line = line_to(wire, lambda *frame: heard.append(frame))
+        connection = connect_to(wire, lambda *frame: events.append(frame))
         for frame in frames:
-            line.send(*frame)
+            connection.send(*frame)
         await asyncio.sleep(0)
         sent = b"".join(wire.pieces)
         edges = [0, *sorted(cut for cut in cuts if cut < len(sent)), len(sent)]
         for start, end in itertools.pairwise(edges):
-            line.data_received(sent[start:end])
-        assert heard == frames
+            connection.data_received(sent[start:end])
+        assert events == frames
 
     asyncio.run(main())
 
@@ -455,11 +456,11 @@ def test_frames_arrive_however_the_stream_is_cut(frames: list[tuple[int, int, by
 def test_frames_that_can_wait_are_sent_together() -> None:
     async def main() -> None:
         wire = Written()
-        line = line_to(wire)
+        connection = connect_to(wire)
         for number in range(6):
-            line.send_among(3, 1, number, b"x")
+            connection.send_among(3, 1, number, b"x")
             await asyncio.sleep(0)
-            assert line.unsent == (number + 1) % 3
+            assert connection.unsent == (number + 1) % 3
         assert [len(piece) for piece in wire.pieces] == [30, 30]
 
     asyncio.run(main())
@@ -469,17 +470,17 @@ def test_frames_that_can_wait_are_sent_together() -> None:
 def test_no_frame_waits_for_long(end: str) -> None:
     async def main() -> None:
         wire = Written()
-        line = line_to(wire)
-        line.send_among(3, 1, 7, b"x")
+        connection = connect_to(wire)
+        connection.send_among(3, 1, 7, b"x")
         await asyncio.sleep(0)
         assert not wire.pieces
         if end == "in_a_moment":
             await until(lambda: wire.pieces, "it is sent")
         elif end == "with_another":
-            line.send(2, 8)
+            connection.send(2, 8)
             await asyncio.sleep(0)
         else:
-            line.close()
+            connection.close()
         assert len(wire.pieces) == 1
         await asyncio.sleep(3 * MOMENT_SECONDS)
         assert len(wire.pieces) == 1  # and nothing twice
@@ -487,8 +488,8 @@ def test_no_frame_waits_for_long(end: str) -> None:
     asyncio.run(main())
 
 
-def test_when_all_places_are_taken_every_end_is_still_told(settings: Settings) -> None:
-    """Several at a time, which nobody but the processor notices."""
+def test_every_end_is_reported_when_all_slots_are_taken(settings: Settings) -> None:
+    """Ends are then sent in batches, which saves CPU time."""
 
     async def main() -> None:
         async with opened(settings) as sandbox:

@@ -1,4 +1,4 @@
-"""Libraries have been used before the first program is there, and nobody can tell but by the time it takes."""
+"""The zygote uses libraries once before the first program, and a program notices only that it is faster."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import belljar
 from belljar.inside.zygote.memory import first_use
 from belljar.settings import Settings
 
-#: Of a thread, the warm process itself would say so.
+#: Threads are not checked here, because the zygote itself refuses them.
 _TRACES = """
 import os, sys, warnings
 import numpy, pandas, matplotlib.pyplot, PIL.Image
@@ -30,12 +30,12 @@ print(seen() == before, "pandas.io.formats.string" in sys.modules)
 
 @pytest.mark.parametrize("name", first_use.PROGRAMS)
 def test_each_program_works_with_what_is_installed(box: belljar.Sandbox, name: str) -> None:
-    """In the warm process an error is passed over: here it would be seen."""
+    """The zygote ignores errors of these programs; this test does not."""
     outcome = box.run(f"{first_use.PROGRAMS[name]}\nprint('done')")
     assert (outcome.stdout, outcome.stderr) == ("done\n", "")
 
 
-def test_using_them_leaves_no_trace(settings: Settings, tmp_path: Path) -> None:
+def test_first_use_leaves_no_trace(settings: Settings, tmp_path: Path) -> None:
     python = settings.state_dir / "environments" / "default" / "bin" / "python"
     code = f"import sys\nsys.path.append({str(Path(first_use.__file__).parent)!r})\n{_TRACES}"
     environ = {"MPLCONFIGDIR": str(tmp_path), "OPENBLAS_NUM_THREADS": "1"}
@@ -45,6 +45,6 @@ def test_using_them_leaves_no_trace(settings: Settings, tmp_path: Path) -> None:
     assert finished.stdout == "True True\n", finished.stderr
 
 
-def test_a_program_finds_them_used(box: belljar.Sandbox) -> None:
+def test_a_program_finds_libraries_that_were_used(box: belljar.Sandbox) -> None:
     code = "import sys\nbefore = 'pandas.io.formats.string' in sys.modules\nimport pandas\nprint(before)"
     assert box.run(code).stdout == "True\n"

@@ -1,4 +1,4 @@
-"""Where the warm process's memory lies is nobody's business but the kernel's: what is in it must not change."""
+"""Rearranging the zygote's memory must not change its content."""
 
 from __future__ import annotations
 

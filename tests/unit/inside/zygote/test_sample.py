@@ -1,4 +1,4 @@
-"""The warm process tries a program of its own first. Whatever becomes of that one, programs run."""
+"""The zygote runs a sample program first; even if that fails, other programs run."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ with belljar.Sandbox() as box:
 """
 
 
-def test_a_sample_that_cannot_be_run_stops_nobody(sources: Path, settings: Settings, tmp_path: Path) -> None:
-    """It gets an id that its world does not have, and its end is heard before it is looked for."""
+def test_programs_run_although_the_sample_fails(sources: Path, settings: Settings, tmp_path: Path) -> None:
+    """The sample gets a uid that is not mapped, and ends before the zygote examines it."""
     shutil.copytree(sources / "belljar", tmp_path / "belljar", ignore=shutil.ignore_patterns("__pycache__"))
     _change(tmp_path / "belljar/jail/policy.py", "SAMPLE_UID = ", "SAMPLE_UID = UIDS_PER_INSTANCE + ")
     slow = "    if guest == _NO_GUEST:\n        importlib.import_module('time').sleep(0.3)\n    close(stdout)\n"

@@ -1,4 +1,4 @@
-# Property 6: no call that changes ids gives any other id.
+# Property 6: no call that changes ids gives a program any other id.
 # expect: status=ok exit=0 stdout=held
 
 import ctypes

@@ -1,4 +1,4 @@
-# Property 59: with heavy imports one more is open, for pictures. Whatever it is, it takes no descriptors.
+# Property 59: with packages one more is open, for displays; no descriptor can be sent over it.
 # expect: status=ok exit=0 stdout=held
 # needs: root
 

@@ -1,4 +1,4 @@
-# Property 63: nor after heavy imports.
+# Property 63: the same with packages imported.
 # expect: status=ok exit=0 stdout=held
 # needs: root
 

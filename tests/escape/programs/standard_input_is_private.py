@@ -1,4 +1,4 @@
-# Properties 45 and 63: what is set on descriptor 0 is gone with the program; it shares no open file with others.
+# Properties 45 and 63: flags set on descriptor 0 end with the program; it shares no open file with others.
 # expect: status=ok exit=0 stdout=held
 # run: again
 

@@ -1,7 +1,7 @@
-"""What a session's process says of itself is believed only while nothing of the caller's is in it.
+"""The host trusts a session's message about its directories only if it was sent before any code of the caller ran.
 
-Each attacker runs as early as a caller can make it run, and says that the session's directories are others: places that
-its jail shows, with a file in them that only root may read.
+Each attacker runs as early as a caller can make it run, and claims other directories as the session's: places visible
+in its jail, with a file in them that only root may read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import belljar
 from belljar.contract.errors import FileNotInSession, InvalidExecution, UnsafePath
 from belljar.settings import Settings
 
-#: Finds where the guest keeps the path of its work directory, and makes it another, before the guest opens it.
+#: Finds the path of the work directory in the guest's memory and changes it before the guest opens it.
 REWRITE_MEMORY = """
 import re, sys
 guest = f"/proc/{sys.argv[1]}"
@@ -41,8 +41,8 @@ for line in open(f"{guest}/maps"):
             pass
 """
 
-#: A module of the caller's in the place of one that our own code imports: it speaks over the guest's socket.
-FORGE_WORD = """
+#: A module of the caller that replaces one imported by Belljar's code: it sends over the guest's socket.
+FORGE_MESSAGE = """
 import _socket, os, sys, time
 if not hasattr(sys, "forged"):
     sys.forged = True
@@ -60,7 +60,7 @@ if not hasattr(sys, "forged"):
 
 
 class Canary(NamedTuple):
-    """A file that only root may read, in a tree that every jail shows."""
+    """A file that only root may read, in a tree that is visible in every jail."""
 
     path: Path
     text: str
@@ -92,7 +92,7 @@ def add(a: int) -> int:
 
 
 def check_out_of_reach(session: Any, canary: Canary) -> None:
-    """By no word of the files API can the host be made to touch it."""
+    """Check that no call of the files API makes the host touch the canary."""
     for path in (canary.below_usr, canary.path.name, f"share/{canary.path.parent.name}/secret"):
         with pytest.raises(FileNotInSession):
             session.read_file(path)
@@ -102,7 +102,7 @@ def check_out_of_reach(session: Any, canary: Canary) -> None:
     assert canary.path.read_text() == canary.text
 
 
-def test_an_interpreter_of_the_callers_comes_after_the_word(box: belljar.Sandbox, canary: Canary) -> None:
+def test_an_interpreter_of_the_caller_starts_after_the_message(box: belljar.Sandbox, canary: Canary) -> None:
     python = box.run("import sys; print(sys.executable)").stdout.strip()
     environment = {"PROMPT_COMMAND": f"unset PROMPT_COMMAND; {python} /work/attack.py $PPID"}
     with box.session(language="sh", env=environment, files={"attack.py": REWRITE_MEMORY}) as session:
@@ -116,16 +116,16 @@ def test_an_interpreter_of_the_callers_comes_after_the_word(box: belljar.Sandbox
 @pytest.mark.parametrize(
     ("words", "once"),
     [
-        pytest.param([b"started"], True, id="as_it_was"),
-        pytest.param([b"here"], True, id="as_it_is"),
+        pytest.param([b"started"], True, id="the_message_of_a_program"),
+        pytest.param([b"here"], True, id="the_message_of_a_session"),
         pytest.param([b"here", b"ready"], False, id="both"),
         pytest.param([b"ready", b"here"], False, id="out_of_order"),
     ],
 )
-def test_modules_of_the_callers_come_after_the_word(
+def test_modules_of_the_caller_are_imported_after_the_message(
     box: belljar.Sandbox, canary: Canary, words: list[bytes], once: bool
 ) -> None:
-    code = FORGE_WORD.format(words=words, once=once)
+    code = FORGE_MESSAGE.format(words=words, once=once)
     files = {f"{name}.py": code for name in ("json", "struct", "fcntl")}
     with contextlib.suppress(InvalidExecution), box.session(tools=[add], files=files) as session:
         check_out_of_reach(session, canary)
@@ -145,13 +145,13 @@ def test_a_forged_refusal_fails_its_own_session_only(box: belljar.Sandbox) -> No
 
 
 @pytest.mark.parametrize("command", ["exit 3", "kill -9 $$", "kill -9 $PPID"])
-def test_an_interpreter_that_ends_at_once_is_not_our_trouble(box: belljar.Sandbox, command: str) -> None:
+def test_an_interpreter_that_ends_at_once_is_the_callers_error(box: belljar.Sandbox, command: str) -> None:
     with pytest.raises(InvalidExecution, match="ended while it was opened"):
         box.session(language="sh", env={"PROMPT_COMMAND": command}).open()
     assert box.run("print(1)").ok
 
 
-def test_a_link_out_of_the_work_directory_leads_nowhere(box: belljar.Sandbox, canary: Canary) -> None:
+def test_a_link_out_of_the_work_directory_is_not_followed(box: belljar.Sandbox, canary: Canary) -> None:
     with box.session() as session:
         session.run(f"import os; os.symlink('/usr', 'usr'); os.symlink({str(canary.path)!r}, 'secret')")
         for path in ("secret", f"usr/{canary.below_usr}"):
@@ -162,5 +162,5 @@ def test_a_link_out_of_the_work_directory_leads_nowhere(box: belljar.Sandbox, ca
         with pytest.raises(FileNotInSession):
             session.delete_file(f"usr/{canary.below_usr}")
         assert session.run("1", artifacts=["**"]).artifacts == ()
-        session.delete_file("secret")  # the link itself is the program's
+        session.delete_file("secret")  # deletes the link itself
     assert canary.path.read_text() == canary.text
