@@ -7,7 +7,7 @@ import signal
 
 assert resource.getrlimit(resource.RLIMIT_CORE) == (1, 1)
 for wanted in ((0, 1), (0, 0), (1, 1)):
-    resource.setrlimit(resource.RLIMIT_CORE, wanted)  # done, it says
+    resource.setrlimit(resource.RLIMIT_CORE, wanted)  # pretends to succeed
     for process in (0, os.getpid()):
         try:
             resource.prlimit(process, resource.RLIMIT_CORE, wanted)

@@ -16,7 +16,7 @@ for name in names:
             except (ValueError, PermissionError, ProcessLookupError):
                 continue
             if resource.getrlimit(which) == (soft, hard):
-                continue  # "done", it said: so does the core limit, whatever is asked
+                continue  # setting the core limit always pretends to succeed
             raise SystemExit(f"{name} went from {hard} to {wanted}")
 for name, most in {"CORE": 1, "NOFILE": 4096, "MEMLOCK": 1 << 20, "RTPRIO": 0, "NICE": 0, "FSIZE": 1 << 33}.items():
     hard = resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[1]

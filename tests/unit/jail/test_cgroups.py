@@ -1,6 +1,6 @@
-"""Cgroups: for real where the machine has version 1, and against a faked kernel for version 2, mixtures and none.
+"""Cgroups: real ones where the machine has version 1; a fake kernel for version 2, mixtures and none.
 
-What the kernel says (its tables under /proc/self, the files of a cgroup) is the outside world, and may be faked.
+Only the kernel is faked: its tables under /proc/self and the files of a cgroup.
 """
 
 from __future__ import annotations

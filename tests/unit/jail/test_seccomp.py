@@ -555,7 +555,7 @@ def golden_path(machine: str) -> Path:
 def golden_lines(machine: str) -> Iterator[str]:
     program, native = PROGRAMS[machine], ARCHITECTURES[machine]
     names = {number: name for name, number in seccomp.SYSCALLS[machine].items()}
-    yield f"# The seccomp filter for {machine}: number, name, verdict. How to write it anew: see test_seccomp.py."
+    yield f"# The seccomp filter for {machine}: number, name, verdict. To regenerate it, see test_seccomp.py."
     for number in [*range(512), *NUMBERS_BEYOND]:
         name = names.get(number, "-")
         judgement = judge(program, native, number)
@@ -613,7 +613,7 @@ def test_entrance_opens_nothing_but_what_puts_up_walls(machine: str) -> None:
         "process_madvise",
     }  # fmt: skip
     collapse = seccomp.SYSCALLS[machine]["madvise"], (SOME_POINTER, 4096, 25)
-    assert word(judge(entrance, native, *collapse).value) == "allow", "the heap of the warm process goes to huge pages"
+    assert word(judge(entrance, native, *collapse).value) == "allow", "the zygote moves its heap to huge pages"
 
 
 SESSION_PROGRAMS = {
@@ -637,12 +637,12 @@ def test_a_session_differs_only_in_what_branching_needs(machine: str) -> None:
         if session_verdict(machine, name, arguments) != verdict(machine, name, arguments)
     }
     assert different == {"landlock_restrict_self"}  # and these, by their arguments:
-    asked = {
+    decided = {
         kind: session_verdict(machine, "setns", (GARBAGE | 5, GARBAGE | kind))
         for kind in (0, 0x10000000, 0x20000, 0x40000000, 0x8000000, 0x10020000, 0x20000000, 0x2000000, 0x4000000, 0x80)
     }
-    assert {kind for kind, answer in asked.items() if answer == "ask"} == {0x10000000}, "a user namespace"
-    assert {kind for kind, answer in asked.items() if answer == "allow"} == {0x20000, 0x40000000, 0x8000000}
+    assert {kind for kind, answer in decided.items() if answer == "ask"} == {0x10000000}, "a user namespace"
+    assert {kind for kind, answer in decided.items() if answer == "allow"} == {0x20000, 0x40000000, 0x8000000}
     assert session_verdict(machine, "kill", (-1, 9)) == "EPERM"
 
 

@@ -143,11 +143,11 @@ def test_guests_see_nothing_of_the_hosts_mounts(box: belljar.Sandbox, host: Host
 
 
 def descendants(host: Host, pid: int) -> Iterator[Process]:
-    everyone = list(host.processes())
+    processes = list(host.processes())
     pending = [pid]
     while pending:
         parent = pending.pop()
-        for process in everyone:
+        for process in processes:
             if process.parent == parent:
                 pending.append(process.pid)
                 yield process
@@ -270,12 +270,12 @@ def test_nothing_outlives_a_killed_server_and_the_next_one_cleans_up(
         assert process.stdout is not None
         assert process.stdout.readline() == "running\n"
         host.wait_until(lambda: len(marked(host, marker)) == 4, "four processes with the marker")
-        everyone = [each.pid for each in descendants(host, process.pid)]
-        assert len(everyone) > 6  # the keeper, the warden, its zygote, jail_inits, guests
+        processes = [each.pid for each in descendants(host, process.pid)]
+        assert len(processes) > 6  # the keeper, the warden, its zygote, jail_inits, guests
         assert theirs.cgroup_directories()
         process.send_signal(how)
         process.wait(30)
-    host.wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in everyone), "all descendants gone")
+    host.wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes), "all descendants gone")
     assert marked(host, marker) == []
     left = {path for path in theirs.cgroup_directories() if "instance" in path}
     with server.start("hello") as process:
@@ -296,8 +296,8 @@ def test_a_plain_user_learns_which_walls_are_missing_and_what_to_do(plain_user: 
     with plain_user.open(without_walls="") as refused:
         assert (refused.greeting["opened"], refused.greeting["code"]) == (False, WallMissing.code)
         message = refused.greeting["message"]
-    for said in ("wall 'uid'", "wall 'cgroup'", "run as root", "--without-wall uid", "--without-wall cgroup"):
-        assert said in message
+    for expected in ("wall 'uid'", "wall 'cgroup'", "run as root", "--without-wall uid", "--without-wall cgroup"):
+        assert expected in message
     assert "landlock" not in message
 
 
@@ -323,8 +323,8 @@ def test_a_plain_users_guests_have_their_uid_and_no_capabilities(
             assert "NoNewPrivs:\t1" in facts
             assert "Seccomp:\t2" in facts
             for kind in NAMESPACES:
-                theirs, his = (os.readlink(f"/proc/{pid}/ns/{kind}") for pid in (process.pid, plain_box.pid))
-                assert theirs != his, kind
+                guest, server = (os.readlink(f"/proc/{pid}/ns/{kind}") for pid in (process.pid, plain_box.pid))
+                assert guest != server, kind
     host.wait_until(lambda: not marked(host, marker), "all of them gone")
 
 

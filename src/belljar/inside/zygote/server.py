@@ -248,7 +248,7 @@ def _learn(message: dict[str, Any], descriptors: list[int]) -> None:
             close(descriptor)
 
 
-def _refuse(packet: bytes, descriptors: list[int], reason: str = "the warm process has no descriptors left") -> None:
+def _refuse(packet: bytes, descriptors: list[int], reason: str = "the zygote has no descriptors left") -> None:
     """Drop a jail or a guest whose descriptors did not all arrive: one of its walls would be missing."""
     for descriptor in descriptors:
         close(descriptor)

@@ -48,15 +48,15 @@ from belljar.settings import LlmSettings, ModelSettings, ServerSettings, Setting
 SECRET = "nobody-else-should-know-this"
 
 
-def build(settings: Settings, count: int = 1, **asked: Any) -> RunnersSandbox:
+def build(settings: Settings, count: int = 1, **options: Any) -> RunnersSandbox:
     environments = Environments(settings.state_dir, settings.environments)
     own = LocalSandbox(settings, environments, print, None, "")
-    return RunnersSandbox(settings, environments, print, own, count, **asked)
+    return RunnersSandbox(settings, environments, print, own, count, **options)
 
 
 @contextlib.asynccontextmanager
-async def opened(settings: Settings, count: int = 1, **asked: Any) -> AsyncIterator[RunnersSandbox]:
-    sandbox = build(settings, count, **asked)
+async def opened(settings: Settings, count: int = 1, **options: Any) -> AsyncIterator[RunnersSandbox]:
+    sandbox = build(settings, count, **options)
     await sandbox.open()
     try:
         yield sandbox
@@ -197,7 +197,7 @@ def test_a_watcher_that_does_not_read_blocks_the_program(settings: Settings) -> 
             running = asyncio.create_task(sandbox.run(Execution(code=code, limits=limits), listener))
             await until(lambda: listener.bytes, "it writes")
             await asyncio.sleep(1.0)
-            assert listener.bytes < 4 << 20, "it goes on although nobody reads"
+            assert listener.bytes < 4 << 20, "the program continues although its output is not read"
             assert not running.done()
             listener.reads.set()
             seen = await running
@@ -500,8 +500,8 @@ def test_every_end_is_reported_when_all_slots_are_taken(settings: Settings) -> N
                     code = f"print({number})"
                     return (await sandbox.run(Execution(code=code, limits=settings.default_limits))).stdout
 
-            said = await asyncio.gather(*map(one, range(300)))
-            assert said == [b"%d\n" % number for number in range(300)]
+            written = await asyncio.gather(*map(one, range(300)))
+            assert written == [b"%d\n" % number for number in range(300)]
 
     asyncio.run(main())
 
