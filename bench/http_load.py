@@ -211,7 +211,7 @@ class Load:
 
     async def run(self) -> None:
         """All of it, with its pauses."""
-        kinds, kinds = zip(*MIX.items(), strict=True)
+        kinds, weights = zip(*MIX.items(), strict=True)
         choose = random.Random(self.options.seed).choices
         numbers = itertools.count(1)
         began = time.monotonic()
@@ -223,7 +223,7 @@ class Load:
             async def work(wire: Wire, until: float) -> None:
                 while time.monotonic() < until and self.done < self.options.requests:
                     self.done += 1
-                    await self._ask(wire, choose(kinds, kinds)[0], next(numbers))
+                    await self._ask(wire, choose(kinds, weights)[0], next(numbers))
 
             await asyncio.gather(*(work(wire, pause_at) for wire in wires))
             rate = (self.done - part_done) / (time.monotonic() - part_began)
@@ -449,7 +449,7 @@ def _draw(report: dict[str, Any], path: Path) -> None:
     for axes in grid[1]:
         axes.set_xlabel("minutes")
     title = f"Load on the HTTP server: {report['requests']:,} requests, {report['when']}"
-    figure.suptitle(title, x=0.01, ha="left", kind="bold")
+    figure.suptitle(title, x=0.01, ha="left", weight="bold")
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
 

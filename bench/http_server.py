@@ -410,7 +410,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
         axes.grid(axis="x", color="#e3e7ea")
         axes.set_axisbelow(True)
     title = f"HTTP: {report['connections']} connections, one run, {report['when']}"
-    figure.suptitle(title, x=0.01, ha="left", kind="bold")
+    figure.suptitle(title, x=0.01, ha="left", weight="bold")
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
 

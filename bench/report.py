@@ -188,7 +188,7 @@ def draw(result: Result, path: Path) -> None:
         for panel in panels[1:]:
             panel.set_yticklabels([])
     _draw_targets(figure.add_subplot(grid[2, :]), result.targets)
-    figure.suptitle(f"Belljar beside its peers, one run, {result.conditions['when']}", x=0.01, ha="left", kind="bold")
+    figure.suptitle(f"Belljar beside its peers, one run, {result.conditions['when']}", x=0.01, ha="left", weight="bold")
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
 

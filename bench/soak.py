@@ -430,7 +430,7 @@ def _draw(report: dict[str, Any], path: Path) -> None:
             axes.legend(frameon=False, fontsize=8, ncols=2, loc="upper right")
     for axes in grid[1]:
         axes.set_xlabel("runs")
-    figure.suptitle(f"Soak: {report['runs']:,} mixed runs, {report['when']}", x=0.01, ha="left", kind="bold")
+    figure.suptitle(f"Soak: {report['runs']:,} mixed runs, {report['when']}", x=0.01, ha="left", weight="bold")
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
 
