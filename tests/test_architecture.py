@@ -216,3 +216,26 @@ def test_the_drawn_steps_are_those_of_the_tables(repository: Path) -> None:
     drawn = draw_steps.drawings((repository / "docs" / "architecture.md").read_text("utf-8"))
     assert len(drawn) == 2
     assert [name for name, text in drawn.items() if (repository / "docs" / name).read_text("utf-8") != text] == []
+
+
+def test_every_link_between_pages_leads_somewhere(repository: Path) -> None:
+    """Relative links of every Markdown page, with the heading they name."""
+    tracked = [*repository.glob("*.md"), *(page for folder in PAGES for page in (repository / folder).rglob("*.md"))]
+    broken = []
+    for page in tracked:
+        for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text("utf-8")):
+            path, _, anchor = link.partition("#")
+            target = page if not path else page.parent / path
+            if ":" in link or (target.exists() and (not anchor or anchor in anchors_of(target))):
+                continue
+            broken.append(f"{page.relative_to(repository)}: {link}")
+    assert broken == []
+
+
+PAGES = ("docs", "bench", "containers", "deploy")
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The names by which GitHub and GitLab link to the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
