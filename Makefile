@@ -44,7 +44,7 @@ $(INSTALLED): pyproject.toml
 	@touch $@
 
 # No stamp for the guest environment: only Belljar knows whether it is there and whole, and asking is quick.
-setup: $(INSTALLED) ## install everything; run, test, bench and soak do it by themselves
+setup: $(INSTALLED) ## install everything; run, test, bench and soak do this first
 	@$(BELLJAR) env create default --if-missing
 
 languages: $(INSTALLED) ## install every toolchain that Debian, npm and PyPI offer (about 4.5 GB)
@@ -53,7 +53,7 @@ languages: $(INSTALLED) ## install every toolchain that Debian, npm and PyPI off
 run: setup ## start the server on http://127.0.0.1:8000
 	@$(BELLJAR) serve $(SERVE_ARGS)
 
-hello: setup ## run a first program behind all walls, without a server
+hello: setup ## run a first program in the sandbox, without a server
 	@$(BELLJAR) run examples/hello.py
 
 test: root setup check ## check, then run every test; needs root
@@ -63,50 +63,50 @@ test: root setup check ## check, then run every test; needs root
 root:
 	@[ "$$(id -u)" = 0 ] || { echo "The tests need every isolation layer, and two of them need root: sudo make test" >&2; exit 1; }
 
-check: $(INSTALLED) ## format, lint, types and import rules, without changing anything
+check: $(INSTALLED) ## check format, lint, types and import rules, without changing anything
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-format: $(INSTALLED) ## put the code into shape
+format: $(INSTALLED) ## format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 bench: setup ## measure beside peers; prints a table and draws a plot
 	$(BIN)/python bench/run.py $(BENCH_ARGS)
 
-languagebench: setup ## every language by hand and through Belljar; writes its table into docs/languages.md
+languagebench: setup ## measure every language by hand and through Belljar; writes docs/languages.md
 	$(BIN)/python bench/languages.py --output-dir docs $(BENCH_ARGS)
 
 fuzz: $(INSTALLED) ## fuzz every parser of hostile bytes, FUZZ_SECONDS each (60); FUZZ_TARGETS names some of them
 	$(BIN)/python tests/fuzz/all.py --seconds $(FUZZ_SECONDS) $(FUZZ_TARGETS)
 
-soak: setup ## tens of thousands of mixed runs; fails when anything is left behind
+soak: setup ## run tens of thousands of mixed programs; fail if anything is left behind
 	$(BIN)/python bench/soak.py $(SOAK_ARGS)
 
-cpython: setup ## CPython's own tests in the jail; fails when one fails that does not outside
+cpython: setup ## run CPython's own tests in the jail; fail if one fails only there
 	$(BIN)/python bench/cpython.py $(CPYTHON_ARGS)
 
 mcpb: $(INSTALLED) ## build the MCP bundle for desktop assistants, in dist/
 	$(BIN)/python deploy/mcpb/build.py
 
-# Servers that nobody needs but to be compared with.
+# Servers that are only needed to compare with.
 $(PEERS): $(INSTALLED)
 	@echo "── installing the servers to compare with"
 	@$(BIN)/python -m pip install -qq --editable '.[dev,bench,peers]'
 	@touch $@
 
-http: setup $(PEERS) ## what HTTP costs, beside other servers; needs wrk
+http: setup $(PEERS) ## measure HTTP beside other servers; needs wrk
 	$(BIN)/python bench/http_server.py $(HTTP_ARGS)
 
-load: setup ## 200,000 requests or an hour; fails when an answer is wrong or anything grows
+load: setup ## send 200,000 requests or for an hour; fail if a response is wrong or anything grows
 	$(BIN)/python bench/http_load.py $(LOAD_ARGS)
 
-containers: setup ## what a run in a container costs; needs root, docker.io and mmdebstrap, writes docs/containers.md
+containers: setup ## measure runs in containers; needs root, docker.io and mmdebstrap, writes docs/containers.md
 	@$(BIN)/python -m pip install -qq 'llm-sandbox[docker]'
 	$(BIN)/python bench/container.py $(CONTAINER_ARGS)
 
-clean: ## remove all that was built here, guest environments included
+clean: ## remove everything that was built here, guest environments included
 	rm -rf $(VENV) .state .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

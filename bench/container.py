@@ -80,12 +80,12 @@ def _every(name: str) -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--socket", help="of an engine that runs already")
-    parser.add_argument("--image", default="belljar-python:latest", help="in that engine")
-    parser.add_argument("--runtime", action="append", default=[], help="beside the engine's own, such as runsc")
+    parser.add_argument("--socket", help="socket of a running engine")
+    parser.add_argument("--image", default="belljar-python:latest", help="image in that engine")
+    parser.add_argument("--runtime", action="append", default=[], help="another runtime to measure, such as runsc")
     parser.add_argument("--rounds", type=int, default=300)
     parser.add_argument(
-        "--output-dir", default=str(_REPOSITORY / "docs"), help="where containers.md is; empty: nowhere"
+        "--output-dir", default=str(_REPOSITORY / "docs"), help="directory of containers.md; empty: write nothing"
     )
     return parser.parse_args()
 

@@ -1,6 +1,6 @@
-"""Who is measured: the fork floor, the reference, Belljar, bubblewrap, a cold Python. All behind one method.
+"""The contenders: the fork floor, the reference, Belljar, bubblewrap, a cold Python. All behind one method.
 
-Each contender is driven in the leanest way that can be thought of for it, so that no row pays for the benchmark:
+Each contender is driven in the leanest way possible, so that no row pays for the benchmark:
 the forks drive themselves, cold processes are started with vfork from a plain poll loop, and Belljar is called as an
 application would call it, from the event loop of this process.
 """

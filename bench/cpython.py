@@ -156,7 +156,7 @@ Outcomes = dict[str, list[str]]  # of each test: passed, failed or skipped; and 
 def main() -> None:
     """Run the modules, print every failure that only the jail causes, and exit with 1 if one is unexplained."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("modules", nargs="*", help="default: all that this script lists")
+    parser.add_argument("modules", nargs="*", help="test modules to run (default: all that this script lists)")
     parser.add_argument("--quick", action="store_true", help="only the quickest modules")
     parser.add_argument("--inside-only", metavar="FILE", help="write the outcomes inside to FILE and compare nothing")
     asked = parser.parse_args()

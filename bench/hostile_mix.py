@@ -1,4 +1,4 @@
-"""What a soak feeds to Belljar: mostly ordinary programs, and some of every kind that ends badly.
+"""The programs of a soak: mostly ordinary ones, and some of every kind that ends badly.
 
 Each has the status it must end with, and where it has one the exact output. Slow ends (time-outs, bombs) are rare, so
 that tens of thousands of runs take minutes.

@@ -338,7 +338,7 @@ def _started_at(pid: int) -> str:
 
 
 def _count_own_mounts(directory: str) -> int:
-    """Mounts of ours that anybody can see; others may mount what they like meanwhile."""
+    """Belljar's mounts that are visible here; mounts of other programs do not count."""
     count = 0
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         place, source = line.split()[4], line.partition(" - ")[2].split()[1]
@@ -352,7 +352,7 @@ def _read_options() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=3600.0)
     parser.add_argument("--connections", type=int, default=32)
     parser.add_argument("--sample-seconds", type=float, default=60.0, help="how often to pause and count")
-    parser.add_argument("--seed", type=int, default=1, help="of the order of requests")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the order of requests")
     parser.add_argument("--output-dir", type=Path, help="where to write (docs/; for a short run a new temporary)")
     return parser.parse_args()
 

@@ -5,8 +5,8 @@ compiles; "again" finds the compiled program in the cache. "Walls" is what the j
 through Belljar less the same command by hand. Contenders take turns within each round, so ratios within a row can be
 trusted where absolute times cannot.
 
-Where a runtime is started ahead of demand, each round waits until it is there: what is measured is the answer to
-somebody who does not come all the time. Its start is not saved but moved: at full load nothing is gained by it.
+Where a runtime is started ahead of demand, each round waits until it is ready: the result is the latency of an
+occasional request. Its start is not saved but moved: at full load nothing is gained by it.
 
     python bench/languages.py [--rounds 7] [--quick] [--output-dir DIR] [NAME …]
 
@@ -49,7 +49,7 @@ _SETTLE_STARTS = 8  # and this many times as long as one takes by hand: both eng
 def main() -> int:
     """Measure, print a table, write it beside its numbers; 1 if an output was wrong."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", help="only these")
+    parser.add_argument("names", nargs="*", help="languages to measure (default: all)")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--quick", action="store_true", help="one round: proves that it works, measures nothing")
     parser.add_argument("--output-dir", type=Path, help="write languages.json and the table in languages.md there")

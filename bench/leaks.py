@@ -206,7 +206,9 @@ else:
 def main() -> None:
     """Measure every channel, or those that are named; print a table."""
     parser = argparse.ArgumentParser(description="Measure what still leaks between two jails.")
-    parser.add_argument("channels", nargs="*", metavar="channel", help=f"of {', '.join(CHANNELS)}")
+    parser.add_argument(
+        "channels", nargs="*", metavar="channel", help=f"channels to measure: {', '.join(CHANNELS)} (default: all)"
+    )
     parser.add_argument("--quick", action="store_true", help="one slot length, few bits: proves that it works")
     options = parser.parse_args()
     with belljar.Sandbox() as box:

@@ -143,7 +143,7 @@ def _summarize(times_ms: list[float]) -> dict[str, float]:
 def main() -> int:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--calls", type=int, default=1000, help="of each way in each round")
+    parser.add_argument("--calls", type=int, default=1000, help="calls of each kind in each round")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--output-dir", type=Path, default=_DOCS)
     parser.add_argument("--quick", action="store_true", help="tiny counts, nothing is written: proves that it works")

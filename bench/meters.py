@@ -1,4 +1,4 @@
-"""What is measured, and where it is read: CPU of all our processes, memory of each, how busy everybody else was."""
+"""Meters: CPU time of all Belljar processes, memory of each, and how busy the rest of the machine was."""
 
 from __future__ import annotations
 

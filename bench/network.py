@@ -92,7 +92,7 @@ def _drain(port: int) -> float:
 
 @contextlib.contextmanager
 def _pouring(bytes_sent: int) -> Iterator[int]:
-    """A server that sends so many bytes to whoever connects."""
+    """A server that sends a number of bytes to every client."""
     piece = bytes(1 << 20)
     with socket.create_server(("127.0.0.1", 0)) as server:
 

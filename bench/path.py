@@ -180,8 +180,8 @@ def _requests(connection: http.client.HTTPConnection) -> dict[str, Callable[[], 
 def main() -> int:
     """Trace each kind of request and print how many files it passes through."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--list", action="store_true", help="name the files, too")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write the names of the files there")
+    parser.add_argument("--list", action="store_true", help="also list the files")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write the names of the files to FILE")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory, _server(Path(directory)) as connection:
         recorder = Recorder(Path(directory))

@@ -1,4 +1,4 @@
-"""The same result three times: on the terminal, as markdown between two markers, and as a picture."""
+"""Write a result three times: to the terminal, as Markdown between two markers, and as a plot."""
 
 from __future__ import annotations
 

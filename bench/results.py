@@ -1,4 +1,4 @@
-"""From samples to the rows of a table and the verdict on each target."""
+"""Turn samples into the rows of a table and a verdict on each target."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def _read_options() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="tiny counts: proves that it works, measures nothing")
     parser.add_argument("--rounds", type=int, help="how often every contender has its turn (12; quick: 1)")
     parser.add_argument("--seconds", type=float, help="length of each measurement (0.4; quick: 0.05)")
-    parser.add_argument("--at-once", type=int, help="programs submitted in one moment (1000; quick: 50)")
+    parser.add_argument("--at-once", type=int, help="programs submitted at once (1000; quick: 50)")
     parser.add_argument("--output-dir", type=Path, help="where to write (docs/; quick: a new temporary directory)")
     options = parser.parse_args()
     options.rounds = options.rounds or (1 if options.quick else 12)
@@ -110,7 +110,7 @@ async def _take_turns(
         await _warm_up(contenders, workloads)
         for round_number in range(1, options.rounds + 1):
             console.print(f"round {round_number} of {options.rounds}, load {os.getloadavg()[0]:.1f}")
-            # One workload after the other: whoever is compared is measured within seconds of each other.
+            # One workload after the other: contenders that are compared are measured within seconds of each other.
             for workload in random.sample(workloads, len(workloads)):
                 for contender in random.sample(contenders, len(contenders)):
                     if contender.takes(workload):

@@ -208,7 +208,7 @@ def measure_branches(box: belljar.Sandbox, settings: Settings, counts: Counts) -
         wait_until_quiet(settings)
         before = pss_of_guests(settings)
         counted_before = session.state().memory_bytes
-        whole = max(map(pss_of, guest_pids(settings)))  # nobody else has so much
+        whole = max(map(pss_of, guest_pids(settings)))  # the session that holds the data
         copies = session.branch(10)
         stack.callback(close_all, copies)
         wait_until_quiet(settings)

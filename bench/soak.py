@@ -83,7 +83,7 @@ def _read_options() -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=50_000)
     parser.add_argument("--in-flight", type=int, default=16)
     parser.add_argument("--samples", type=int, default=100, help="how often to stop and count")
-    parser.add_argument("--seed", type=int, default=1, help="of the order of programs")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the order of programs")
     parser.add_argument("--output-dir", type=Path, help="where to write (docs/; below 10,000 runs a new temporary)")
     return parser.parse_args()
 
@@ -91,7 +91,7 @@ def _read_options() -> argparse.Namespace:
 class _Soak:
     def __init__(self, options: argparse.Namespace, directory: Path, meter: CpuMeter, console: Console) -> None:
         settings = load()
-        jail = dataclasses.replace(settings.jail, cgroup_parent=f"belljar-soak-{os.getpid()}")  # nobody else's
+        jail = dataclasses.replace(settings.jail, cgroup_parent=f"belljar-soak-{os.getpid()}")  # its own
         pool = dataclasses.replace(settings.pool, jail_seconds=_JAIL_SECONDS)
         self.settings = dataclasses.replace(settings, jail=jail, pool=pool, runtime_dir=directory / "run")
         self.options = options

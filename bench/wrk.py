@@ -1,4 +1,4 @@
-"""wrk, with every answer looked at: a fast wrong one is worth nothing."""
+"""Run wrk and check every response: a fast wrong one is worth nothing."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Pressed(NamedTuple):
 
 
 def is_here() -> bool:
-    """Whether it is installed; says aloud that nothing is measured if not."""
+    """Whether wrk is installed; prints that nothing is measured if it is not."""
     if shutil.which("wrk") is None:
         print(
             "\n!!! wrk is not installed, so NOTHING IS MEASURED. On Debian and Ubuntu: apt-get install wrk\n",

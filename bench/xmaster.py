@@ -1,4 +1,4 @@
-"""What X-Master's dialect costs: `/execute` beside our own API, on one server, under wrk.
+"""What X-Master's dialect costs: `/execute` beside the native API, on one server, under wrk.
 
     python bench/xmaster.py [--seconds 5] [--rounds 5] [--connections 100] [--sessions 30] [--output-dir docs] [--quick]
 
@@ -65,7 +65,7 @@ def _read_options() -> argparse.Namespace:
     parser.add_argument("--seconds", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--connections", type=int, default=100)
-    parser.add_argument("--sessions", type=int, default=30, help="named ones, of either API")
+    parser.add_argument("--sessions", type=int, default=30, help="named sessions of each API")
     parser.add_argument("--output-dir", type=Path, help="where to write (docs/; with --quick a new temporary)")
     parser.add_argument("--quick", action="store_true", help="one second each: proves that it works, measures nothing")
     options = parser.parse_args()

@@ -34,7 +34,7 @@ def show():
 
 
 def search(session: belljar.Session, row: int, tried: list[int]) -> belljar.Session | None:
-    """A session whose board is complete, or None when this one leads nowhere. Whoever gets it closes it."""
+    """A session whose board is complete, or None when this one leads nowhere. The caller closes it."""
     if row == SIZE:
         return session
     for column in range(SIZE):
