@@ -360,9 +360,9 @@ def markdown(report: dict[str, Any]) -> str:
         "",
         f"`wrk`, {report['connections']} connections, medians of {report['rounds']} interleaved rounds of "
         f"{report['seconds']} s each, on {report['cores']} cores, {report['when']}; load average at the end "
-        f"{report['load_average']:.1f}. The server's CPU is that of its own process; who reads a program's pipes and "
-        f"cgroup is another, its runner, told beside it. The engine alone does both in one process; in each round it "
-        f"is measured just before or just after the server, and the median of these pairs is what counts.",
+        f"{report['load_average']:.1f}. The server's CPU is that of its own process; the runner, which reads the "
+        f"programs' pipes and cgroups, has its own column. The engine alone does both in one process; it is measured "
+        f"just before or after the server in each round, and the ratio is the median of these pairs.",
         "",
         "![requests per second of every server](http-performance.png)",
     ]

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A base image where no registry can be reached: Debian with Python, as a tar that `docker import` and `podman import`
-# take, and that stands in for debian:12-slim as BASE of our Dockerfiles.
+# A base image for machines without access to a registry: Debian with Python, as a tar that `docker import` and `podman import`
+# accept, to be used as BASE of the Dockerfiles instead of debian:12-slim.
 #
 #   containers/build-base.sh base.tar [PACKAGE…]
 #   docker import -c 'CMD ["/bin/sh"]' base.tar belljar-base:latest
@@ -9,7 +9,7 @@ set -euo pipefail
 out=${1:?where to write the tar}
 shift
 suite=${SUITE:-bookworm}
-# Where this machine gets its own packages from; else whatever the tool takes by itself.
+# The package source of this machine; otherwise the tool's default.
 mirror=${DEBIAN_MIRROR:-$(apt-get indextargets --format '$(SITE)' 'Created-By: Packages' 2>/dev/null | grep -m1 '/debian/\?$' || true)}
 packages=(ca-certificates netbase python3 python3-venv "$@")
 list=$(IFS=,; echo "${packages[*]}")
