@@ -153,6 +153,15 @@ def test_the_map_names_every_module_where_paths_lead(repository: Path, folder: s
     assert modules <= drawn
 
 
+def test_the_map_names_no_module_that_is_gone(repository: Path) -> None:
+    """In its lists, `one · another`."""
+    page = (repository / "docs" / "architecture.md").read_text("utf-8")
+    drawn = page.partition("## The map of the code\n")[2].split("```")[1]
+    listed = set(re.findall(r"\w+(?=\)? ·)|(?<=· )\w+", drawn))
+    assert len(listed) > 50
+    assert sorted(listed - {path.stem for path in (repository / "src" / "belljar").rglob("*.py")}) == []
+
+
 #: Pages that lead people to files and functions. A file is named as `path.py`, a function right behind its file.
 GUIDES = ["docs/architecture.md", "CONTRIBUTING.md"]
 NAMED_FILE = re.compile(r"`([\w./-]+)`")
