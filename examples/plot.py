@@ -1,4 +1,4 @@
-"""Pictures come back: `belljar run --displays pictures examples/plot.py`."""
+"""Save the plots of a program: `belljar run --displays pictures examples/plot.py`."""
 
 import matplotlib.pyplot as plt
 import numpy as np
