@@ -479,7 +479,7 @@ def test_a_number_whose_owner_has_ended_is_not_admitted(settings: Settings, inno
         gone = os.pidfd_open(ended_process.pid)
     cgroups = Cgroups(find_hierarchies(), f"{settings.jail.cgroup_parent}/stale")
     cgroups.open()
-    cell = cgroups.cell(0)
+    cell = cgroups.jail(0)
     try:
         with pytest.raises(CannotBranch, match="has ended"):
             admit(cell, innocent, gone)
