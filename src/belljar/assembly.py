@@ -30,7 +30,7 @@ def build_engine(
     notify = progress or logging.getLogger("belljar").info
     tools = build_tools(settings)
     if settings.backend == "container":
-        from belljar.backends.container import ContainerSandbox  # imported here, because few servers need it
+        from belljar.backends.container.sandbox import ContainerSandbox  # imported here, because few servers need it
 
         return Engine(ContainerSandbox(settings, environments, notify, tools), settings, tools)
     if not runners:

@@ -1,11 +1,10 @@
-"""Reading, writing and removing single files of a work directory while its program runs and may do anything to it.
+"""Reads, writes and removes single files of a work directory while its program runs and may change anything in it.
 
 As in `workdir`, every name is opened beneath the directory's own descriptor and no link is followed. A file is written
-under a name of our own and then takes the place of whatever has its name: a pipe or a link planted there is replaced,
-never opened.
+under a temporary name and then renamed over its target: a pipe or a link planted there is replaced, never opened.
 
-The caller has the program's rights over files and no others (`fileaccess`): what is made belongs to the program, and
-what the program may not read, replace or remove is left alone.
+The caller has the program's rights over files and no others (`file_access`): the files it creates belong to the
+program, and files that the program may not read, replace or remove are left alone.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ import stat
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from belljar.jail import syscalls, workdir
+from belljar.jail import workdir
 
-_ATTEMPTS = 8  # a tree that is changed under our feet makes the kernel ask us to try again
+_ATTEMPTS = 8  # the kernel reports EAGAIN while the tree is being renamed
 
 
 class Entry(NamedTuple):
@@ -31,7 +30,7 @@ class Entry(NamedTuple):
 
 
 class NotThere(Exception):
-    """There is no regular file of that name, or a link is in the way."""
+    """No regular file has that name, or a link is in the way."""
 
 
 class NoRoom(Exception):
@@ -42,7 +41,7 @@ def entries(root: int) -> list[Entry]:
     """Every regular file, by path.
 
     Raises:
-        workdir.TooMuch: there are more than anybody wants to list.
+        workdir.TooMuch: there are too many to list.
     """
     found = []
     for path in workdir.walk(root):
@@ -61,7 +60,7 @@ def read(root: int, path: str, bytes_max: int) -> bytes:
     """The content of a regular file.
 
     Raises:
-        NotThere: it is no regular file. workdir.TooMuch: it is larger than `bytes_max`.
+        NotThere: it is not a regular file. workdir.TooMuch: it is larger than `bytes_max`.
     """
     content = workdir.read_regular(root, path, bytes_max)
     if content is None:
@@ -70,10 +69,10 @@ def read(root: int, path: str, bytes_max: int) -> bytes:
 
 
 def write(root: int, path: str, chunks: Iterable[bytes | memoryview]) -> None:
-    """Make or replace a file and the directories above it; if `chunks` raises, all but these is as it was.
+    """Create or replace a file, and the directories above it; if `chunks` raises, only those directories are new.
 
     Raises:
-        NoRoom: it does not fit. NotThere: something that is no directory is in the way.
+        NoRoom: it does not fit. NotThere: something that is not a directory is in the way.
     """
     *above, name = path.split("/")
     with _directory(root, above) as directory:
@@ -100,7 +99,7 @@ def delete(root: int, path: str) -> None:
     """Remove a file, or a link of that name; never a directory.
 
     Raises:
-        NotThere: there is none.
+        NotThere: it does not exist.
     """
     *above, name = path.split("/")
     try:
@@ -117,7 +116,7 @@ def delete(root: int, path: str) -> None:
 
 @contextlib.contextmanager
 def _directory(root: int, names: list[str]) -> Iterator[int]:
-    """The directory of that path, made where it is missing."""
+    """Open the directory of that path, created where it is missing."""
     current = os.dup(root)
     try:
         for name in names:
@@ -146,5 +145,5 @@ def _as_error(error: OSError, path: str) -> Exception:
 def _open(root: int, path: str, flags: int, mode: int = 0) -> int:
     for _ in range(_ATTEMPTS):
         with contextlib.suppress(BlockingIOError):
-            return syscalls.open_beneath(root, path, flags, mode)
+            return workdir.open_beneath(root, path, flags, mode)
     raise OSError(errno.EAGAIN, "the directory changes too fast")

@@ -1,13 +1,14 @@
-"""Reading what a program has left in its work directory, without trusting anything in it.
+"""Reads what a program has left in its work directory, without trusting anything in it.
 
-Called only when every process of the program is dead. Every open goes through openat2 beneath the directory's own
-descriptor and follows no link; only regular files are read, never blocking, and names, counts, depth and bytes are
-bounded. Nothing here changes the tree: clean-up is the last reference to its mount going away.
+Called only when every process of the program is dead. Every open stays beneath the directory's own descriptor and
+follows no link; only regular files are read, never blocking, and names, counts, depth and bytes are bounded. Nothing
+here changes the tree: it goes away with the last reference to its mount.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -30,52 +31,64 @@ def collect(root: int, wanted: Callable[[str], bool], count_max: int, bytes_max:
     Raises:
         TooMuch: they are more in number or bytes than allowed; those that fit come with it.
     """
-    with contextlib.closing(walk(root)) as every:
-        paths, trouble = pick(every, wanted)
-    if len(paths) > count_max:
-        trouble = trouble or TooMuch(f"{len(paths)} files match, at most {count_max} can be returned")
+    with contextlib.closing(walk(root)) as paths:
+        chosen, trouble = choose(paths, wanted, count_max)
+    found, excess = read_all(root, chosen, bytes_max)
+    return whole(found, trouble or excess)
+
+
+def choose(paths: Iterable[str], wanted: Callable[[str], bool], count_max: int) -> tuple[list[str], TooMuch | None]:
+    """The wanted paths, sorted, at most `count_max`; and why these are not all."""
+    found: list[str] = []
+    trouble = None
+    try:
+        for path in paths:
+            if wanted(path):
+                found.append(path)
+    except TooMuch as error:
+        trouble = error
+    if len(found) > count_max:
+        trouble = trouble or TooMuch(f"{len(found)} files match, at most {count_max} can be returned")
+    return sorted(found)[:count_max], trouble
+
+
+def read_all(root: int, paths: Iterable[str], bytes_max: int) -> tuple[list[tuple[str, bytes]], TooMuch | None]:
+    """The contents of those that are regular files, as far as they fit together; and why these are not all."""
     found: list[tuple[str, bytes]] = []
-    left = bytes_max
-    for path in paths[:count_max]:
+    trouble = None
+    for path in paths:
         try:
-            content = read_regular(root, path, left)
+            content = read_regular(root, path, bytes_max)
         except TooMuch as error:
             trouble = trouble or error
             continue
         if content is not None:
-            left -= len(content)
+            bytes_max -= len(content)
             found.append((path, content))
+    return found, trouble
+
+
+def whole(found: list[tuple[str, bytes]], trouble: TooMuch | None) -> list[tuple[str, bytes]]:
+    """Return `found` if that is all; else raise `trouble`, with `found` in it."""
     if trouble is not None:
         trouble.found = found
         raise trouble
     return found
 
 
-def pick(paths: Iterable[str], wanted: Callable[[str], bool]) -> tuple[list[str], TooMuch | None]:
-    """Those that are wanted, sorted; and why they are not all, if either of the two has had enough."""
-    found: list[str] = []
-    try:
-        for path in paths:
-            if wanted(path):
-                found.append(path)
-    except TooMuch as error:
-        return sorted(found), error
-    return sorted(found), None
-
-
 def walk(root: int) -> Generator[str, None, None]:
-    """Relative paths of every regular file, directory by directory. What nobody can ask for is left out.
+    """Relative paths of every regular file, directory by directory.
 
-    That is a name that is not UTF-8, and a path that is longer, or deeper, than those that go in may be.
+    Names that are not UTF-8, and paths longer or deeper than a request may name, are left out.
     """
     pending = [""]
     seen = 0
     while pending:
         directory = pending.pop()
         try:
-            descriptor = syscalls.open_beneath(root, directory or ".", os.O_RDONLY | os.O_DIRECTORY)
+            descriptor = open_beneath(root, directory or ".", os.O_RDONLY | os.O_DIRECTORY)
         except OSError:
-            continue  # removed, unreadable to us, or swapped for a link: not ours to judge
+            continue  # removed, unreadable to us, or replaced by a link
         try:
             with os.scandir(descriptor) as entries:
                 for entry in entries:
@@ -83,7 +96,7 @@ def walk(root: int) -> Generator[str, None, None]:
                     if seen > ENTRIES_MAX:
                         raise TooMuch(f"the work directory holds more than {ENTRIES_MAX} entries")
                     path = f"{directory}/{entry.name}" if directory else entry.name
-                    if not _can_be_asked_for(path):
+                    if not _can_be_requested(path):
                         continue
                     if entry.is_dir(follow_symlinks=False):
                         if path.count("/") < DEPTH_MAX:
@@ -94,7 +107,7 @@ def walk(root: int) -> Generator[str, None, None]:
             os.close(descriptor)
 
 
-def _can_be_asked_for(path: str) -> bool:
+def _can_be_requested(path: str) -> bool:
     try:
         return len(path.encode("utf-8")) <= policy.PATH_BYTES_MAX
     except UnicodeEncodeError:
@@ -102,9 +115,13 @@ def _can_be_asked_for(path: str) -> bool:
 
 
 def read_regular(root: int, path: str, bytes_max: int) -> bytes | None:
-    """The content of a regular file; None when there is none of that name."""
+    """The content of a regular file; None if `path` is anything else.
+
+    Raises:
+        TooMuch: it has more than `bytes_max` bytes.
+    """
     try:
-        descriptor = syscalls.open_beneath(root, path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+        descriptor = open_beneath(root, path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except OSError:
         return None
     facts = os.fstat(descriptor)
@@ -115,6 +132,41 @@ def read_regular(root: int, path: str, bytes_max: int) -> bytes | None:
         if facts.st_size > bytes_max:
             raise TooMuch(f"{path} has {facts.st_size} bytes, {bytes_max} are left of what can be returned")
         content = file.read(bytes_max + 1)
-        if len(content) > bytes_max:  # it grew, or never told the truth about its size
+        if len(content) > bytes_max:  # it grew, or its size was wrong from the start
             raise TooMuch(f"{path} has more than the {bytes_max} bytes that are left of what can be returned")
         return content
+
+
+def open_beneath(root: int, path: str, flags: int, mode: int = 0) -> int:
+    """Open `path` under `root` without following any link; name by name where the kernel has no openat2, as in gVisor.
+
+    Raises:
+        OSError: the file does not exist, or cannot be opened. NoDescriptors: no file could be.
+    """
+    try:
+        return syscalls.open_beneath(root, path, flags, mode)
+    except OSError as error:
+        if error.errno != errno.ENOSYS:
+            raise
+    *above, name = [name for name in path.split("/") if name not in ("", ".")] or ["."]
+    if ".." in (*above, name):
+        raise OSError(errno.EXDEV, "not beneath the directory")
+    current = os.dup(root)
+    try:
+        for each in above:
+            below = _open_name(current, each, os.O_PATH | os.O_DIRECTORY)
+            os.close(current)
+            current = below
+        return _open_name(current, name, flags, mode)
+    finally:
+        os.close(current)
+
+
+def _open_name(directory: int, name: str, flags: int, mode: int = 0) -> int:
+    """Without O_DIRECTORY: together with that, older gVisors follow a link in spite of O_NOFOLLOW."""
+    safe = flags & ~os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(name, safe, mode, dir_fd=directory)
+    if flags & os.O_DIRECTORY and not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise NotADirectoryError(errno.ENOTDIR, "not a directory")
+    return descriptor

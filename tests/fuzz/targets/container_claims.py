@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from belljar.backends.container.container import checked
-from belljar.backends.gvisor.session import _entries
+from belljar.backends.gvisor.guest import _check_entries
 from belljar.contract.errors import EnvironmentBroken, SandboxFault, UnsafePath
 
 ALLOWED = (EnvironmentBroken, SandboxFault, UnsafePath)
@@ -26,7 +26,7 @@ def run(data: bytes) -> None:
         return
     if not isinstance(said, dict):
         return
-    for entry in _entries(said):
+    for entry in _check_entries(said.get("found")):
         assert not entry.path.startswith("/")
         assert ".." not in entry.path.split("/")
     contents = checked("image", said)

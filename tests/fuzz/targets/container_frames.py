@@ -8,18 +8,19 @@ from typing import Any
 
 import harness
 
-from belljar.backends.gvisor.pool import NONSENSE, GvisorPool, _PendingRun
-from belljar.backends.gvisor.relay import StdioLines
-from belljar.backends.gvisor.session import RelayedProcess
+from belljar.backends.gvisor.guest import RelayedRun
+from belljar.backends.gvisor.pool import GvisorPool
+from belljar.backends.local.pool.zygotes import BARE
+from belljar.contract.errors import BelljarError
 from belljar.contract.execution import Execution, Limits
 from belljar.settings import RequestSettings
 
 ALLOWED = ()
 _WORDS = (
-    *("ready", "run", "line", "closed", "sent", "kind", "socket", "stream", "stdout", "bytes", "pictures", "started"),
-    *("ended", "status", "paths", "files", "asked", "found", "failed", "reason", "lost", "flooded"),
+    *("ready", "run", "descriptor", "closed", "sent", "kind", "socket", "ended", "status", "cpu_microseconds"),
+    *("peak_bytes", "out_of_memory", "answers", "found", "paths", "sizes", "trouble", "error", "reason"),
 )
-TOKENS = tuple(f'"{word}":'.encode() for word in _WORDS) + (b'{"run":1,"line":1}', b'{"run":2,"line":1}')
+TOKENS = tuple(f'"{word}":'.encode() for word in _WORDS) + (b'{"run":1,"descriptor":1}', b'{"run":2,"descriptor":1}')
 _BOUNDS = RequestSettings()
 
 
@@ -27,29 +28,31 @@ async def _talk(data: bytes) -> None:
     pool = GvisorPool(None, "image", "name", _BOUNDS, Limits())  # type: ignore[arg-type]
     sent: list[dict[str, Any]] = []
     pool._send = lambda message, blob=b"": sent.append(message)  # type: ignore[method-assign]
-    execution = Execution(code="", limits=Limits())
     read, write = os.pipe()
-    os.set_blocking(read, False)
-    asked = _PendingRun(1, execution, _BOUNDS, None, StdioLines(1, pool._send))
-    asked.relay.lend([write])
+    execution = Execution(code="", limits=Limits(), artifacts=("*",))
+    guest = pool._open_guest(BARE, execution.limits, [])
+    running = asyncio.create_task(RelayedRun(guest, execution, None, _BOUNDS, pool, False).play())
+    await harness.turns(1)
+    guest.relay.describe([write])
     os.close(write)
-    pool._enrol(lambda message, blob: asked.receive(message, blob))
-    process = RelayedProcess(2, pool._send, pool, lambda: None)
-    pool._enrol(process.receive)
+    session = pool.seat(Limits(), Limits())
     inbox = bytearray()
     try:
         for chunk in harness.pieces(data):
             inbox += chunk
             pool._take_frames(inbox)
             await harness.turns(1)
-    except NONSENSE:  # as it says that reads them: the container is then lost
+    except (ValueError, RecursionError):  # the container is then lost
         pass
     finally:
-        asked.relay.close()
-        await process.release()
+        pool._lose("the test is over")
+        (error,) = await asyncio.gather(running, return_exceptions=True)
+        pool.release(guest)
+        await session.close()
+        await pool.close()
         os.close(read)
-        pool._greeted.cancel()
-        await asyncio.sleep(0)
+    if isinstance(error, Exception) and not isinstance(error, BelljarError):
+        raise error
 
 
 def run(data: bytes) -> None:

@@ -1,20 +1,19 @@
 """Words of a hostile guest to its session: before the first cell, between cells, during one, and instead of files.
 
-The session is one behind another kernel, whose guest is at the other end of lines: the same code hears it as hears a
-local guest, and no jail is needed to say anything to it.
+The session is one inside gVisor, whose descriptors are relayed: the same code reads it as reads a local guest, and no
+jail is needed to send anything to it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
 
 import harness
 
 from belljar import channel
-from belljar.backends.gvisor.pool import NONSENSE
-from belljar.backends.gvisor.session import GvisorSession, RelayedProcess
+from belljar.backends.gvisor.pool import GvisorPool
+from belljar.backends.gvisor.session import GvisorSession
 from belljar.contract.errors import BelljarError
 from belljar.contract.execution import Execution, Limits
 from belljar.contract.sessions import SessionOrder
@@ -29,13 +28,11 @@ TOKENS = (
     b"\0" + channel.build({}, b"branched"),
     *(bytes((each,)) for each in range(6)),
 )
-_INTRODUCTION = {"line": 1, "sent": [{"kind": "other"}] * 3}
-#: Without AttributeError: that would be a mistake of ours as often as a lie of the container's.
-_NONSENSE = tuple(each for each in NONSENSE if each is not AttributeError)
-_CELL_ASKED = Execution(code="1", limits=Limits(wall_seconds=30.0))
+_INTRODUCTION = {"descriptor": 1, "sent": [{"kind": "other"}] * 3}
+_CELL_ORDERED = Execution(code="1", limits=Limits(wall_seconds=30.0))
 
 
-class _Steward:
+class _Agent:
     """Does what the session asks of the container, as far as it must to come to an end."""
 
     def __init__(self) -> None:
@@ -44,57 +41,60 @@ class _Steward:
 
     def send(self, message: dict[str, Any], blob: bytes = b"") -> None:
         if message["do"] == "kill":
-            asyncio.get_running_loop().call_soon(self.process.receive, {"ended": {"status": 9}}, b"")
+            asyncio.get_running_loop().call_soon(self.guest.receive, {"ended": {"status": 9}}, b"")
         elif message["do"] == "send":
-            self.relay = [kind["line"] for kind in message["kinds"]]
+            self.relay = [kind["descriptor"] for kind in message["kinds"]]
         elif message["do"] == "file":
-            self.questions.append(message["asked"])
+            self.questions.append(message["question"])
 
 
 async def _talk(data: bytes) -> None:
-    steward = _Steward()
-    pool = SimpleNamespace(unstick=lambda: None, is_lost=False)
-    process = steward.process = RelayedProcess(1, steward.send, pool, lambda: None)
-    session = GvisorSession(process, Limits(), RequestSettings(), None)
+    agent = _Agent()
+    pool = GvisorPool(None, "image", "name", RequestSettings(), Limits())  # type: ignore[arg-type]
+    pool._send = agent.send  # type: ignore[method-assign]
+    session = pool.seat(Limits(), Limits())
+    assert isinstance(session, GvisorSession)
+    guest = agent.guest = session._process.guest
     tasks = [asyncio.create_task(session.start(SessionOrder()))]
     await harness.turns(2)
     is_wrong, data = (data[0] & 1, data[1:]) if data else (0, data)
     if not is_wrong:
-        process.receive(_INTRODUCTION, channel.build({}))
+        guest.receive(_INTRODUCTION, channel.build({}))
         await harness.turns(3)
-        process.receive({"line": 1}, channel.build({}, b"ready"))
+        guest.receive({"descriptor": 1}, channel.build({}, b"ready"))
         await harness.turns(3)
     try:
         for piece in harness.pieces(data):
             if session.ended is not None or not piece:
                 break
-            tasks += _do(session, steward, piece[0] % 6, piece[1:])
+            tasks += _do(session, agent, piece[0] % 6, piece[1:])
             await harness.turns(4)
-    except _NONSENSE:  # the container is then lost
+    except ValueError:  # the container is then lost
         pass
     finally:
         await session.close()
+        await pool.close()
         ended = await asyncio.gather(*tasks, return_exceptions=True)
     for error in ended:
         if isinstance(error, Exception) and not isinstance(error, BelljarError):
             raise error
 
 
-def _do(session: GvisorSession, steward: _Steward, what: int, content: bytes) -> list[asyncio.Task[Any]]:
-    process = steward.process
+def _do(session: GvisorSession, agent: _Agent, what: int, content: bytes) -> list[asyncio.Task[Any]]:
+    guest = agent.guest
     if what == _CELL and session._cell_run is None and session._opening.ready.done():
-        return [asyncio.create_task(session.run(_CELL_ASKED))]
-    if what == _LIST and not steward.questions and session._opening.ready.done():
+        return [asyncio.create_task(session.run(_CELL_ORDERED))]
+    if what == _LIST and not agent.questions and session._opening.ready.done():
         return [asyncio.create_task(session.list_files())]
-    if what == _LIST and steward.questions:
+    if what == _LIST and agent.questions:
         message, blob = channel.parse(len(content).to_bytes(4, "big") + content) if content else ({}, b"")
-        process.receive({**message, "asked": steward.questions.pop()}, blob)
-    elif what in (_STDOUT, _PICTURE) and len(steward.relay) >= 3:
-        process.receive({"line": steward.relay[0 if what == _STDOUT else 2]}, content)
+        guest.receive({**message, "answers": agent.questions.pop()}, blob)
+    elif what in (_STDOUT, _PICTURE) and len(agent.relay) >= 3:
+        guest.receive({"descriptor": agent.relay[0 if what == _STDOUT else 2]}, content)
     elif what == _PACKET:
-        process.receive({"line": 1}, content)
+        guest.receive({"descriptor": 1}, content)
     elif what == _END:
-        process.receive({"ended": {"status": content[0] if content else None}}, b"")
+        guest.receive({"ended": {"status": content[0] if content else None}}, b"")
     return []
 
 

@@ -1,5 +1,1 @@
 """The container back end: a warm container per environment is the outer wall, our jail inside it the inner one."""
-
-from belljar.backends.container.sandbox import ContainerSandbox
-
-__all__ = ["ContainerSandbox"]

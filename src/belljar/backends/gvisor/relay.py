@@ -1,10 +1,11 @@
-"""The host's descriptors that a guest behind another kernel is given: the other half of `inside/gvisor/relay.py`.
+"""Relays the host's pipes, sockets and files into a gVisor container; `inside/gvisor/relay.py` is the other half.
 
-Pipes, sockets and files keep their meaning: what the guest writes to its twin of a pipe arrives in the pipe, packets
-travel both ways over sockets, with whatever descriptors come along, and a file that can be written to has what the
-guest wrote once it is dead. So whatever deals with local guests deals with these, and does not notice.
+No descriptor can be passed into the container, so the agent creates a twin of each there, and frames carry what is
+written to either. Pipes and sockets keep their meaning: bytes that the guest writes to its twin arrive in the host's
+pipe, packets travel both ways over sockets, with the descriptors in them, and a file that the guest may write to has
+the guest's content once the guest is dead. Code that deals with local guests can therefore deal with these.
 
-All that comes is passed on in the order in which it came: a cell's output is in its pipes before its end is told.
+Frames are passed on in the order in which they arrive: the output of a cell is in its pipes before its end is known.
 """
 
 from __future__ import annotations
@@ -22,34 +23,36 @@ from typing import Any, NamedTuple
 
 from belljar import channel
 
-_BEHIND_BYTES = 1 << 20  # that nobody has read yet: the guest then waits
+_BEHIND_BYTES = 1 << 20  # received but not yet passed on: the guest then has to wait
 _DESCRIPTORS = 8
-_SOCKETS_MAX = 96  # of one run, whatever its container says
+_SOCKETS_MAX = 96  # of one guest, whatever its container says
 _FILE_BYTES_MAX = 256 << 20
 _MESSAGE_BYTES = 256  # what a frame counts for beside its blob
-_UNREAD_BYTES_MAX = _FILE_BYTES_MAX + (64 << 20)  # of a container that does not wait when it is told to
+_UNREAD_BYTES_MAX = _FILE_BYTES_MAX + (64 << 20)  # of a container that does not wait as ordered
+_READ_BYTES = 65536
 _RIGHTS = (socket.SOL_SOCKET, socket.SCM_RIGHTS)
 
 Send = Callable[[dict[str, Any], bytes], None]
 
 
 class _Frame(NamedTuple):
-    """A frame about a line, of which every word was checked."""
+    """A frame about a relayed descriptor, checked in every field."""
 
     number: int
     is_closed: bool
-    sent: list[int | None]  # for each descriptor that came along the number of its line; None: it is not a socket
+    sent: list[int | None]  # for each descriptor in the packet its number; None: it is not a socket
     blob: bytes
 
 
 class DescriptorRelay:
-    """All lines of one run or session. Close them, however it ends."""
+    """All relayed descriptors of one guest, by number. Close it, however the guest ends."""
 
     def __init__(self, run: int, send: Send) -> None:
         self._run = run
         self._send = send
         self._loop = asyncio.get_running_loop()
-        self._pipes: dict[int, int] = {}
+        self._pipes: dict[int, int] = {}  # that the guest writes to
+        self._sources: dict[int, int] = {}  # pipes that the guest reads from
         self._sockets: dict[int, socket.socket] = {}
         self._files: dict[int, tuple[int, int]] = {}  # descriptor and size
         self._next = 0
@@ -58,31 +61,44 @@ class DescriptorRelay:
         self._is_paused = False
         self._waiting_for = -1
 
-    def lend(self, descriptors: Sequence[int]) -> tuple[list[dict[str, Any]], bytes]:
-        """Describe these to the steward, with the content of files; copies of them are kept as long as need be."""
+    # ---- from the host to the guest
+
+    def describe(self, descriptors: Sequence[int]) -> tuple[list[dict[str, Any]], bytes]:
+        """Describe these for the agent, with the contents of files, and relay copies of them from now on."""
         kinds, contents = [], []
         for descriptor in descriptors:
             self._next += 1
             facts = os.fstat(descriptor)
+            is_read_only = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
             if stat.S_ISREG(facts.st_mode):
                 content = os.pread(descriptor, min(facts.st_size, _FILE_BYTES_MAX), 0).rstrip(b"\0")
-                returns = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR
+                returns = not is_read_only and not _is_sealed(descriptor)
                 if returns:
                     self._files[self._next] = os.dup(descriptor), facts.st_size
                 kinds.append({"kind": "file", "bytes": len(content), "size": facts.st_size, "returns": returns})
                 contents.append(content)
             elif stat.S_ISSOCK(facts.st_mode):
-                self.speak(self._next, socket.socket(fileno=os.dup(descriptor)))
+                self._add_socket(self._next, socket.socket(fileno=os.dup(descriptor)))
                 kinds.append({"kind": "socket"})
             else:
-                self._pipes[self._next] = os.dup(descriptor)
-                os.set_blocking(self._pipes[self._next], False)
-                kinds.append({"kind": "pipe"})
-            kinds[-1]["line"] = self._next
+                copy = os.dup(descriptor)
+                os.set_blocking(copy, False)
+                if is_read_only:
+                    self._sources[self._next] = copy
+                    self._loop.add_reader(copy, self._on_source, self._next)
+                else:
+                    self._pipes[self._next] = copy
+                kinds.append({"kind": "source" if is_read_only else "pipe"})
+            kinds[-1]["descriptor"] = self._next
         return kinds, b"".join(contents)
 
-    def speak(self, number: int, peer: socket.socket) -> None:
-        """Pass packets on, both ways, over a socket that is ours from now on."""
+    def send(self, number: int, packet: bytes, descriptors: Sequence[int] = ()) -> None:
+        """Have the agent send a packet over the twin of a socket, with twins of these descriptors."""
+        kinds, contents = self.describe(descriptors)
+        order = {"do": "send", "run": self._run, "descriptor": number, "bytes": len(packet), "kinds": kinds}
+        self._send(order, packet + contents)
+
+    def _add_socket(self, number: int, peer: socket.socket) -> None:
         self._drop(number)
         self._sockets[number] = peer
         self._loop.add_reader(peer, self._on_packet, number)
@@ -100,33 +116,46 @@ class DescriptorRelay:
             packet, ancillary = b"", []
         descriptors = channel.descriptors_in(ancillary)
         try:
-            if not packet:
-                self._drop(number)
-                self._send({"do": "hang up", "run": self._run, "line": number}, b"")
-                return
-            kinds, contents = self.lend(descriptors)
+            if packet:
+                self.send(number, packet, descriptors)
+            else:
+                self._close_twin(number)
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
-        order = {"do": "send", "run": self._run, "line": number, "bytes": len(packet), "kinds": kinds}
-        self._send(order, packet + contents)
 
-    # ---- what comes from there
+    def _on_source(self, number: int) -> None:
+        try:
+            chunk = os.read(self._sources[number], _READ_BYTES)
+        except BlockingIOError:
+            return
+        if chunk:
+            self.send(number, chunk)
+        else:
+            self._close_twin(number)
+
+    def _close_twin(self, number: int) -> None:
+        self._drop(number)
+        self._send({"do": "close", "run": self._run, "descriptor": number}, b"")
+
+    # ---- from the guest to the host
 
     def receive(self, message: dict[str, Any], blob: bytes) -> None:
-        """One frame about a line.
+        """Take one frame about a relayed descriptor.
 
         Raises:
-            ValueError: the container does not keep to the rules; nothing of the frame was taken.
+            ValueError: the container breaks the protocol; nothing of the frame was taken.
         """
-        self._inbox.append(_read(message, blob))
+        self._inbox.append(_check_frame(message, blob))
         self._inbox_bytes += len(blob) + _MESSAGE_BYTES
         if self._inbox_bytes > _UNREAD_BYTES_MAX:
             raise ValueError("the container sends more than is read, though it was told to wait")
-        self._pump()
+        self.pass_on()
 
-    def _pump(self) -> None:
+    def pass_on(self) -> bool:
+        """Pass on as many frames as pipes and sockets have room for; return whether there was room for any."""
         self._stop_waiting()
+        before = self._inbox_bytes
         while self._inbox:
             frame = self._inbox[0]
             try:
@@ -143,9 +172,17 @@ class DescriptorRelay:
         if self._is_paused != (self._inbox_bytes > _BEHIND_BYTES):
             self._is_paused = not self._is_paused
             self._send({"do": "pause", "run": self._run, "is_paused": self._is_paused}, b"")
+        return self._inbox_bytes < before
+
+    def finish(self) -> None:
+        """Nothing is read from the pipes any more: drop what is left for them, and update the files."""
+        for frame in self._inbox:
+            if frame.number in self._files:
+                self._deliver(frame)
+        self._inbox.clear()
 
     def _deliver(self, frame: _Frame) -> bytes | None:
-        """What of it could not be passed on yet; None when it is done with, or nothing takes it."""
+        """Return the part of a frame that found no room; None if the frame is done with, or nothing takes it."""
         number = frame.number
         if frame.is_closed:
             self._drop(number)
@@ -160,16 +197,16 @@ class DescriptorRelay:
                 return None
             return frame.blob[written:] or None
         elif number in self._sockets:
-            self._pass_on(self._sockets[number], frame)
+            self._send_to_host(self._sockets[number], frame)
         return None
 
-    def _pass_on(self, peer: socket.socket, frame: _Frame) -> None:
+    def _send_to_host(self, peer: socket.socket, frame: _Frame) -> None:
         theirs: list[int] = []
-        made: dict[int, socket.socket] = {}
+        created: dict[int, socket.socket] = {}
         try:
-            for line in frame.sent:
-                if line is not None and line not in made and len(self._sockets) + len(made) < _SOCKETS_MAX:
-                    made[line], end = channel.pair()
+            for number in frame.sent:
+                if number is not None and number not in created and len(self._sockets) + len(created) < _SOCKETS_MAX:
+                    created[number], end = channel.pair()
                     theirs.append(end.detach())
                 else:
                     theirs.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
@@ -179,18 +216,18 @@ class DescriptorRelay:
             except BlockingIOError:
                 raise
             except OSError:
-                return  # it has left, or no packet can be that large
-            while made:
-                self.speak(*made.popitem())
+                return  # the peer has left, or no packet can be that large
+            while created:
+                self._add_socket(*created.popitem())
         finally:
-            for ours in made.values():
+            for ours in created.values():
                 ours.close()
             for descriptor in theirs:
                 os.close(descriptor)
 
     def _wait_for(self, number: int) -> None:
         self._waiting_for = self._pipes[number] if number in self._pipes else self._sockets[number].fileno()
-        self._loop.add_writer(self._waiting_for, self._pump)
+        self._loop.add_writer(self._waiting_for, self.pass_on)
 
     def _stop_waiting(self) -> None:
         if self._waiting_for >= 0:
@@ -202,34 +239,46 @@ class DescriptorRelay:
     def _drop(self, number: int) -> None:
         if number in self._pipes:
             os.close(self._pipes.pop(number))
+        elif number in self._sources:
+            source = self._sources.pop(number)
+            self._loop.remove_reader(source)
+            os.close(source)
         elif number in self._sockets:
             peer = self._sockets.pop(number)
             if peer.fileno() == self._waiting_for:
                 self._stop_waiting()
-                self._loop.call_soon(self._pump)
+                self._loop.call_soon(self.pass_on)
             self._loop.remove_reader(peer)
             peer.close()
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Close every copy, and drop what was not passed on."""
         self._stop_waiting()
         self._inbox.clear()
-        for number in (*self._pipes, *self._sockets):
+        for number in (*self._pipes, *self._sources, *self._sockets):
             self._drop(number)
         for descriptor, _ in self._files.values():
             os.close(descriptor)
         self._files.clear()
 
 
-def _read(message: dict[str, Any], blob: bytes) -> _Frame:
-    """A frame as a container sent it; the lines that it opens itself have numbers below 0."""
-    number, sent = message.get("line"), message.get("sent") or []
+def _is_sealed(file: int) -> bool:
+    """Whether nothing can be written to a file in memory."""
+    try:
+        return bool(fcntl.fcntl(file, fcntl.F_GET_SEALS) & fcntl.F_SEAL_WRITE)
+    except OSError:
+        return False  # an ordinary file
+
+
+def _check_frame(message: dict[str, Any], blob: bytes) -> _Frame:
+    """Check a frame from a container; the descriptors that a guest sends have numbers below 0."""
+    number, sent = message.get("descriptor"), message.get("sent") or []
     if not isinstance(number, int) or not isinstance(sent, list) or len(sent) > _DESCRIPTORS:
-        raise ValueError("a frame about a line cannot be read")
-    relay: list[int | None] = []
+        raise ValueError("a frame about a descriptor cannot be read")
+    numbers: list[int | None] = []
     for each in sent:
-        line = each.get("line") if isinstance(each, dict) and each.get("kind") == "socket" else None
-        if line is not None and not (isinstance(line, int) and line < 0):
-            raise ValueError("a frame names a line that a container cannot open")
-        relay.append(line)
-    return _Frame(number, bool(message.get("closed")), relay, blob)
+        own = each.get("descriptor") if isinstance(each, dict) and each.get("kind") == "socket" else None
+        if own is not None and not (isinstance(own, int) and own < 0):
+            raise ValueError("a frame names a descriptor that a guest cannot have sent")
+        numbers.append(own)
+    return _Frame(number, bool(message.get("closed")), numbers, blob)

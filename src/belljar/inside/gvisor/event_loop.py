@@ -1,4 +1,4 @@
-"""The steward's loop, and the frames that it exchanges with the host over the container's standard streams.
+"""The agent's event loop, and the frames that it exchanges with the host over the container's standard streams.
 
 A frame is two lengths, that much JSON and that many raw bytes.
 """
@@ -15,7 +15,7 @@ from typing import Any
 from belljar.inside.zygote.protocol import FRAME
 
 READ_BYTES = 65536
-_BEHIND_BYTES = 4 << 20  # unread by the host: programs then wait on their pipes
+_BEHIND_BYTES = 4 << 20  # unsent: programs then wait on their pipes
 
 _poller = select.poll()
 _readers: dict[int, Callable[[], object]] = {}
@@ -23,13 +23,12 @@ _out = bytearray()
 _inbox = bytearray()
 _host_in = _host_out = -1
 _obey: Callable[[dict[str, Any], bytes], None]
-_caught_up: Callable[[], None]
 
 
-def open_streams(obey: Callable[[dict[str, Any], bytes], None], caught_up: Callable[[], None]) -> None:
-    """Take the container's input and output for ourselves, and listen."""
-    global _host_in, _host_out, _obey, _caught_up
-    _obey, _caught_up = obey, caught_up
+def open_streams(obey: Callable[[dict[str, Any], bytes], None]) -> None:
+    """Keep the container's input and output for the host alone, and call `obey` for each frame that comes."""
+    global _host_in, _host_out, _obey
+    _obey = obey
     _host_in, _host_out = os.dup(0), os.dup(1)
     null = os.open("/dev/null", os.O_RDWR)
     os.dup2(null, 0)
@@ -40,21 +39,19 @@ def open_streams(obey: Callable[[dict[str, Any], bytes], None], caught_up: Calla
 
 
 def watch(descriptor: int, reader: Callable[[], object], events: int = select.POLLIN) -> None:
-    """Call `reader` whenever there is something."""
+    """Call `reader` whenever the descriptor is ready."""
     _readers[descriptor] = reader
     _poller.register(descriptor, events)
 
 
-def unwatch(descriptor: int) -> Callable[[], object] | None:
-    """Who was called so far, if anybody was."""
-    reader = _readers.pop(descriptor, None)
-    if reader is not None:
+def unwatch(descriptor: int) -> None:
+    """Stop watching a descriptor, if it is watched."""
+    if _readers.pop(descriptor, None) is not None:
         _poller.unregister(descriptor)
-    return reader
 
 
 def wait(deadline: float | None) -> None:
-    """Until something happens, or the time has come; then call whoever wants to know."""
+    """Wait until a watched descriptor is ready, or until `deadline`; then call its reader."""
     left = None if deadline is None else int(max(0.0, deadline - time.monotonic()) * 1000) + 1
     for descriptor, _ in _poller.poll(left):
         reader = _readers.get(descriptor)
@@ -63,12 +60,12 @@ def wait(deadline: float | None) -> None:
 
 
 def is_behind() -> bool:
-    """Whether the host has much to read already."""
+    """Whether the host has much to read before it sees anything new."""
     return len(_out) > _BEHIND_BYTES
 
 
 def send(message: dict[str, Any], blob: bytes = b"") -> None:
-    """Tell the host."""
+    """Send the host a frame, now or as soon as there is room."""
     text = json.dumps(message, separators=(",", ":")).encode()
     _out.extend(FRAME.pack(len(text), len(blob)))
     _out.extend(text)
@@ -87,7 +84,6 @@ def _flush() -> None:
     except OSError:
         os._exit(0)  # the host is gone
     unwatch(_host_out)
-    _caught_up()
 
 
 def _receive() -> None:

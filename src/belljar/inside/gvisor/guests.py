@@ -1,4 +1,4 @@
-"""The steward's zygotes and the guests they fork: warm interpreters, and forks behind plain walls (`plain`)."""
+"""The agent's zygotes, which are warm interpreters, and the guests that they fork (`zygote`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 from typing import Any
 
 from belljar import channel
-from belljar.inside.gvisor import zygote as plain
+from belljar.inside.gvisor import zygote
 from belljar.inside.gvisor.relay import open_to_all
 from belljar.inside.warden import host_python, warden
 from belljar.jail import policy, syscalls
@@ -22,12 +22,12 @@ _ROOTS = "/tmp/.belljar-runs"
 zygotes: dict[str, Zygote] = {}
 _ready: dict[Any, list[Guest]] = {}
 _greeting: dict[str, Any] = {}
-_shown: dict[str, str] = {}  # what a guest's root shows: places, and where links lead
+_shown: dict[str, str] = {}  # in a guest's root: directories, and links with their targets
 _next_uid = 0
 
 
 def show(facts: dict[str, Any]) -> None:
-    """Every guest will see these places of the image."""
+    """Have every guest see these directories of the image."""
     _shown.update(dict.fromkeys((*facts["shown"], "/etc", "/dev"), ""))
     prefix = facts.get("prefix")
     if prefix and prefix not in _shown and not prefix.startswith(tuple(f"{path}/" for path in _shown)):
@@ -38,13 +38,13 @@ def show(facts: dict[str, Any]) -> None:
 
 
 def greet(greeting: dict[str, Any]) -> None:
-    """What the host wants warm."""
+    """Take the host's settings: the interpreter, its imports, and the limits that most programs have."""
     _greeting.update(greeting)
-    refill(BARE, greeting["allowance"])
+    refill(BARE)
 
 
 class Zygote:
-    """A warm interpreter."""
+    """A warm interpreter, which forks guests."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -59,7 +59,7 @@ class Zygote:
                 warden.reset_signals()
                 python = _greeting["python"]
                 command = [os.path.basename(python)]
-                if not python:  # the image has none: what runs us then runs its programs
+                if not python:  # the image has none: ours runs its programs, too
                     command = host_python.command(host_python.IN_CONTAINER, host_python.PYTHON)
                     python = command[0]
                 environ = {**_greeting["environ"], **_greeting["warming"]}
@@ -72,10 +72,10 @@ class Zygote:
             imports = list(host_python.IMPORTS)
         order = {"imports": imports, "environ": _greeting["environ"], "stays": kind == SESSION}
         channel.send(self.peer, order)
-        channel.receive(self.peer)  # warm now; while it warms this container does nothing else
+        channel.receive(self.peer)  # warm now; until then this container does nothing else
 
     def lose(self) -> None:
-        """It has ended: the next guest gets another."""
+        """It has ended: the next guest needs another, and those that wait are gone."""
         self.peer.close()
         if zygotes.get(self.kind) is self:
             del zygotes[self.kind]
@@ -84,26 +84,21 @@ class Zygote:
                 guest.close()
 
 
-def _find_zygote(kind: str) -> Zygote:
-    if kind not in zygotes:
-        zygotes[kind] = Zygote(kind)
-    return zygotes[kind]
-
-
 class Guest:
-    """A fork behind its walls, or on its way there, that waits for a program."""
+    """A fork in its jail, or on its way there, that waits for a program."""
 
     def __init__(self, kind: str, allowance: list[int]) -> None:
         global _next_uid
         _next_uid = (_next_uid + 1) % _UIDS
-        zygote = _find_zygote(kind)
+        if kind not in zygotes:
+            zygotes[kind] = Zygote(kind)
         self.channel, theirs = channel.pair()
         self.stdout, stdout = os.pipe2(os.O_CLOEXEC)
         self.stderr, stderr = os.pipe2(os.O_CLOEXEC)
         self.news, news = os.pipe2(os.O_CLOEXEC)
-        self.first = 0  # pid of its world's first process, once we know it
-        self.has_left = False  # that one was reaped, and with it everyone in its world
-        self.said = b""
+        self.first = 0  # pid of the first process of its pid namespace, once it is known
+        self.has_left = False  # that one was reaped, so everyone in the namespace is dead
+        self.received = b""  # from `news`
         for descriptor in (stdout, stderr):
             open_to_all(descriptor)
         disk, cpu, processes, memory = allowance
@@ -119,7 +114,7 @@ class Guest:
             "memory_bytes": memory,
         }
         try:
-            channel.send(zygote.peer, order, descriptors=[theirs.fileno(), stdout, stderr, news])
+            channel.send(zygotes[kind].peer, order, descriptors=[theirs.fileno(), stdout, stderr, news])
         finally:
             theirs.close()
             for descriptor in (stdout, stderr, news):
@@ -129,18 +124,18 @@ class Guest:
             os.set_blocking(descriptor, False)
 
     def read_news(self) -> bool:
-        """Who its first process is, and later how the program ended; False at the end of the news."""
+        """Read the pid of its first process, and later how the program ended; False at the end of the pipe."""
         try:
             chunk = os.read(self.news, 256)
         except BlockingIOError:
             return True
-        self.said += chunk
-        if len(self.said) >= plain.BORN.size and not self.first and chunk:
-            (self.first,) = plain.BORN.unpack_from(self.said)
+        self.received += chunk
+        if len(self.received) >= zygote.BORN.size and not self.first and chunk:
+            (self.first,) = zygote.BORN.unpack_from(self.received)
         return bool(chunk)
 
     def resident_bytes(self) -> int:
-        """What all its processes hold now. Nobody else has its uid."""
+        """The memory of all its processes now. No other guest has its uid."""
         pages = 0
         for name in os.listdir("/proc"):
             if name.isdigit():
@@ -153,7 +148,7 @@ class Guest:
         return pages * resource.getpagesize()
 
     def signal(self, number: int) -> None:
-        """To its world's first process: the end of all, or an interrupt to be passed on to the program."""
+        """Signal its first process: SIGKILL ends everyone, SIGINT is passed on to the program."""
         if self.first and not self.has_left:
             try:
                 os.kill(self.first, number)
@@ -161,17 +156,17 @@ class Guest:
                 pass
 
     def close(self) -> None:
-        """End whatever lives of it."""
+        """End it if it lives, and remove its root."""
         self.read_news()
         self.signal(signal.SIGKILL)
         self.channel.close()
         for descriptor in (self.stdout, self.stderr, self.news):
             os.close(descriptor)
-        _take_apart(self.root)
+        _remove_root(self.root)
 
 
-def _take_apart(root: str) -> None:
-    """Unmount what lies below `root`, where mounts are everybody's, and remove it."""
+def _remove_root(root: str) -> None:
+    """Unmount what lies below `root`, for kernels with one mount table for all, and remove it."""
     bound = [path for path, target in _shown.items() if not target]
     for path in (*reversed(policy.WRITABLE_DIRS), "/proc", *reversed(bound)):
         try:
@@ -195,14 +190,15 @@ def _take_apart(root: str) -> None:
         pass
 
 
-def refill(kind: str, allowance: list[int]) -> None:
-    """Fork ahead of demand."""
+def refill(kind: str) -> None:
+    """Fork guests with the default limits ahead of demand."""
+    allowance = _greeting["allowance"]
     waiting = _ready.setdefault((kind, tuple(allowance)), [])
     while len(waiting) < _READY_MAX:
         waiting.append(Guest(kind, allowance))
 
 
 def take(kind: str, allowance: list[int]) -> Guest:
-    """A guest for a program: one that is ready, or a new one."""
+    """A guest that is ready, or a new one."""
     waiting = _ready.get((kind, tuple(allowance)), [])
     return waiting.pop(0) if waiting else Guest(kind, allowance)

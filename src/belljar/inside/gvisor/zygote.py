@@ -1,12 +1,12 @@
-"""The warm process inside a sandbox with a kernel of its own, such as gVisor: it forks guests behind plainer walls.
+"""The warm process inside a container with its own kernel, such as gVisor: it forks guests into plainer jails.
 
-There a kernel of the sandbox's own stands between programs and the machine, and descriptors, cgroups and pidfds do
-not reach through it. What is left for us is to keep programs of one container apart: each run gets pid, mount,
-network, ipc and uts namespaces, directories of its own with a size, a uid of its own, no capabilities, no new
-privileges, our seccomp filter, and rlimits in place of a cgroup. Landlock is not to be had.
+That kernel stands between programs and the machine, and descriptors, cgroups and pidfds do not reach through it. The
+jails here only keep programs of one container apart: each guest gets pid, mount, network, ipc and uts namespaces, its
+own directories with a size limit, its own uid, no capabilities, no new privileges, our seccomp filter, and rlimits
+instead of a cgroup. Landlock is unavailable.
 
-For each run three processes: one that leaves at once, the first of the pid namespace, and the program. The first one
-outlives the program only to say how it ended, and takes whatever the program left behind along.
+Each guest takes three processes: one that exits at once, the first of the pid namespace, and the program. The first
+one outlives the program only to report how it ended; its own end kills whatever the program has left behind.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ import sys
 from typing import Any
 
 from belljar import channel
-from belljar.inside.guest import program as script
+from belljar.inside.guest import program
 from belljar.inside.zygote import server
 from belljar.jail import namespaces, policy, rlimits, seccomp, syscalls
 
-BORN = struct.Struct("=q")  # pid of the run's first process, as the steward sees it
+BORN = struct.Struct("=q")  # pid of the guest's first process, as the agent sees it
 ENDED = struct.Struct("=qqq")  # wait status, CPU in microseconds, largest resident set in bytes
 CHANNEL = 3
-_WORLD = (
+_NAMESPACES = (
     syscalls.CLONE_NEWNS | syscalls.CLONE_NEWPID | syscalls.CLONE_NEWNET | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS
 )
 _control: socket.socket
@@ -36,12 +36,12 @@ _filter: syscalls.FilterProgram
 
 
 def serve(always_loaded: frozenset[str]) -> None:
-    """Serve until the steward leaves. Returns only in a guest that has its program."""
+    """Serve until the agent leaves. Returns only in a guest that has its program."""
     try:
-        _get_warm(always_loaded)
+        _warm_up(always_loaded)
         if _loop():
             return
-    except BaseException:  # noqa: BLE001  (the end of the process: say why)
+    except BaseException:  # noqa: BLE001  (the process ends: the log says why)
         import traceback
 
         traceback.print_exc()
@@ -49,30 +49,29 @@ def serve(always_loaded: frozenset[str]) -> None:
     os._exit(0)
 
 
-def _get_warm(always_loaded: frozenset[str]) -> None:
+def _warm_up(always_loaded: frozenset[str]) -> None:
     global _control, _filter
     _control = socket.socket(fileno=CHANNEL)
-    script.use_channel(_control)
+    program.use_channel(_control)
     greeting, _, _ = channel.receive(_control)
     try:
         rlimits.set_common()
     except ValueError:
-        pass  # gVisor knows only some limits, and those it lacks have nothing behind them there
+        pass  # gVisor has only some limits, and nothing to be limited behind the others
     if greeting["stays"]:
-        # A guest of ours stays in there.
         server.receive_program = server._import_shell().serve  # type: ignore[attr-defined]
     server.warm_up(greeting["imports"], greeting["environ"], always_loaded)
     _filter = syscalls.FilterProgram(seccomp.compile_filter(os.uname().machine, can_watch=False))
     gc.collect()
     gc.freeze()
     gc.disable()
-    if not greeting["stays"]:  # a session's lives as long as its process
-        script.renew_main()
+    if not greeting["stays"]:  # that of a session lives as long as its process
+        program.renew_main()
     channel.send(_control, {"warm": sys.version.split()[0]})
 
 
 def _loop() -> bool:
-    """True in a guest that has its program; False in the zygote once the steward has left."""
+    """True in a guest that has its program; False in the zygote once the agent has left."""
     waiting = select.poll()
     waiting.register(_control, select.POLLIN)
     while True:
@@ -90,21 +89,21 @@ def _loop() -> bool:
 
 
 def _start(order: dict[str, Any], peer: int, stdout: int, stderr: int, news: int) -> bool:
-    """In the fork: build the run's world, and be its first process or its program."""
+    """In the fork: build the jail, and be its first process or its program."""
     try:
-        syscalls.unshare(_WORLD)
-        told, tell = os.pipe()
+        syscalls.unshare(_NAMESPACES)
+        reported, report = os.pipe()
         first = os.fork()
         if first:
             os.write(news, BORN.pack(first))
             os._exit(0)
-        os.close(tell)
-        os.read(told, 1)  # ends when the one above has told the steward who we are, and left
-        os.close(told)
+        os.close(report)
+        os.read(reported, 1)  # ends when the process above has reported our pid, and left
+        os.close(reported)
         _build(order["root"], order["shown"], order["disk_bytes"])
-        program = os.fork()
-        if program:
-            _see_to_its_end(program, news)
+        child = os.fork()
+        if child:
+            _reap_until_end(child, news)
         _enter(order, peer, stdout, stderr)
     except OSError as error:
         _give_up(error, peer)
@@ -114,7 +113,7 @@ def _start(order: dict[str, Any], peer: int, stdout: int, stderr: int, news: int
 
 
 def _build(root: str, shown: dict[str, str], disk_bytes: int) -> None:
-    """A root of the run's own. Older gVisors have but one mount table for all, so the steward takes it apart again."""
+    """Mount a root for this guest. Older gVisors have one mount table for all, so the agent unmounts it again."""
     os.makedirs(root, 0o755)
     for path, target in shown.items():
         if target:
@@ -133,20 +132,20 @@ def _build(root: str, shown: dict[str, str], disk_bytes: int) -> None:
     try:
         namespaces.raise_loopback()
     except OSError:
-        pass  # gVisor's is always up and cannot be told
+        pass  # gVisor's is always up, and has no such call
     socket.sethostname(policy.HOSTNAME)
     os.chdir(policy.WORK_DIR)
 
 
-def _see_to_its_end(program: int, news: int) -> None:
-    """Be pid 1: adopt, reap, and leave with the program, which ends everyone else. Never returns."""
+def _reap_until_end(child: int, news: int) -> None:
+    """Be pid 1: reap orphans, and exit with the program, which kills everyone else. Never returns."""
     os.closerange(0, news)
     os.closerange(news + 1, 1 << 16)
     signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGINT, lambda *_: os.kill(program, signal.SIGINT))  # the steward knows us, not the program
+    signal.signal(signal.SIGINT, lambda *_: os.kill(child, signal.SIGINT))  # the agent knows our pid, not the program's
     while True:
         pid, status, usage = os.wait4(-1, 0)
-        if pid == program:
+        if pid == child:
             cpu = int((usage.ru_utime + usage.ru_stime) * 1e6)
             os.write(news, ENDED.pack(status, cpu, usage.ru_maxrss * 1024))
             os._exit(0)

@@ -14,8 +14,8 @@ from belljar.backends.gvisor import relay as module
 from belljar.backends.gvisor.relay import DescriptorRelay
 
 
-def with_lines(main: Callable[[DescriptorRelay, Any, list[dict[str, Any]]], Coroutine[Any, Any, None]]) -> None:
-    """Lend a socket as line 1; nothing may be open afterwards that was not before."""
+def with_relay(main: Callable[[DescriptorRelay, Any, list[dict[str, Any]]], Coroutine[Any, Any, None]]) -> None:
+    """Relay a socket as descriptor 1; nothing may be open afterwards that was not before."""
 
     async def run() -> None:
         before = set(os.listdir("/proc/self/fd"))
@@ -23,7 +23,7 @@ def with_lines(main: Callable[[DescriptorRelay, Any, list[dict[str, Any]]], Coro
         said: list[dict[str, Any]] = []
         relay = DescriptorRelay(1, lambda message, blob: said.append(message))
         with ours, theirs:
-            relay.lend([theirs.fileno()])
+            relay.describe([theirs.fileno()])
             try:
                 await main(relay, ours, said)
             finally:
@@ -36,32 +36,32 @@ def with_lines(main: Callable[[DescriptorRelay, Any, list[dict[str, Any]]], Coro
 @pytest.mark.parametrize(
     "message",
     [
-        pytest.param({}, id="no_line"),
-        pytest.param({"line": "1"}, id="line_is_text"),
-        pytest.param({"line": [1]}, id="line_is_a_list"),
-        pytest.param({"line": 1, "sent": 5}, id="sent_is_a_number"),
-        pytest.param({"line": 1, "sent": [{"kind": "socket", "line": 1}]}, id="a_line_of_ours"),
-        pytest.param({"line": 1, "sent": [{"kind": "socket", "line": "x"}]}, id="new_line_is_text"),
-        pytest.param({"line": 1, "sent": [{"kind": "other"}] * 9}, id="too_many_descriptors"),
+        pytest.param({}, id="no_number"),
+        pytest.param({"descriptor": "1"}, id="number_is_text"),
+        pytest.param({"descriptor": [1]}, id="number_is_a_list"),
+        pytest.param({"descriptor": 1, "sent": 5}, id="sent_is_a_number"),
+        pytest.param({"descriptor": 1, "sent": [{"kind": "socket", "descriptor": 1}]}, id="a_descriptor_of_ours"),
+        pytest.param({"descriptor": 1, "sent": [{"kind": "socket", "descriptor": "x"}]}, id="new_number_is_text"),
+        pytest.param({"descriptor": 1, "sent": [{"kind": "other"}] * 9}, id="too_many_descriptors"),
     ],
 )
 def test_a_frame_that_breaks_the_rules_is_refused(message: dict[str, Any]) -> None:
     async def main(relay: DescriptorRelay, ours: Any, said: list[dict[str, Any]]) -> None:
         with pytest.raises(ValueError, match="a frame"):
             relay.receive(message, b"x")
-        relay.receive({"line": 1}, b"still there")
+        relay.receive({"descriptor": 1}, b"still there")
         assert channel.Peer.recv(ours, 100) == b"still there"
 
-    with_lines(main)
+    with_relay(main)
 
 
 def test_a_packet_that_no_socket_takes_is_dropped() -> None:
     async def main(relay: DescriptorRelay, ours: Any, said: list[dict[str, Any]]) -> None:
-        relay.receive({"line": 1}, b"x" * (64 << 20))
-        relay.receive({"line": 1}, b"next")
+        relay.receive({"descriptor": 1}, b"x" * (64 << 20))
+        relay.receive({"descriptor": 1}, b"next")
         assert channel.Peer.recv(ours, 100) == b"next"
 
-    with_lines(main)
+    with_relay(main)
 
 
 def test_a_container_that_does_not_wait_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,28 +71,28 @@ def test_a_container_that_does_not_wait_is_refused(monkeypatch: pytest.MonkeyPat
     async def main(relay: DescriptorRelay, ours: Any, said: list[dict[str, Any]]) -> None:
         with pytest.raises(ValueError, match="more than is read"):
             for _ in range(100_000):
-                relay.receive({"line": 1}, b"x")
+                relay.receive({"descriptor": 1}, b"x")
         assert said[-1]["is_paused"] is True
 
-    with_lines(main)
+    with_relay(main)
 
 
-def test_a_line_that_is_closed_while_it_is_waited_for_holds_nothing_up() -> None:
+def test_a_descriptor_that_is_closed_while_it_is_waited_for_holds_nothing_up() -> None:
     async def main(relay: DescriptorRelay, ours: Any, said: list[dict[str, Any]]) -> None:
         other, theirs = channel.pair()
         with other, theirs:
-            relay.lend([theirs.fileno()])
+            relay.describe([theirs.fileno()])
             for _ in range(1000):
-                relay.receive({"line": 1}, b"x" * 4096)  # until its buffer is full, and then some
-            relay.receive({"line": 2}, b"for another line")
+                relay.receive({"descriptor": 1}, b"x" * 4096)  # until its buffer is full, and then some
+            relay.receive({"descriptor": 2}, b"for another descriptor")
             relay._drop(1)
             async with asyncio.timeout(10):
                 while True:
                     try:
-                        assert other.recv(100, channel.NOW) == b"for another line"
+                        assert other.recv(100, channel.NOW) == b"for another descriptor"
                     except BlockingIOError:
                         await asyncio.sleep(0)
                     else:
                         return
 
-    with_lines(main)
+    with_relay(main)

@@ -1,6 +1,6 @@
-"""Files that a program leaves behind, brought out of its work directory.
+"""Collects the files that a program leaves in its work directory.
 
-All of it in a thread: the program may have made a tree that takes its time.
+All file work is done in threads: a program can create a tree that takes long to read.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from belljar.contract.artifacts import Matcher, TooManySteps
 from belljar.contract.execution import Execution
@@ -19,35 +19,35 @@ from belljar.settings import RequestSettings
 
 _files = ThreadPoolExecutor(8, thread_name_prefix="belljar-files")
 _walks = ThreadPoolExecutor(2, thread_name_prefix="belljar-walks")
+#: Calls a function of `jail/workdir.py` or `jail/live_files.py` on the work directory of one program.
+OnWorkDir: TypeAlias = Callable[..., Awaitable[Any]]
 
 
 class Collected(NamedTuple):
-    """What comes back, and what its caller is told if that is not all he has asked for."""
+    """The files found, and a note for the caller if these are not all."""
 
     files: tuple[File, ...] = ()
     note: str = ""
 
     def note_below(self, stderr: bytes | bytearray) -> str:
-        """The note as a line of its own, whatever the program has written before it."""
+        """The note as a line of its own at the end of `stderr`."""
         return f"\n{self.note}" if self.note and stderr and not stderr.endswith(b"\n") else self.note
 
 
-async def collect(
-    execution: Execution, bounds: RequestSettings, on_work_dir: Callable[..., Awaitable[Sequence[tuple[str, bytes]]]]
-) -> Collected:
-    """The files that the globs of a program match, as many as may be returned; `on_work_dir` does such work."""
+async def collect(execution: Execution, bounds: RequestSettings, on_work_dir: OnWorkDir) -> Collected:
+    """The files that the globs of a program match, as many as may be returned."""
     note = ""
     try:
-        found = await on_work_dir(workdir.collect, wanted(execution.artifacts), bounds.file_count, bounds.files_bytes)
+        found = await on_work_dir(workdir.collect, _wanted(execution.artifacts), bounds.file_count, bounds.files_bytes)
     except workdir.TooMuch as error:
-        found, note = error.found, note_of(str(error))
+        found, note = error.found, f"[artifacts: {error}; what does not fit is left out]\n"
     return Collected(tuple(File(path=path, content=content) for path, content in found), note)
 
 
-def wanted(globs: Sequence[str]) -> Callable[[str], bool]:
-    """Whether these globs match a path of one tree; it raises TooMuch when they have kept us busy for long enough.
+def _wanted(globs: Sequence[str]) -> Callable[[str], bool]:
+    """Whether these globs match a path of one tree; it raises TooMuch after too many steps.
 
-    They are translated when it is first called: that takes its time, too.
+    The globs are translated on the first call, since that is slow too, and this is made on the event loop.
     """
     matcher: Matcher | None = None
 
@@ -60,11 +60,6 @@ def wanted(globs: Sequence[str]) -> Callable[[str], bool]:
             raise workdir.TooMuch(str(error)) from error
 
     return is_wanted
-
-
-def note_of(complaint: str) -> str:
-    """As it stands at the end of standard error."""
-    return f"[artifacts: {complaint}; what does not fit is left out]\n"
 
 
 async def on_thread(root: int, owner: int | None, work: Callable[..., Any], *args: Any) -> Any:

@@ -1,7 +1,6 @@
-"""Looking after what runs, be it a program or a cell of a session.
+"""Monitors a running program or cell: reads its output, and enforces its CPU and output limits.
 
-What it writes is read as it comes, a listener who is slow is waited for, its processor time is counted, and it is
-stopped when it has had enough.
+Slow watchers apply back-pressure: output is read no faster than they take it.
 """
 
 from __future__ import annotations
@@ -11,21 +10,21 @@ import os
 from typing import Any
 
 from belljar.backends.local.run.displays import PictureReader
+from belljar.backends.local.run.guest import Meter
 from belljar.contract.backend import Watcher
 from belljar.contract.execution import Limits
-from belljar.jail.cgroups import JailCgroup
 from belljar.settings import RequestSettings
 
 _CORES = os.cpu_count() or 1
 _CPU_CHECK_SECONDS_MIN = 0.01
 READ_BYTES = 65536
-TAIL_BYTES = 65536  # what is kept of the end of what was dropped: there a program says what ended it
+TAIL_BYTES = 65536  # kept of the end of the dropped output: an interpreter prints the error there
 
 
 class MonitoredRun:
-    """Something at work. Whoever inherits this gives it two output streams, and says how it is stopped."""
+    """Base class of a running program or cell. Subclasses provide the two streams and `stop()`."""
 
-    # What few ever change stands here, so that making one costs less.
+    # Class-level defaults of what few ever change, so that creating one costs less.
     _deadline_passed = _cpu_exhausted = _flooded = False
     _resuming: asyncio.Task[None] | None = None
     _streams: tuple[Stream, ...] = ()
@@ -35,7 +34,7 @@ class MonitoredRun:
     def __init__(
         self,
         limits: Limits,
-        cgroup: JailCgroup | None,
+        cgroup: Meter | None,
         watcher: Watcher | None,
         bounds: RequestSettings,
         loop: asyncio.AbstractEventLoop,
@@ -52,11 +51,11 @@ class MonitoredRun:
         raise NotImplementedError
 
     def stop(self) -> None:
-        """It has had enough."""
+        """End it: a limit is used up."""
         raise NotImplementedError
 
     def _attend(self, elapsed_seconds: float) -> None:
-        """From here on read what it writes as it comes, and look at its processor time when that may be used up."""
+        """Read its output as it arrives from now on, and check its CPU time when that may be used up."""
         for stream in self._streams:
             self._watch(stream.descriptor, self._on_output, stream)
         if self._cgroup is not None:
@@ -106,7 +105,7 @@ class MonitoredRun:
         self._check_flood()
 
     def _on_picture(self, bytes_max: int = READ_BYTES) -> int:
-        """Read some of the pictures; how many bytes there were. What is refused is dropped, and counts as output."""
+        """Read some of the pictures; return how many bytes. Refused pictures are dropped, but count as output."""
         try:
             chunk = os.read(self._picture_pipe, bytes_max)
         except BlockingIOError:
@@ -140,7 +139,7 @@ class MonitoredRun:
 
 
 class Stream:
-    """One output pipe: what is within the limit is kept, the rest is drained and dropped."""
+    """One output pipe: output within the limit is kept, the rest is read and dropped."""
 
     __slots__ = ("_bytes_max", "descriptor", "is_open", "kept", "name", "seen_bytes", "tail")
 
@@ -159,7 +158,7 @@ class Stream:
         return self.seen_bytes > len(self.kept)
 
     def read(self, bytes_max: int = READ_BYTES) -> bytes | None:
-        """What there is, within the limit (b"" when all of it was over); None when nothing is left for now."""
+        """The next output within the limit (b"" if all of it was over); None if the pipe is empty now."""
         try:
             chunk = os.read(self.descriptor, bytes_max if bytes_max < READ_BYTES else READ_BYTES)
         except BlockingIOError:
@@ -173,7 +172,7 @@ class Stream:
         """Keep what is within the limit; return that."""
         self.seen_bytes += len(chunk)
         if not self.kept and len(chunk) <= self._bytes_max:
-            self.kept = chunk  # as most output is: all there will be
+            self.kept = chunk  # most programs write no more than this
             return chunk
         fitting = chunk[: max(0, self._bytes_max - len(self.kept))]
         self.kept = self.kept if isinstance(self.kept, bytearray) else bytearray(self.kept)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import fcntl
 import functools
 import os
 import signal
@@ -21,10 +22,10 @@ from collections.abc import Sequence
 from belljar import channel
 from belljar.backends.local.features.feature import GuestFeature
 from belljar.backends.local.pool import descriptors
-from belljar.backends.local.pool.guests import Guest
-from belljar.backends.local.pool.pool import INTERPRETER_BYTES, LocalPool
+from belljar.backends.local.pool.pool import INTERPRETER_BYTES
 from belljar.backends.local.run import artifacts
 from belljar.backends.local.run.displays import PictureReader
+from belljar.backends.local.run.guest import RunGuest, RunPool
 from belljar.backends.local.run.output import MonitoredRun, Stream
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import InvalidExecution, JailSetupFailed, ZygoteDied
@@ -34,7 +35,6 @@ from belljar.settings import RequestSettings
 
 _SETTLE_SECONDS, _SETTLE_SECONDS_MAX = 0.02, 0.1
 _SETTLE_SECONDS_EACH = 0.005  # the more run at once, the longer each of them takes
-_SILENCE_SECONDS = 10.0  # for a guest to start, or for the news that it is dead
 _PIPE_BYTES = 65536
 _INLINE_BYTES = 64 * 1024  # a program larger than this travels in a memfd
 _STARTED = channel.NO_MESSAGE + b"started"  # as `inside/guest/program.py` says it
@@ -47,7 +47,8 @@ _WORD_BYTES = 4096  # for why it could not start
 class Run(MonitoredRun):
     """A guest with its program. `play` must be awaited to its end, or cancelled: both leave nothing running."""
 
-    # What few runs ever change stands here, so that making one costs less.
+    silence_seconds = 10.0  # for a guest to start, or for the report that it is dead
+    # Class-level defaults of what few runs ever change, so that creating one costs less.
     _stdin = _work_dir = -1
     _stdin_left = memoryview(b"")
     _was_silent = _has_started = _has_settled = False
@@ -55,11 +56,11 @@ class Run(MonitoredRun):
 
     def __init__(
         self,
-        guest: Guest,
+        guest: RunGuest,
         execution: Execution,
         watcher: Watcher | None,
         bounds: RequestSettings,
-        pool: LocalPool,
+        pool: RunPool,
         shows: bool,  # whether pictures may come
         extras: Sequence[GuestFeature] = (),
         source: str = policy.PROGRAM_NAME,
@@ -174,7 +175,7 @@ class Run(MonitoredRun):
         elapsed = time.monotonic() - self._started_at
         self._attend(elapsed)
         self._await_start(elapsed)
-        self._timers["start"] = self._loop.call_later(_SILENCE_SECONDS, self._check_started)
+        self._timers["start"] = self._loop.call_later(self.silence_seconds, self._check_started)
 
     def _has_ended(self) -> bool:
         return self._ended.done()
@@ -216,7 +217,7 @@ class Run(MonitoredRun):
     def _on_deadline(self) -> None:
         self._deadline_passed = True
         self._guest.jail.kill()
-        self._timers["silence"] = self._loop.call_later(_SILENCE_SECONDS, self._on_silence)
+        self._timers["silence"] = self._loop.call_later(self.silence_seconds, self._on_silence)
 
     def _check_started(self) -> None:
         self._read_start()
@@ -227,7 +228,7 @@ class Run(MonitoredRun):
         """Nobody tells us what became of the guest: whoever should have is stuck. Our trouble, not the program's."""
         self._was_silent = True
         self._pool.unstick(self._guest)
-        self._timers["silence"] = self._loop.call_later(_SILENCE_SECONDS, self._on_silence)
+        self._timers["silence"] = self._loop.call_later(self.silence_seconds, self._on_silence)
 
     def _on_memory_event(self) -> None:
         """Version 1 cgroups kill one process of several and let the rest go on: end them too."""
@@ -289,7 +290,7 @@ class Run(MonitoredRun):
         """Wait until everyone in the killed jail is dead, and for no stuck process of ours."""
         jail = self._guest.jail
         while not jail.is_gone:
-            await asyncio.wait([jail.gone], timeout=_SILENCE_SECONDS)
+            await asyncio.wait([jail.gone], timeout=self.silence_seconds)
             if not jail.is_gone:
                 self._pool.unstick(self._guest)
 
@@ -376,15 +377,18 @@ class Run(MonitoredRun):
                 self._pass_on(stream, chunk)
 
     async def _with_artifacts(self, evidence: Evidence) -> Evidence:
-        self._pool.check_dirs([self._work_dir])
-        owner = self._pool.owner_of(self._guest.jail.jail_slot)
-        on_work_dir = functools.partial(artifacts.on_thread, self._work_dir, owner)
         with descriptors.named():
-            found = await artifacts.collect(self._execution, self._bounds, on_work_dir)
+            found = await artifacts.collect(self._execution, self._bounds, self._open_work_dir())
         note = found.note_below(evidence.stderr)
         if note and self._watcher is not None:
             self._watcher.wrote("stderr", note.encode())
         return dataclasses.replace(evidence, artifacts=found.files, note=note)
+
+    def _open_work_dir(self) -> artifacts.OnWorkDir:
+        """Check the directory that the guest has sent, and return what calls a function on it with its rights."""
+        self._pool.check_dirs([self._work_dir])
+        owner = self._pool.owner_of(self._guest.jail.jail_slot)
+        return functools.partial(artifacts.on_thread, self._work_dir, owner)
 
 
 def program_packet(
@@ -415,10 +419,11 @@ def program_packet(
 
 
 def in_memfd(*contents: bytes) -> int:
-    """A file in memory, for what is too large for a packet; the caller owns it."""
-    descriptor = os.memfd_create("belljar", os.MFD_CLOEXEC)
+    """A sealed file in memory, for what is too large for a packet; the caller owns it."""
+    descriptor = os.memfd_create("belljar", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     for content in contents:
         view = memoryview(content)
         while view:
             view = view[os.write(descriptor, view) :]
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
     return descriptor

@@ -14,7 +14,7 @@ import fcntl
 import os
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from belljar import channel
 from belljar.backends.local.pool.guests import Guest
@@ -105,9 +105,13 @@ class SessionProcess:
             return
         await self.family.empty(self.cgroup)
 
-    def was_taken_away(self) -> bool:
-        """Whether somebody outside has ended its jail."""
-        return self.family.guest.jail.was_taken_away()
+    def was_lost(self) -> bool:
+        """Whether its pool is gone, or its jail was ended from outside."""
+        return self.family.pool.is_lost or self.family.guest.jail.was_taken_away()
+
+    def check_dirs(self, directories: Sequence[int]) -> None:
+        """Raise unless these are directories that were mounted for a program to write to."""
+        self.family.pool.check_dirs(directories)
 
     def open_home(self) -> int | None:
         """The user namespace it lives in, which the caller owns; None: that of the guests' pool."""

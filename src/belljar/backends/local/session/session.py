@@ -109,7 +109,7 @@ class LocalSession(SessionFiles):
             self._loop.add_reader(self._process.channel, self._on_message)
             async with asyncio.timeout(FIRST_WORD_SECONDS):
                 await self._opening.first_word
-            self._check_directories()
+            self._process.check_dirs(self._directories)
             self._send_order(order, extras)
             async with asyncio.timeout(READY_SECONDS):
                 await self._opening.ready
@@ -129,9 +129,6 @@ class LocalSession(SessionFiles):
                 raise ZygoteDied("the guest was gone before its session began") from error
             raise
         self._settle()
-
-    def _check_directories(self) -> None:
-        self._process.family.pool.check_dirs(self._directories)
 
     def _settle(self) -> None:
         self._background.open(self._process.stdout, self._process.stderr)
@@ -199,10 +196,7 @@ class LocalSession(SessionFiles):
 
     def _end_unheard(self) -> None:
         """It does not listen any more, and how its process ended is not known yet."""
-        self.end("lost" if self._was_lost() else "crash")
-
-    def _was_lost(self) -> bool:
-        return self._process.family.pool.is_lost or self._process.was_taken_away()
+        self.end("lost" if self._process.was_lost() else "crash")
 
     def _receive_first_message(self, message: Mapping[str, Any], descriptors: list[int]) -> None:
         if self._opening.receive_first(message, descriptors):
@@ -306,7 +300,7 @@ class LocalSession(SessionFiles):
         twin._generation = self._generation + 1
         twin._begin_as_copy(grown, self._cells)
         try:
-            twin._check_directories()
+            twin._process.check_dirs(twin._directories)
             await self._equip(twin, grown.pidfd)
         except BaseException:
             await twin.close()
@@ -424,7 +418,7 @@ class LocalSession(SessionFiles):
     def _judge(self, status: int | None) -> str:
         if self.cgroup is not None and self.cgroup.oom_kills() > 0:
             return "memory"
-        if self._was_lost():
+        if self._process.was_lost():
             return "lost"
         if status is None:
             return (

@@ -1,4 +1,4 @@
-"""Packets and descriptors of a guest to the steward of its container, which serves other guests as well."""
+"""Packets and descriptors of a guest to the agent of its container, which serves other guests as well."""
 
 from __future__ import annotations
 
@@ -45,23 +45,24 @@ def _descriptors(kind: int) -> tuple[list[int], list[int]]:
 
 def run(data: bytes) -> None:
     _said.clear()
-    text_result, event_loop.text_result = (
-        event_loop.text_result,
-        lambda message, blob=b"": _said.append((message, blob)),
-    )  # there is no host in here
+    send, event_loop.send = event_loop.send, lambda message, blob=b"": _said.append((message, blob))  # there is no host
     try:
         _run(data)
     finally:
-        event_loop.text_result = text_result
+        event_loop.send = send
 
 
 def _run(data: bytes) -> None:
-    kinds = [{"kind": "socket", "line": 1}, {"kind": "pipe", "line": 2}]
-    held = relay.StdioLines(1)
-    channel, pipe = held.open(kinds, b"")
+    kinds = [
+        {"kind": "socket", "descriptor": 1},
+        {"kind": "pipe", "descriptor": 2},
+        {"kind": "source", "descriptor": 3},
+    ]
+    held = relay.DescriptorRelay(1)
+    channel, pipe, source = held.open(kinds, b"")
     guest = socket.socket(fileno=channel)
     guest.setblocking(False)
-    kept = [pipe]
+    kept = [pipe, source]
     try:
         for packet in harness.pieces(data):
             _speak(held, guest, kept, packet)
@@ -75,7 +76,7 @@ def _run(data: bytes) -> None:
         assert len(message.get("sent", ())) <= 8
 
 
-def _speak(held: relay.StdioLines, guest: socket.socket, kept: list[int], packet: bytes) -> None:
+def _speak(held: relay.DescriptorRelay, guest: socket.socket, kept: list[int], packet: bytes) -> None:
     kind, content = (packet[0] % 10, packet[1:]) if packet else (0, b"")
     sent, own = _descriptors(kind)
     kept += own
@@ -91,8 +92,13 @@ def _speak(held: relay.StdioLines, guest: socket.socket, kept: list[int], packet
     if content[:1] == b"p":
         os.write(kept[0], content)
     elif content[:1] == b"c":
-        held.hang_up(-1)
+        held.finish(-1)
     elif content[:1] == b"s":
-        held.send(-1, content, [{"kind": "pipe", "line": max(held._pipes, default=2) + 1}], b"")
+        held.send(-1, content, [{"kind": "pipe", "descriptor": max(held._pipes, default=3) + 2}], b"")
     elif content[:1] == b"z":
-        held.pause(len(content) % 2 == 0)
+        held.is_held = len(content) % 2 == 0
+        held.update_pause()
+    elif content[:1] == b"i":
+        held.send(3, content, [], b"")
+    elif content[:1] == b"e":
+        held.finish(3)
