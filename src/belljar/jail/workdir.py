@@ -20,7 +20,7 @@ ENTRIES_MAX = 50_000
 
 
 class TooMuch(Exception):
-    """The files asked for are more than may be taken out; the message says which bound."""
+    """The requested files are more than may be returned; the message names the bound."""
 
     found: Sequence[tuple[str, bytes]] = ()  # those that fit
 

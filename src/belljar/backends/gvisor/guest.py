@@ -119,7 +119,6 @@ class RelayedGuest:
         self._send({"do": command, "run": self.number}, b"")
 
     def send(self, packet: bytes, descriptors: Sequence[int] = ()) -> None:
-        """Send the program."""
         self.relay.send(self.numbers["channel"], packet, descriptors)
 
     def interrupt(self) -> None:

@@ -25,7 +25,7 @@ from belljar import channel
 
 _BEHIND_BYTES = 1 << 20  # received but not yet passed on: the guest then has to wait
 _DESCRIPTORS = 8
-_SOCKETS_MAX = 96  # of one guest, whatever its container says
+_SOCKETS_MAX = 96  # of one guest, whatever its container does
 _FILE_BYTES_MAX = 256 << 20
 _MESSAGE_BYTES = 256  # what a frame counts for beside its blob
 _UNREAD_BYTES_MAX = _FILE_BYTES_MAX + (64 << 20)  # of a container that does not wait as ordered
@@ -149,7 +149,7 @@ class DescriptorRelay:
         self._inbox.append(_check_frame(message, blob))
         self._inbox_bytes += len(blob) + _MESSAGE_BYTES
         if self._inbox_bytes > _UNREAD_BYTES_MAX:
-            raise ValueError("the container sends more than is read, though it was told to wait")
+            raise ValueError("the container sends more than is read, though it was ordered to wait")
         self.pass_on()
 
     def pass_on(self) -> bool:

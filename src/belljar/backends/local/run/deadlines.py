@@ -1,7 +1,7 @@
-"""Waiting with programs that may end any moment, so that one timer does for all of them.
+"""Deadlines of runs: one timer for all that have just started, and the grace period of an interrupted cell.
 
-Most runs end before anybody has to look after them. A timer for each would be set and cancelled a thousand times a
-second, and never fire.
+Most runs end before they need monitoring. A timer for each would be set and cancelled a thousand times a second, and
+never fire.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ _CLOCK_SECONDS = 0.001  # by how much a timer may come early: some loops count w
 
 
 class Settling(Protocol):
-    """Something that has to be looked after once it has lasted for a while."""
+    """A run that needs monitoring once it has lasted for a while."""
 
     def settle_in(self) -> None:
-        """The while is over."""
+        """Start monitoring."""
 
 
 class SettleTimer:
-    """Everybody who has not lasted long enough yet. Belongs to one event loop."""
+    """The runs that have just started, with one timer for all of them. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -32,17 +32,16 @@ class SettleTimer:
         self._timer_at = 0.0  # never later than the first of `_until`
 
     def wait_with(self, run: Settling, seconds: float) -> None:
-        """Have it settle in after this long, unless `forget` comes first."""
+        """Call `run.settle_in()` after this long, unless `forget` comes first."""
         at = self._until[run] = time.monotonic() + seconds
         if self._timer is None or at < self._timer_at:
             self._set_timer(at, seconds)
 
     def forget(self, run: Settling) -> None:
-        """It has ended, or settled in."""
         self._until.pop(run, None)
 
     def close(self) -> None:
-        """Nobody is waited with any more."""
+        """Forget all of them."""
         self._until.clear()
         if self._timer is not None:
             self._timer.cancel()
@@ -71,14 +70,14 @@ _LOOK_AGAIN_SECONDS_MIN = 0.05
 
 
 class InterruptGrace:
-    """Begins when it is made."""
+    """How long to wait for an interrupted cell, excluding time it spent waiting for a CPU. Begins when created."""
 
     def __init__(self, pids: Iterable[int]) -> None:
         self._begun_at = time.monotonic()
         self._stood_before = {pid: stood_in_line_seconds(pid) for pid in pids}
 
     def left_seconds(self) -> float:
-        """How long to wait before asking again; 0: no longer."""
+        """How long to wait before the next check; 0: the grace period is over."""
         elapsed = time.monotonic() - self._begun_at
         stood = max((stood_in_line_seconds(pid) - before for pid, before in self._stood_before.items()), default=0.0)
         left = min(GRACE_SECONDS - elapsed + max(0.0, stood), WALL_SECONDS_MAX - elapsed)
@@ -86,7 +85,7 @@ class InterruptGrace:
 
 
 def stood_in_line_seconds(pid: int) -> float:
-    """For how long a process, by its first thread, could have run and was not let; 0 where nobody knows."""
+    """How long the first thread of a process has waited for a CPU; 0 if that is unknown."""
     try:
         return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
     except (OSError, IndexError, ValueError):

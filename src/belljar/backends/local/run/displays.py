@@ -1,4 +1,4 @@
-"""Pictures that come out of a guest."""
+"""Reads displays, errors and refusals that a guest sends: all of it untrusted."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from belljar.contract.execution import Display, ProgramError
 from belljar.settings import RequestSettings
 
 PIECE = struct.Struct("=QIH")  # number of the picture, its bytes in all, bytes of this piece
-_PIECE_BYTES = 256  # what a piece counts for beside what is in it: small ones are work, too
+_PIECE_BYTES = 256  # what a piece counts for beside its content: small ones cost work, too
 _MIME = re.compile(r"([a-z]+/[A-Za-z0-9.+-]{1,64})(?:;bundle=([0-9]{1,9})(;result)?)?")
 
 
 class PictureReader:
-    """Puts pictures together from a pipe into which a hostile program may write anything.
+    """Assembles pictures from a pipe into which a hostile program may write anything.
 
     Pieces of several pictures may alternate, as threads and processes write them. A piece is `PIECE`, and that much
     of the picture; a picture's first piece is its type, and in a session which bundle of forms it belongs to. See
@@ -26,8 +26,8 @@ class PictureReader:
 
     def __init__(self, bounds: RequestSettings) -> None:
         self.complete: list[Display] = []
-        self.is_refused = False  # it broke the rules or the bounds; nothing more is heard
-        self.flood_bytes = 0  # what all that came counts for, against `request.flood_bytes`
+        self.is_refused = False  # it broke the rules or the bounds; nothing more is read
+        self.flood_bytes = 0  # what counts against `request.flood_bytes` so far
         self._flood_bytes_max = bounds.flood_bytes
         self._bytes_left = bounds.display_bytes
         self._count_max = bounds.display_count
@@ -77,8 +77,8 @@ class PictureReader:
         self._unread.clear()
 
 
-def _display(told: re.Match[str], content: bytes) -> Display:
-    mime, bundle, result = told.groups()
+def _display(kind: re.Match[str], content: bytes) -> Display:
+    mime, bundle, result = kind.groups()
     return Display(mime=mime, content=content, bundle=int(bundle) if bundle else None, is_result=bool(result))
 
 
@@ -88,7 +88,7 @@ _NAME_CHARACTERS, _MESSAGE_CHARACTERS, _TRACE_CHARACTERS = 200, 4000, 20_000
 
 
 class DisplayReader(PictureReader):
-    """Drops what is over the bounds and takes what comes after; broken rules still end all hearing."""
+    """Drops pictures that exceed the bounds and reads on; broken rules still end all reading."""
 
     def __init__(self, bounds: RequestSettings) -> None:
         super().__init__(bounds)
@@ -111,13 +111,13 @@ class DisplayReader(PictureReader):
             self._refuse()
 
 
-def read_error(told: object) -> ProgramError | None:
-    """What the guest says its cell raised; anything may stand there."""
-    if told is None:
+def read_error(report: object) -> ProgramError | None:
+    """The error that the guest reports for its cell, with every field checked and cut."""
+    if report is None:
         return None
-    if not isinstance(told, dict):
+    if not isinstance(report, dict):
         return ProgramError(type="Error", message="", traceback=())
-    name, message, lines = told.get("type"), told.get("message"), told.get("traceback")
+    name, message, lines = report.get("type"), report.get("message"), report.get("traceback")
     kept: list[str] = []
     left = _TRACE_CHARACTERS
     for line in lines if isinstance(lines, list) else ():
@@ -132,20 +132,20 @@ def read_error(told: object) -> ProgramError | None:
     )
 
 
-def read_refusal(told: Mapping[str, Any]) -> InvalidExecution | None:
-    """Why a guest says that its session cannot be opened as ordered; None if it is not a reason that we know.
+def read_refusal(report: Mapping[str, Any]) -> InvalidExecution | None:
+    """Why a guest reports that its session cannot be opened as ordered; None if the reason is unknown.
 
-    Files, environment and limits of this very order are all that such a word is about, so it cannot be our fault.
+    Such a report is only about files, environment and limits of this order, so it cannot be our fault.
     """
-    reason = clean(told.get("reason"), _REASON_CHARACTERS) or "no reason was given"
-    if told.get("failed") == "files":
+    reason = clean(report.get("reason"), _REASON_CHARACTERS) or "no reason was given"
+    if report.get("failed") == "files":
         return InvalidExecution(f"the files do not fit: {reason}; ask for more disk_mb", field="files")
-    if told.get("failed") == "language":
+    if report.get("failed") == "language":
         message = f"the session's interpreter could not be started within its limits: {reason}; ask for more processes"
         return InvalidExecution(message, field="limits")
     return None
 
 
 def clean(text: object, characters_max: int) -> str:
-    """Text that can be encoded: a lone surrogate would blow up wherever somebody first writes it to a socket."""
+    """Text that can be encoded: a lone surrogate would raise where the text is first written to a socket."""
     return text[:characters_max].encode("utf-8", "replace").decode() if isinstance(text, str) else ""

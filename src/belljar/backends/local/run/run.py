@@ -1,10 +1,11 @@
 """One program in one guest, from its first byte in to its last byte out.
 
 Most programs end within milliseconds, so for those nothing is watched at all: the pipes are read once, when the
-zygote says that the guest has ended. Only a program still there after a moment, or one somebody listens to, gets
-readers and clocks of its own.
+zygote reports that the guest has ended. Only a program that lasts longer, or that has a watcher, gets readers and
+timers of its own.
 
-Every fact comes from outside: wait status from the zygote, memory and CPU from the cgroup, clocks from the host.
+Every fact comes from outside: wait status from the zygote, memory and CPU from the cgroup, clocks from the host. The
+guest may live in a local jail or inside gVisor (`guest` has what is needed of it).
 """
 
 from __future__ import annotations
@@ -37,15 +38,15 @@ _SETTLE_SECONDS, _SETTLE_SECONDS_MAX = 0.02, 0.1
 _SETTLE_SECONDS_EACH = 0.005  # the more run at once, the longer each of them takes
 _PIPE_BYTES = 65536
 _INLINE_BYTES = 64 * 1024  # a program larger than this travels in a memfd
-_STARTED = channel.NO_MESSAGE + b"started"  # as `inside/guest/program.py` says it
-_NO_DESCRIPTORS = "descriptors"  # the step that fails when the host has none left
+_STARTED = channel.NO_MESSAGE + b"started"  # as `inside/guest/program.py` sends it
+_NO_DESCRIPTORS = "descriptors"  # the step that fails when the host has no descriptors left
 _SIGKILL = int(signal.SIGKILL)
 _START_FAILED = 71 << 8  # wait status of a guest that could not enter its jail: `zygote/server.py`
-_WORD_BYTES = 4096  # for why it could not start
+_WORD_BYTES = 4096  # for the reason why it could not start
 
 
 class Run(MonitoredRun):
-    """A guest with its program. `play` must be awaited to its end, or cancelled: both leave nothing running."""
+    """A guest with its program. Await `play` to its end, or cancel it: both leave nothing running."""
 
     silence_seconds = 10.0  # for a guest to start, or for the report that it is dead
     # Class-level defaults of what few runs ever change, so that creating one costs less.
@@ -79,7 +80,7 @@ class Run(MonitoredRun):
         self._pictures = PictureReader(bounds) if shows else None
 
     def _start(self) -> None:
-        """Hand the program over."""
+        """Send the program."""
         guest, limits, cgroup = self._guest, self._limits, self._cgroup
         guest.ended = self._on_ended
         if cgroup is not None:
@@ -140,7 +141,7 @@ class Run(MonitoredRun):
 
     def _open_stdin(self, content: bytes) -> int:
         theirs, self._stdin = os.pipe2(os.O_CLOEXEC)
-        os.fchmod(theirs, 0o666)  # it is ours; a program that opens /dev/stdin must be able to
+        os.fchmod(theirs, 0o666)  # a program may open /dev/stdin, which belongs to us
         os.set_blocking(self._stdin, False)
         self._stdin_left = memoryview(content)
         self._feed_stdin()
@@ -156,7 +157,7 @@ class Run(MonitoredRun):
                 self._loop.add_writer(self._stdin, self._feed_stdin)
             return
         except BrokenPipeError:
-            pass  # the program has closed its end: it wants no more
+            pass  # the program has closed its end
         self._close_stdin()
 
     def _close_stdin(self) -> None:
@@ -170,7 +171,7 @@ class Run(MonitoredRun):
     # ---- while it runs
 
     def settle_in(self) -> None:
-        """The program is here to stay: read its output as it comes, and keep its clocks."""
+        """The program has lasted for a while: read its output as it arrives, and set its timers."""
         self._has_settled = True
         elapsed = time.monotonic() - self._started_at
         self._attend(elapsed)
@@ -185,7 +186,7 @@ class Run(MonitoredRun):
         self._guest.jail.kill()
 
     def _await_start(self, elapsed_seconds: float = 0.0) -> None:
-        """A program's time begins when it does: a busy machine may take longer to fork it than it may run."""
+        """Start the wall clock with the program: a busy machine may take longer to fork it than it may run."""
         if not self._has_started:
             self._read_start()
         if self._has_started:
@@ -195,7 +196,7 @@ class Run(MonitoredRun):
             self._timers["wall"] = self._loop.call_later(_SETTLE_SECONDS, self._await_start)
 
     def _read_start(self) -> None:
-        """What our own code in the guest says, once, before the program starts; then it closes the socket."""
+        """Read the one packet that our own code in the guest sends before the program starts."""
         peer = self._guest.channel
         try:
             if self._execution.artifacts:
@@ -225,13 +226,13 @@ class Run(MonitoredRun):
             self._on_silence()
 
     def _on_silence(self) -> None:
-        """Nobody tells us what became of the guest: whoever should have is stuck. Our trouble, not the program's."""
+        """Nothing reported the end of the guest: a process of ours is stuck, through no fault of the program."""
         self._was_silent = True
         self._pool.unstick(self._guest)
         self._timers["silence"] = self._loop.call_later(self.silence_seconds, self._on_silence)
 
     def _on_memory_event(self) -> None:
-        """Version 1 cgroups kill one process of several and let the rest go on: end them too."""
+        """End the other processes too: version 1 cgroups kill only one of several."""
         if self._cgroup is not None and self._cgroup.oom_kills() > 0:
             self.stop()
 
@@ -242,7 +243,7 @@ class Run(MonitoredRun):
             self._ended.set_result((status, cpu_seconds))
 
     async def play(self) -> Evidence:
-        """Hand the program over, wait for its end and report what was seen.
+        """Send the program, wait for its end and report what was seen.
 
         Raises:
             ZygoteDied: the guest was lost without running anything; the same request may be tried on another.
@@ -279,7 +280,7 @@ class Run(MonitoredRun):
                 os.close(self._picture_pipe)
 
     async def _kill_and_wait(self) -> None:
-        """Cancelled: everything must be dead before the caller hears of it."""
+        """Kill everyone, and return when they are dead, though cancelled again."""
         self._guest.jail.kill()
         self._stop_watching()
         while not self._guest.jail.is_gone:
@@ -287,7 +288,7 @@ class Run(MonitoredRun):
                 await self._jail_gone()
 
     async def _jail_gone(self) -> None:
-        """Wait until everyone in the killed jail is dead, and for no stuck process of ours."""
+        """Wait until everyone in the killed jail is dead, but not for a stuck process of ours."""
         jail = self._guest.jail
         while not jail.is_gone:
             await asyncio.wait([jail.gone], timeout=self.silence_seconds)
@@ -295,7 +296,7 @@ class Run(MonitoredRun):
                 self._pool.unstick(self._guest)
 
     async def _end_leftovers(self) -> None:
-        """Children that outlive the program end with it; files are read only once they have."""
+        """End children that outlive the program: files are read only once they are dead."""
         jail = self._guest.jail
         jail.kill()
         if self._cgroup is None or not self._cgroup.is_empty():
@@ -312,7 +313,7 @@ class Run(MonitoredRun):
         if not self._has_settled:
             self._pool.patience.forget(self)
             if not self._watched and self._stdin < 0:
-                return  # as most: nobody had to look after it
+                return  # as most: nothing was watched
         if self._stdin >= 0:
             self._close_stdin()
         self._stop_attending()
@@ -359,12 +360,12 @@ class Run(MonitoredRun):
         if status is None:
             raise ZygoteDied("the warm process died and took this program with it")
         if self._was_silent and self._deadline_passed:
-            raise ZygoteDied("the warm process was stuck: whether this program ended in time cannot be told")
+            raise ZygoteDied("the warm process was stuck: whether this program ended in time is unknown")
         if not self._has_started:
             raise ZygoteDied(f"the guest ended before its program started (wait status {status})")
 
     def _read_the_rest(self) -> None:
-        """Nobody writes any more. Each is read to its end: in packet mode, a pipe gives less than it holds."""
+        """Read each pipe to its end, since everyone is dead: in packet mode, one read gives less than a pipe holds."""
         while self._picture_pipe >= 0 and self._on_picture():
             pass
         for stream in self._streams:
@@ -399,9 +400,9 @@ def program_packet(
     *,
     without_files: bool = False,
 ) -> bytes:
-    """The program as `inside/guest/program.py` reads it: the bare text where nothing else is asked for.
+    """The program as `inside/guest/program.py` reads it: the bare text if the request has nothing else.
 
-    `without_files` leaves their contents to the caller, who appends them.
+    `without_files` leaves it to the caller to append the contents of the files.
     """
     code = execution.code.encode()
     if not (shows or extras or execution.args or execution.env or execution.files or execution.artifacts):
