@@ -52,7 +52,9 @@ def _path() -> str:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The first test that needs an image waits until it is made."""
     for item in items:
-        if {"docker", "base_tar"} & set(getattr(item, "fixturenames", ())) or "[container" in item.name:
+        if {"docker", "base_tar"} & set(getattr(item, "fixturenames", ())) or any(
+            each in item.name for each in ("[container", "[gvisor")
+        ):
             item.add_marker(pytest.mark.timeout(600))
 
 
@@ -267,4 +269,12 @@ def container_settings(settings: Settings, engine: Engine, image: str, **more: A
 def container_box(settings: Settings, docker: Engine, guest_image: str) -> Iterator[belljar.Sandbox]:
     """An open sandbox whose programs run in a warm container."""
     with belljar.Sandbox(settings=container_settings(settings, docker, guest_image)) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def gvisor_box(settings: Settings, docker: Engine, guest_image: str) -> Iterator[belljar.Sandbox]:
+    """An open sandbox whose programs run in a warm container under gVisor."""
+    needs("runsc")
+    with belljar.Sandbox(settings=container_settings(settings, docker, guest_image, runtime="runsc")) as opened:
         yield opened

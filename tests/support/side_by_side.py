@@ -69,7 +69,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
     class FilesThenAlone(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = super()._split_scope(nodeid)
-            return _CONTAINERS if "[container" in nodeid else GROUPS.get(file, file)
+            is_contained = "[container" in nodeid or "[gvisor" in nodeid
+            return _CONTAINERS if is_contained else GROUPS.get(file, file)
 
         def _assign_work_unit(self, node: WorkerController) -> None:
             if ALONE in self.workqueue:

@@ -22,7 +22,7 @@ from belljar.backends.container.pool import describe
 from belljar.backends.gvisor.guest import RelayedGuest, RelayedRun
 from belljar.backends.gvisor.session import GvisorSession, RelayedProcess
 from belljar.backends.local.features.feature import GuestFeature
-from belljar.backends.local.pool.view import import_pattern
+from belljar.backends.local.pool.view import import_pattern, imports_any
 from belljar.backends.local.pool.warden_handle import WARMING
 from belljar.backends.local.pool.zygotes import BARE, PACKAGES, SESSION
 from belljar.backends.local.run.deadlines import SettleTimer
@@ -175,9 +175,8 @@ class GvisorPool:
         Raises:
             ZygoteDied: the container is gone; the same request may be tried on another.
         """
-        is_python = execution.language == "python"
-        needs_packages = is_python and self._packages_pattern and self._packages_pattern.search(execution.code)
-        kind = PACKAGES if needs_packages else BARE
+        is_python, pattern = execution.language == "python", self._packages_pattern
+        kind = PACKAGES if is_python and pattern is not None and imports_any(pattern, execution) else BARE
         guest = self._open_guest(kind, execution.limits, _allowance(execution.limits, has_runtime=not is_python))
         try:
             shows = kind == PACKAGES

@@ -38,6 +38,7 @@ def main() -> None:
     try:
         event_loop.open_streams(_obey)
         warden.reset_signals()
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a guest may close its end of any pipe
         _install_code()
         woken, alarm = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -119,15 +120,15 @@ class RelayedGuest:
         order = self._order
         try:
             self._guest = guest = guests.take(order["kind"], order["allowance"])
+            self.relay.add_socket(order["channel"], guest.channel.dup())
+            self.relay.add_pipe(order["stdout"], os.dup(guest.stdout))
+            self.relay.add_pipe(order["stderr"], os.dup(guest.stderr))
         except (OSError, channel.ChannelClosed) as error:
             # As a guest that could not enter its jail reports it.
             packet = channel.build({"failed": "fork", "reason": str(error)})
             event_loop.send({"run": self._number, "descriptor": order["channel"]}, packet)
             self._report_end(None)
             return
-        self.relay.add_socket(order["channel"], guest.channel.dup())
-        self.relay.add_pipe(order["stdout"], os.dup(guest.stdout))
-        self.relay.add_pipe(order["stderr"], os.dup(guest.stderr))
         self.next_look = time.monotonic() + self._look_seconds
         guest.read_news()
         event_loop.watch(guest.news, self._on_news)

@@ -20,7 +20,7 @@ from belljar.backends.local.pool import descriptors
 from belljar.backends.local.pool.guests import Guest
 from belljar.backends.local.pool.jail_pool import JAIL_SECONDS, JailPool
 from belljar.backends.local.pool.jails import JAILS_MAX, Jail, JailSlot, JailSlots
-from belljar.backends.local.pool.view import bound_places, guest_environ, hidden_places, import_pattern
+from belljar.backends.local.pool.view import bound_places, guest_environ, hidden_places, import_pattern, imports_any
 from belljar.backends.local.pool.warden_handle import (
     OutOfDescriptors,
     StartFailed,
@@ -39,7 +39,6 @@ from belljar.jail.namespaces import can_count_apart
 from belljar.settings import PoolSettings
 
 _log = logging.getLogger("belljar.local")
-_WEIGHED_BYTES = 128 * 1024  # of a program, and of its modules together: imports are at the top
 _QUIET_SECONDS = 0.05  # after which the last few missing guests are forked
 _SYSTEM_PYTHON = "/usr/bin/python3"  # what is warm in a pool that shows another system
 #: A guest pays for every page of the interpreter it touches, because touching copies it. That is not the program's.
@@ -188,16 +187,7 @@ class LocalPool(ZygoteListener):
         pattern = self._heavy_pattern
         if pattern is None or ("import" not in execution.code and not execution.files):
             return BARE
-        if pattern.search(execution.code, 0, _WEIGHED_BYTES):
-            return PACKAGES
-        left = _WEIGHED_BYTES
-        for file in execution.files:
-            if file.path.endswith(".py") and left > 0:
-                module = file.content[:left]
-                left -= len(module)
-                if pattern.search(module.decode("utf-8", "replace")):
-                    return PACKAGES
-        return BARE
+        return PACKAGES if imports_any(pattern, execution) else BARE
 
     def _recipe(self, kind: str) -> Recipe:
         return self._python(), {

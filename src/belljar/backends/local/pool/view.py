@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from belljar.contract.errors import EnvironmentBroken
+from belljar.contract.execution import Execution
 from belljar.environments import Environment
 from belljar.jail import policy
 
 _USE_WHAT_IS_WARM = ("scipy", "seaborn", "sklearn", "statsmodels", "pylab")  # slow without numpy at hand
+_SEARCHED_BYTES = 128 * 1024  # of a program, and of its modules together: imports are at the top
 
 
 def import_pattern(names: set[str]) -> re.Pattern[str]:
@@ -19,6 +21,20 @@ def import_pattern(names: set[str]) -> re.Pattern[str]:
     statement = rf"^[ \t]*(?:import|from)[ \t][^\n#]*\b(?:{words})\b"
     call = rf"(?:import_module|__import__)\([ \t]*['\"](?:{words})\b"
     return re.compile(f"{statement}|{call}", re.MULTILINE)
+
+
+def imports_any(pattern: re.Pattern[str], execution: Execution) -> bool:
+    """Whether a program, or one of its own modules, matches an `import_pattern`."""
+    if pattern.search(execution.code, 0, _SEARCHED_BYTES):
+        return True
+    left = _SEARCHED_BYTES
+    for file in execution.files:
+        if file.path.endswith(".py") and left > 0:
+            module = file.content[:left]
+            left -= len(module)
+            if pattern.search(module.decode("utf-8", "replace")):
+                return True
+    return False
 
 
 def bound_places(environment: Environment) -> dict[str, str]:
