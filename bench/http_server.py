@@ -273,6 +273,7 @@ def run_batch(server: Server) -> dict[str, float]:
 async def run_engine(seconds: float, width: int) -> dict[str, float]:
     """The same program without HTTP, as many at a time."""
     from belljar.assembly import build_engine
+    from belljar.contract.request import ExecutionRequest
     from belljar.engine.admission.request import admit
     from belljar.settings import load as load_settings
 
@@ -281,7 +282,7 @@ async def run_engine(seconds: float, width: int) -> dict[str, float]:
         engine = build_engine(settings)
         await engine.open()
         try:
-            execution = admit(settings, CODE)
+            execution = admit(settings, ExecutionRequest(CODE))
             await engine.run(execution)
             ends, count = time.monotonic() + seconds, 0
 

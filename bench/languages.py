@@ -33,6 +33,7 @@ from report import replace_between_markers
 
 from belljar.assembly import build_engine
 from belljar.contract.execution import Outcome
+from belljar.contract.request import ExecutionRequest
 from belljar.engine.admission.request import admit
 from belljar.engine.engine import Engine
 from belljar.languages import Toolchain, installed_toolchains, load_all
@@ -107,7 +108,7 @@ async def _measure_one(
 
 
 async def _through(settings: Settings, engine: Engine, toolchain: Toolchain) -> tuple[float, Outcome]:
-    execution = admit(settings, toolchain.hello.source, language=toolchain.name, timeout=60)
+    execution = admit(settings, ExecutionRequest(toolchain.hello.source, language=toolchain.name, timeout=60))
     began = time.perf_counter()
     outcome = await engine.run(execution)
     seconds = time.perf_counter() - began

@@ -13,11 +13,12 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypedDict, cast
+from typing import Any, Literal, cast
 
 from belljar.contract.errors import InvalidExecution
-from belljar.contract.execution import MIB, Coverage, Limits
+from belljar.contract.execution import Coverage, Limits
 from belljar.contract.files import File
+from belljar.contract.request import ProgramKeywords
 from belljar.contract.restriction import Restriction
 
 Body = dict[str, Any]
@@ -25,23 +26,11 @@ Files = Mapping[str, str | bytes | Path] | Iterable[File | Path]
 Compare = Literal["exact", "trimmed", "tokens"]
 
 
-class RunOptions(TypedDict, total=False):
+class RunOptions(ProgramKeywords, total=False):
     """What may be asked beside the code. `timeout` is in seconds of wall time; a Path among `files` is read here."""
 
-    language: str
-    stdin: str | bytes
-    args: Sequence[str]
-    env: Mapping[str, str] | None
     files: Files | None
-    artifacts: Sequence[str]
-    limits: Limits | Mapping[str, float] | None
-    timeout: float | None
-    memory_mb: float | None
-    environment: str
-    network: bool
     tools: bool | Sequence[str]
-    coverage: bool | Coverage | Mapping[str, bool] | None
-    restrict: Restriction | Mapping[str, Any] | None
 
 
 Program = str | Mapping[str, Any]  # the code, or a mapping with "code" and the names of Asked
@@ -287,7 +276,7 @@ def write_limits(
 ) -> dict[str, Any]:
     """`limits` and `timeout` of the body. A whole Limits is a base that the short names change, as in a Sandbox."""
     if isinstance(limits, Limits):
-        named = _name_limits(limits)
+        named = limits.as_json()
         if timeout is not None:
             named["wall_seconds"] = timeout
         if memory_mb is not None:
@@ -301,18 +290,6 @@ def write_limits(
     return {"limits": named or None, "timeout": timeout}
 
 
-def _name_limits(limits: Limits) -> dict[str, float]:
-    """By the names and in the units of the API."""
-    return {
-        "wall_seconds": limits.wall_seconds,
-        "cpu_seconds": limits.cpu_seconds,
-        "memory_mb": _plain(limits.memory_bytes / MIB),
-        "output_kb": _plain(limits.output_bytes / 1024),
-        "disk_mb": _plain(limits.disk_bytes / MIB),
-        "processes": limits.processes,
-    }
-
-
 def _write_case(case: object) -> Body:
     if isinstance(case, Mapping):
         return dict(case)
@@ -321,10 +298,6 @@ def _write_case(case: object) -> Body:
     args = None if case.args is None else as_list("args", case.args)
     given = {"stdin": case.stdin, "expected_stdout": case.expected_stdout, "args": args}
     return {name: value for name, value in given.items() if value is not None}
-
-
-def _plain(number: float) -> float | int:
-    return int(number) if number == int(number) else number
 
 
 def wrong_type(field: str, wanted: str, given: object) -> InvalidExecution:

@@ -20,7 +20,6 @@ from belljar.client.results import Batch, Environment, Health, Language, Result,
 from belljar.client.retries import Refused, read_retry_after
 from belljar.contract.errors import BelljarError, EnvironmentBroken, JailSetupFailed, Overloaded, WallMissing
 from belljar.contract.execution import (
-    MIB,
     Compilation,
     CoverageReport,
     Display,
@@ -168,8 +167,8 @@ def read_server(content: bytes) -> Server:
                 _text(name): Wall(state=_text(wall["state"]), detail=_text(wall.get("detail") or ""))
                 for name, wall in body["isolation"].items()
             },
-            default_limits=_limits(body["limits"]["default"]),
-            ceiling_limits=_limits(body["limits"]["ceiling"]),
+            default_limits=Limits.from_json(body["limits"]["default"]),
+            ceiling_limits=Limits.from_json(body["limits"]["ceiling"]),
         )
 
 
@@ -444,23 +443,12 @@ def _session(body: Mapping[str, Any]) -> SessionState:
         last_used_at=_seconds(body["last_used_at"]),
         expires_at=_seconds(body["expires_at"]),
         parent=_text_or_none(body["parent"]),
-        limits=_limits(body["limits"]),
+        limits=Limits.from_json(body["limits"]),
     )
 
 
 def _seconds(moment: object) -> float:
     return datetime.fromisoformat(_text(moment)).timestamp()
-
-
-def _limits(body: Mapping[str, float]) -> Limits:
-    return Limits(
-        wall_seconds=float(body["wall_seconds"]),
-        cpu_seconds=float(body["cpu_seconds"]),
-        memory_bytes=int(body["memory_mb"] * MIB),
-        output_bytes=int(body["output_kb"] * 1024),
-        disk_bytes=int(body["disk_mb"] * MIB),
-        processes=int(body["processes"]),
-    )
 
 
 def _text(value: object) -> str:

@@ -6,7 +6,7 @@ import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypeVar
 
 from belljar.client import responses
 from belljar.client.request import (
@@ -27,35 +27,17 @@ from belljar.client.routes import QUESTION_SECONDS, WALL_SECONDS, Call
 from belljar.contract.errors import InvalidExecution
 from belljar.contract.execution import Limits, Outcome
 from belljar.contract.files import check_relative_path
+from belljar.contract.request import SessionKeywords
 from belljar.contract.sessions import SessionState, WorkFile
 
 _Read = TypeVar("_Read")
 
 
-class SessionOptions(TypedDict, total=False):
+class SessionOptions(SessionKeywords, total=False):
     """What may be asked of a session. Memory and disk are for its whole life, times for each cell."""
 
-    id: str
-    language: str
-    environment: str
-    limits: Limits | Mapping[str, float] | None
-    timeout: float | None  # of a cell that names none
-    memory_mb: float | None
-    idle_seconds: float | None
-    env: Mapping[str, str] | None
-    network: bool
     tools: bool | Sequence[str]
     files: Files | None
-
-
-class CellOptions(TypedDict, total=False):
-    """What may be asked beside the code of a cell."""
-
-    timeout: float | None
-    limits: Mapping[str, float] | None
-    artifacts: Sequence[str]
-    wait: bool  # False: SessionBusy at once when another cell runs
-    waits: bool  # by the name it has in a Sandbox
 
 
 def build_session(

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Self, Unpack
 
 from belljar.client.request import build_aside
 from belljar.client.session_request import (
-    CellOptions,
     SessionCalls,
     SessionOptions,
     build_cell,
@@ -20,6 +19,7 @@ from belljar.client.session_request import (
 )
 from belljar.contract.errors import BelljarError, NotFound
 from belljar.contract.execution import Event, Outcome
+from belljar.contract.request import CellOptions
 from belljar.contract.sessions import SessionState, WorkFile
 
 if TYPE_CHECKING:

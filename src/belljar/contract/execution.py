@@ -44,18 +44,42 @@ class Limits:
 
     def as_json(self) -> dict[str, float]:
         """By the names and units of the native API."""
-        return {
-            "wall_seconds": self.wall_seconds,
-            "cpu_seconds": self.cpu_seconds,
-            "memory_mb": _plain(self.memory_bytes / MIB),
-            "output_kb": _plain(self.output_bytes / 1024),
-            "disk_mb": _plain(self.disk_bytes / MIB),
-            "processes": self.processes,
-        }
+        return {name: unit.show(getattr(self, unit.field)) for name, unit in LIMIT_UNITS.items()}
+
+    @classmethod
+    def from_json(cls, limits: Mapping[str, float]) -> Limits:
+        """The opposite of `as_json`. Raises KeyError if one is missing."""
+        return cls(**{unit.field: unit.read(limits[name]) for name, unit in LIMIT_UNITS.items()})
 
 
-def _plain(number: float) -> float:
-    return int(number) if number == int(number) else number
+class LimitUnit(NamedTuple):
+    """How callers count one limit."""
+
+    field: str  # of Limits
+    factor: int  # how many of the field's units one of the caller's is
+    word: str
+
+    def show(self, amount: float) -> float:
+        """The amount of the field in the caller's unit, without a fraction if it has none."""
+        if self.factor == 1:
+            return amount
+        number = amount / self.factor
+        return int(number) if number == int(number) else number
+
+    def read(self, number: float) -> Any:
+        """A number in the caller's unit as the field holds it: seconds with a fraction, all else whole."""
+        return float(number) if self.word == "seconds" else int(number * self.factor)
+
+
+#: Every limit by the name that callers use, in requests and in answers.
+LIMIT_UNITS: Mapping[str, LimitUnit] = {
+    "wall_seconds": LimitUnit("wall_seconds", 1, "seconds"),
+    "cpu_seconds": LimitUnit("cpu_seconds", 1, "seconds"),
+    "memory_mb": LimitUnit("memory_bytes", MIB, "MiB"),
+    "output_kb": LimitUnit("output_bytes", 1024, "KiB"),
+    "disk_mb": LimitUnit("disk_bytes", MIB, "MiB"),
+    "processes": LimitUnit("processes", 1, "processes and threads"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from belljar.contract.execution import MIB, Display, Execution, Limits, Outcome, Status, cut_note
+from belljar.contract.request import ExecutionRequest
 from belljar.engine.admission.request import admit
 from belljar.settings import Settings
 
@@ -47,8 +48,7 @@ def admit_restricted(
     cpu = cpu_seconds if cpu_seconds >= 0 else most.cpu_seconds
     printed = _CHARACTER_BYTES * (print_characters or 0)
     output = min(most.output_bytes, max(settings.default_limits.output_bytes, printed))
-    return admit(
-        settings,
+    request = ExecutionRequest(
         code,
         limits={
             "memory_mb": memory,
@@ -57,8 +57,8 @@ def admit_restricted(
             "wall_seconds": min(most.wall_seconds, max(cpu * _WALL_FACTOR, settings.default_limits.wall_seconds)),
         },
         restrict={"imports": imports, "max_print_length": print_characters},
-        caller=caller,
     )
+    return admit(settings, request, caller)
 
 
 def answer(execution: Execution, outcome: Outcome) -> str:

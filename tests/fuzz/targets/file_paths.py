@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 from belljar.contract.errors import UnsafePath
 from belljar.contract.files import check_relative_path
-from belljar.frontends.api.session_bodies import read_path
+from belljar.frontends.api.sessions import read_path
 
 ALLOWED = (UnsafePath,)
 TOKENS = (b"../", b"./", b"//", b"%2e%2e%2f", b"%00", b"%ff", b"\\", b"/files/", b"\xed\xa0\x80")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from belljar.contract.errors import CallerError
 from belljar.frontends.access.callers import Caller
 from belljar.frontends.access.keys import Key
-from belljar.frontends.api import bodies, session_bodies
+from belljar.frontends.api import bodies
 from belljar.frontends.api.responses import Refusal
 from belljar.settings import Settings
 
 ALLOWED = ()
-_FIELDS = (*bodies.BatchBody.__struct_fields__, *session_bodies.SessionBody.__struct_fields__)
+_FIELDS = (*bodies.BatchBody.__struct_fields__, *bodies.SessionBody.__struct_fields__)
 TOKENS = (
     *(f'"{name}":'.encode() for name in sorted(set(_FIELDS))),
     *(b'{"code":"1"}', b'"\\ud800"', b"1e999", b" - at `$.files`", b"null", b"base64"),
@@ -19,9 +19,9 @@ _CALLER = Caller(Key(name="fuzz", network=True, tools=True), Settings())
 _READERS = (
     (bodies.read_execute, lambda process: bodies.admit_body(_CALLER, process)),
     (bodies.read_batch, lambda process: [bodies.admit_body(_CALLER, each) for each in process.executions or ()]),
-    (session_bodies.read_session, lambda process: session_bodies.order_of(_CALLER, process)),
-    (session_bodies.read_cell, lambda process: process),
-    (session_bodies.read_branch, lambda process: process),
+    (bodies.read_session, lambda process: bodies.admit_session_body(_CALLER, process)),
+    (bodies.read_cell, lambda process: process),
+    (bodies.read_branch, lambda process: process),
 )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from belljar.contract.errors import CallerError
+from belljar.contract.request import ExecutionRequest
 from belljar.contract.restriction import Restriction
 from belljar.engine.admission.request import admit
 from belljar.engine.admission.restriction import read_restriction
@@ -29,12 +30,12 @@ def test_default_list_is_a_setting() -> None:
 
 
 def test_program_without_it_is_not_restricted() -> None:
-    assert admit(Settings(), "1").restrict is None
+    assert admit(Settings(), ExecutionRequest("1")).restrict is None
 
 
 @pytest.mark.parametrize("names", [["math"], ("numpy.linalg", "os"), ["numpy.*"], ["*"], ["math", "math"]])
 def test_names_are_taken(names: Any) -> None:
-    assert admit(Settings(), "1", restrict={"imports": names}).restrict == Restriction(
+    assert admit(Settings(), ExecutionRequest("1", restrict={"imports": names})).restrict == Restriction(
         imports=tuple(dict.fromkeys(names))
     )
 
@@ -61,7 +62,7 @@ def test_names_are_taken(names: Any) -> None:
 )
 def test_nonsense_is_refused_by_name(asked: Any, field: str) -> None:
     with pytest.raises(CallerError) as refused:
-        admit(Settings(), "1", restrict=asked)
+        admit(Settings(), ExecutionRequest("1", restrict=asked))
     assert refused.value.details["field"] == field
     assert field in refused.value.message
 

@@ -26,6 +26,7 @@ from belljar.contract.errors import (
     UnknownEnvironment,
 )
 from belljar.contract.execution import Execution, Limits
+from belljar.contract.request import CellRequest, SessionRequest
 from belljar.contract.sessions import SessionOrder
 from belljar.engine.admission.request import admit_cell, admit_session
 from belljar.engine.engine import Engine
@@ -465,12 +466,12 @@ def test_an_environment_without_ipython_says_so(open_engine: OpenEngine) -> None
 )
 def test_admission_names_the_field(settings: Settings, field: str, asked: dict[str, Any]) -> None:
     with pytest.raises((InvalidExecution, NotOffered)) as caught:
-        admit_session(settings, **asked)
+        admit_session(settings, SessionRequest(**asked))
     assert caught.value.details["field"] == field
 
 
 def test_a_cell_has_the_limits_of_its_session(settings: Settings) -> None:
     session = dataclasses.replace(Limits(), wall_seconds=77.0, memory_bytes=5 << 20)
-    assert admit_cell(settings, session, "1").limits == session
-    assert admit_cell(settings, session, "1", timeout=3).limits.wall_seconds == 3
-    assert admit_cell(settings, session, "1", timeout=3).limits.memory_bytes == 5 << 20
+    assert admit_cell(settings, session, CellRequest("1")).limits == session
+    assert admit_cell(settings, session, CellRequest("1", timeout=3)).limits.wall_seconds == 3
+    assert admit_cell(settings, session, CellRequest("1", timeout=3)).limits.memory_bytes == 5 << 20

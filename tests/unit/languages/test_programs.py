@@ -24,6 +24,7 @@ import toolchain_roots
 
 from belljar.assembly import build_engine
 from belljar.contract.execution import Outcome, Status
+from belljar.contract.request import ExecutionRequest
 from belljar.engine.admission.request import admit
 from belljar.engine.engine import Engine
 from belljar.languages import installed_toolchains, load_all
@@ -108,7 +109,9 @@ class Runs:
 
     async def _run(self, language: str, case: str) -> Outcome:
         asked = {"limits": {"wall_seconds": _SECONDS}, **GIVEN[case]}
-        return await self._engine.run(admit(self._settings, SOURCES[language, case], language=language, **asked))
+        return await self._engine.run(
+            admit(self._settings, ExecutionRequest(SOURCES[language, case], language=language, **asked))
+        )
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ import belljar
 from belljar.assembly import build_engine
 from belljar.contract.errors import ToolchainMissing
 from belljar.contract.execution import Finished, Outcome, Output, Started, Status
+from belljar.contract.request import ExecutionRequest
 from belljar.engine.admission.request import admit
 from belljar.engine.engine import Engine
 from belljar.languages import installed_toolchains, load_all
@@ -67,7 +68,8 @@ def test_callers_do_not_share_what_is_compiled(own_settings: OwnSettings) -> Non
         own = own_settings(compile_cache_shared=shared)
         async with opened(own) as engine:
             outcomes = [
-                await engine.run(admit(own, ECHO, language="c", caller=caller)) for caller in ("ann", "bob", "ann")
+                await engine.run(admit(own, ExecutionRequest(ECHO, language="c"), caller))
+                for caller in ("ann", "bob", "ann")
             ]
         return [outcome.compilation is not None and outcome.compilation.was_cached for outcome in outcomes]
 
@@ -80,7 +82,9 @@ def test_equal_programs_at_once_share_one_compile_step(own_settings: OwnSettings
 
     async def run_all() -> list[Outcome]:
         async with opened(own) as engine:
-            return await asyncio.gather(*(engine.run(admit(own, ECHO, language="c", stdin=str(n))) for n in range(8)))
+            return await asyncio.gather(
+                *(engine.run(admit(own, ExecutionRequest(ECHO, language="c", stdin=str(n)))) for n in range(8))
+            )
 
     outcomes = asyncio.run(run_all())
     assert [outcome.stdout for outcome in outcomes] == [f"{n * 2}\n" for n in range(8)]
@@ -96,8 +100,8 @@ def test_a_shared_compile_step_outlives_the_caller_who_began_it(own_settings: Ow
 
     async def run_both() -> tuple[Outcome, Outcome]:
         async with opened(own) as engine:
-            first = asyncio.create_task(engine.run(admit(own, slow, language="c"), id="first"))
-            second = asyncio.create_task(engine.run(admit(own, slow, language="c")))
+            first = asyncio.create_task(engine.run(admit(own, ExecutionRequest(slow, language="c")), id="first"))
+            second = asyncio.create_task(engine.run(admit(own, ExecutionRequest(slow, language="c"))))
             deadline = time.monotonic() + 30
             while engine.facts()["running"] < 2 and time.monotonic() < deadline:
                 await asyncio.sleep(0.01)
@@ -115,7 +119,7 @@ def test_cancelling_the_only_caller_ends_the_compile_step(own_settings: OwnSetti
 
     async def run_one() -> tuple[Outcome, float, int]:
         async with opened(own) as engine:
-            task = asyncio.create_task(engine.run(admit(own, endless, language="c"), id="only"))
+            task = asyncio.create_task(engine.run(admit(own, ExecutionRequest(endless, language="c")), id="only"))
             deadline = time.monotonic() + 30
             while engine.facts()["sandbox"].get("compile_cache_misses", 0) == 0 and time.monotonic() < deadline:
                 await asyncio.sleep(0.01)
@@ -174,7 +178,7 @@ def test_streams_of_a_compiled_program(own_settings: OwnSettings) -> None:
 
     async def events(code: str) -> list[Any]:
         async with opened(own) as engine:
-            return [event async for event in engine.stream(admit(own, code, language="c", stdin="4"))]
+            return [event async for event in engine.stream(admit(own, ExecutionRequest(code, language="c", stdin="4")))]
 
     good = asyncio.run(events(ECHO))
     assert isinstance(good[0], Started)
@@ -286,13 +290,13 @@ def test_a_new_caller_does_not_wait_for_a_step_that_is_being_ended(own_settings:
 
     async def run_both() -> tuple[Outcome, Outcome]:
         async with opened(own) as engine:
-            first = asyncio.create_task(engine.run(admit(own, slow, language="c"), id="first"))
+            first = asyncio.create_task(engine.run(admit(own, ExecutionRequest(slow, language="c")), id="first"))
             deadline = time.monotonic() + 30
             while engine.facts()["running"] < 1 and time.monotonic() < deadline:
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0)
             engine.cancel("first")
-            second = await engine.run(admit(own, slow, language="c"))
+            second = await engine.run(admit(own, ExecutionRequest(slow, language="c")))
             return await first, second
 
     first, second = asyncio.run(run_both())
@@ -305,7 +309,7 @@ def test_a_caller_may_give_the_compile_step_less(own_settings: OwnSettings) -> N
 
     async def run_one() -> Outcome:
         async with opened(own) as engine:
-            execution = admit(own, bomb, language="c")
+            execution = admit(own, ExecutionRequest(bomb, language="c"))
             return await engine.run(
                 dataclasses.replace(execution, compile_limits=dataclasses.replace(execution.limits, wall_seconds=0.5))
             )
@@ -353,7 +357,7 @@ def test_who_runs_one_language_opens_one_world(own_settings: OwnSettings) -> Non
         engine = build_engine(own, first_language=first_language)
         await engine.open()
         try:
-            assert (await engine.run(admit(own, ECHO, language="c", stdin="4"))).stdout == "8\n"
+            assert (await engine.run(admit(own, ExecutionRequest(ECHO, language="c", stdin="4")))).stdout == "8\n"
             return int(engine.facts()["sandbox"]["zygotes"])
         finally:
             await engine.close(grace_seconds=0.0)

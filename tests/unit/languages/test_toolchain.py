@@ -170,8 +170,9 @@ def test_python_alone_reads_no_file() -> None:
     script = """
 import sys, json
 from belljar.settings import load
+from belljar.contract.request import ExecutionRequest
 from belljar.engine.admission.request import admit
-admit(load(environ={}), "print(1)", language="py")
+admit(load(environ={}), ExecutionRequest("print(1)", language="py"))
 print(json.dumps(sorted(name for name in sys.modules if name.startswith("belljar.languages"))))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)

@@ -1,4 +1,4 @@
-"""The files a caller sends, and the patterns of those that are to come back."""
+"""The files of a request, and the globs of the files to return."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from belljar.contract.artifacts import GLOB_CHARACTERS_MAX, GLOB_COUNT_MAX, GLOBS_CHARACTERS_MAX
 from belljar.contract.errors import InvalidExecution
 from belljar.contract.files import File, check_relative_path
+from belljar.contract.request import InlineFile
 from belljar.engine.admission.messages import measure, measure_word, sequence, show, too_large, wrong_type
 from belljar.settings import Settings
 
 
 def read_files(settings: Settings, files: object, source: str) -> tuple[File, ...]:
-    """The files a program is given, which must be able to exist beside each other and beside its `source`.
+    """The files of a program, which must be able to exist beside each other and beside its `source`.
 
     Raises:
-        CallerError: one of them cannot be taken.
+        CallerError: one of them cannot be accepted.
     """
     given = _as_files(files)
     if len(given) > settings.request.file_count:
@@ -32,11 +33,13 @@ def _as_files(files: object) -> tuple[File, ...]:
         return tuple(_as_file(path, content) for path, content in files.items())
     if isinstance(files, (str, bytes)) or not isinstance(files, Iterable):
         raise wrong_type("files", "a mapping of paths to contents, or a sequence of File", files)
-    given = list(files)
-    for file in given:
+    found = []
+    for number, given in enumerate(files):
+        file = given.as_file(f"files[{number}]") if isinstance(given, InlineFile) else given
         if not isinstance(file, File):
             raise wrong_type("each of files", "a File", file)
-    return tuple(_as_file(file.path, file.content) for file in given)
+        found.append(_as_file(file.path, file.content))
+    return tuple(found)
 
 
 def _as_file(path: object, content: object) -> File:
@@ -77,7 +80,7 @@ def _check_tree(paths: list[str], source: str) -> None:
 
 
 def read_globs(artifacts: Sequence[str]) -> tuple[str, ...]:
-    """The patterns of the files that come back.
+    """The globs of the files to return.
 
     Raises:
         CallerError: one of them makes no sense.

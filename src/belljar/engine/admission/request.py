@@ -1,23 +1,21 @@
-"""What a caller asks, checked and made into an Execution.
+"""Checks what callers request and makes an Execution, a session's order or a cell of it.
 
 Every front end comes through `admit`, so that one request means the same everywhere and every message names the
 field and says what to do. Nothing is checked that is harmless inside the jail: `LD_PRELOAD` or a file called
-`numpy.py` concern nobody but the program that asked for them.
+`numpy.py` concern only the program of the request.
 
 Two rules that are not obvious:
 
-- A caller who asks for more wall time and does not mention CPU time gets as much CPU time: who writes `timeout=60`
-  means a minute of work, not a minute of waiting.
-- Text is checked for lone surrogates here. They cannot be encoded, so further in they would blow up wherever
-  somebody first writes them to a socket.
+- A request for more wall time that does not mention CPU time gets as much CPU time: `timeout=60` means a minute of
+  work, not a minute of waiting.
+- Text is checked for lone surrogates here. They cannot be encoded, and would fail later, when text is written to a
+  socket.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from belljar.contract.errors import (
     InvalidExecution,
@@ -27,9 +25,9 @@ from belljar.contract.errors import (
     UnknownLanguage,
 )
 from belljar.contract.execution import Coverage, Execution, Limits
-from belljar.contract.files import File
-from belljar.contract.restriction import Restriction
+from belljar.contract.request import CellFields, CommonFields, ExecutionFields, NestedObject, SessionFields
 from belljar.contract.sessions import SessionOrder
+from belljar.contract.tools import ALL_TOOLS
 from belljar.engine.admission.files import read_files, read_globs
 from belljar.engine.admission.limits import read_limits
 from belljar.engine.admission.messages import measure, measure_word, sequence, show, too_large, wrong_type
@@ -38,49 +36,30 @@ from belljar.settings import Settings, check_environment_name
 
 _PYTHON_NAMES = ("python", "py", "python3")
 _SESSION_LANGUAGES = {
-    **dict.fromkeys(("python", "py", "python3"), "python"),
+    **dict.fromkeys(_PYTHON_NAMES, "python"),
     **dict.fromkeys(("javascript", "js", "node", "nodejs"), "javascript"),
     **dict.fromkeys(("sh", "bash", "shell"), "sh"),
 }
 _SESSION_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~-]{0,127}")
 _TOOL_NAME_CHARACTERS_MAX = 200
-_IMAGE = re.compile(r"image:[A-Za-z0-9][A-Za-z0-9._:@/-]{0,254}")  # which of them is decided where they are kept
-_RESERVED_ENV_PREFIX = "BELLJAR_"  # how we may come to speak to our own code beside the program
+_IMAGE = re.compile(r"image:[A-Za-z0-9][A-Za-z0-9._:@/-]{0,254}")  # the container back end knows which images exist
+_RESERVED_ENV_PREFIX = "BELLJAR_"  # for variables that Belljar may pass to its own code beside the program
 
 
-def admit(
-    settings: Settings,
-    code: str,
-    *,
-    language: str = "python",
-    stdin: str | bytes = b"",
-    args: Sequence[str] = (),
-    env: Mapping[str, str] | None = None,
-    files: Mapping[str, str | bytes] | Iterable[File] | None = None,
-    artifacts: Sequence[str] = (),
-    limits: Limits | Mapping[str, float] | None = None,
-    timeout: float | None = None,
-    memory_mb: float | None = None,
-    environment: str = "default",
-    network: bool = False,
-    tools: Sequence[str] = (),
-    coverage: bool | Coverage | Mapping[str, bool] | None = None,
-    restrict: Restriction | Mapping[str, Any] | None = None,
-    caller: str = "",
-) -> Execution:
-    """Return the execution that is asked for, or say what is wrong with it.
-
-    `limits` is a whole Limits, or a mapping with the names of the native API over the server's defaults.
-    `timeout` is short for `wall_seconds` and `memory_mb` for itself. `coverage` is whether to measure it, or how:
-    `{"branch": True}`. `restrict` is a whole Restriction, or a mapping with `imports` and `max_print_length` over the
-    server's defaults.
+def admit(settings: Settings, request: ExecutionFields, caller: str = "") -> Execution:
+    """Check a request to run a program. A plain one stays in this file: what is not set is not looked at.
 
     Raises:
         CallerError: a field cannot be accepted; the message names it.
     """
-    _check_code(settings, code)
-    language = _resolve_language(settings, language)
-    _check_environment(environment)
+    code = _check_code(settings, request.code)
+    language = request.language
+    if language != "python":
+        language = _resolve_language(settings, language)
+    if request.environment != "default":
+        _check_environment(request.environment)
+    stdin, args, env, files, artifacts = request.stdin, request.args, request.env, request.files, request.artifacts
+    coverage, restrict = request.coverage, request.restrict
     return Execution(
         code=code,
         language=language,
@@ -89,77 +68,65 @@ def admit(
         env=_read_env(settings, env, args or ()) if env else {},
         files=read_files(settings, files, _source_of(language, code)) if files else (),
         artifacts=read_globs(artifacts) if artifacts else (),
-        limits=read_limits(settings, limits, timeout, memory_mb),
-        environment=environment,
-        network=_read_network(settings, network) if network else False,
-        tools=_read_tools(tools, language) if tools else (),
+        limits=_limits_of(settings, request),
+        environment=request.environment,
+        network=_read_network(settings, request.network) if request.network else False,
+        tools=_read_tools(request.tools, language) if request.tools else (),
         coverage=_read_coverage(language, coverage) if coverage else None,
         restrict=None if restrict is None else read_restriction(settings, restrict, language),
         caller=caller,
     )
 
 
-def admit_session(
-    settings: Settings,
-    *,
-    id: str = "",
-    language: str = "python",
-    environment: str = "default",
-    limits: Limits | Mapping[str, float] | None = None,
-    timeout: float | None = None,
-    memory_mb: float | None = None,
-    idle_seconds: float | None = None,
-    env: Mapping[str, str] | None = None,
-    network: bool = False,
-    tools: Sequence[str] = (),
-    files: Mapping[str, str | bytes] | Iterable[File] | None = None,
-    caller: str = "",
-) -> SessionOrder:
-    """Return the session that is asked for, or say what is wrong with it.
-
-    `limits` holds for the session's whole life but for its times, which each cell starts anew with.
+def admit_session(settings: Settings, request: SessionFields, caller: str = "") -> SessionOrder:
+    """Check a request for a session. Its limits hold for its whole life, except for times, which each cell has anew.
 
     Raises:
         CallerError: a field cannot be accepted; the message names it.
     """
-    _check_session_id(id)
-    _check_environment(environment)
+    _check_session_id(request.id)
+    if request.environment != "default":
+        _check_environment(request.environment)
     return SessionOrder(
-        id=id,
-        language=_resolve_session_language(language),
-        environment=environment,
-        limits=read_limits(settings, limits, timeout, memory_mb),
-        idle_seconds=_read_idle_seconds(settings, idle_seconds),
-        env=_read_env(settings, env, ()) if env else {},
-        network=_read_network(settings, network) if network else False,
-        tools=tuple(tools),
-        files=read_files(settings, files, "") if files else (),
+        id=request.id,
+        language=_resolve_session_language(request.language),
+        environment=request.environment,
+        limits=_limits_of(settings, request),
+        idle_seconds=_read_idle_seconds(settings, request.idle_seconds),
+        env=_read_env(settings, request.env, ()) if request.env else {},
+        network=_read_network(settings, request.network) if request.network else False,
+        tools=_read_tools(request.tools) if request.tools else (),
+        files=read_files(settings, request.files, "") if request.files else (),
         caller=caller,
     )
 
 
-def admit_cell(
-    settings: Settings,
-    session: Limits,
-    code: str,
-    *,
-    artifacts: Sequence[str] = (),
-    limits: Mapping[str, float] | None = None,
-    timeout: float | None = None,
-    caller: str = "",
-) -> Execution:
-    """Return a cell for a session that has the limits `session`, or say what is wrong with it.
-
-    A cell has the session's limits but for its own times and output, which it may ask for.
+def admit_cell(settings: Settings, session: Limits, request: CellFields, caller: str = "") -> Execution:
+    """Check a cell for a session that has the limits `session`: those it has too, but for its own times and output.
 
     Raises:
         CallerError: a field cannot be accepted; the message names it.
     """
+    code, limits = _check_code(settings, request.code), request.limits
+    if isinstance(limits, NestedObject):
+        limits = limits.given()
     for name in limits or ():
         if name in ("memory_mb", "disk_mb", "processes"):
             raise InvalidExecution(f"limits.{name} holds for the whole session; set it when you open one", field=name)
-    within = dataclasses.replace(settings, default_limits=session)
-    return admit(within, code, artifacts=artifacts, limits=limits, timeout=timeout, caller=caller)
+    has_own = limits is not None or request.timeout is not None
+    return Execution(
+        code=code,
+        artifacts=read_globs(request.artifacts) if request.artifacts else (),
+        limits=read_limits(settings, session, limits, request.timeout) if has_own else session,
+        caller=caller,
+    )
+
+
+def _limits_of(settings: Settings, request: CommonFields) -> Limits:
+    limits, timeout, memory_mb = request.limits, request.timeout, request.memory_mb
+    if limits is None and timeout is None and memory_mb is None:
+        return settings.default_limits
+    return read_limits(settings, settings.default_limits, limits, timeout, memory_mb)
 
 
 def _check_session_id(id: object) -> None:
@@ -202,18 +169,21 @@ def _read_network(settings: Settings, network: object) -> bool:
     return True
 
 
-def _read_tools(tools: Sequence[str], language: str) -> tuple[str, ...]:
-    """Only their form; which ones there are is known to the engine's ToolHost."""
+def _read_tools(tools: bool | Sequence[str], language: str = "python") -> tuple[str, ...]:
+    """Only their form; the engine's ToolHost knows which ones exist."""
     if language != "python":
         raise InvalidExecution("tools can be called from Python programs only; leave them out", field="tools")
-    for name in sequence("tools", tools):
+    if tools is True:
+        return (ALL_TOOLS,)
+    names = sequence("tools", tools)
+    for name in names:
         if not isinstance(name, str) or not 0 < len(name) <= _TOOL_NAME_CHARACTERS_MAX:
             raise wrong_type("each of tools", "the name of a tool", name)
-    return tuple(tools)
+    return tuple(names)
 
 
-def _check_code(settings: Settings, code: str) -> None:
-    size = measure("code", code)
+def _check_code(settings: Settings, code: str) -> str:
+    size = len(code) if type(code) is str and code.isascii() else measure("code", code)
     if size > settings.request.code_bytes:
         raise too_large("code", size, settings.request.code_bytes, "put data into files instead")
     if not code or code.isspace():
@@ -224,27 +194,28 @@ def _check_code(settings: Settings, code: str) -> None:
             "write it as an escape (\\0)",
             field="code",
         )
+    return code
 
 
 def _resolve_language(settings: Settings, language: object) -> str:
-    """Its own name. Nothing is read for Python; the rest must be on this machine."""
+    """Its own name. Nothing is read for Python; every other toolchain must be on this machine."""
     if language in _PYTHON_NAMES:
         return "python"
-    from belljar import languages  # most callers never name another
+    from belljar import languages  # most requests never name another
 
     known = languages.find_name(language) if isinstance(language, str) else None
     if known is None:
         offered = ", ".join(languages.load_all())
         raise UnknownLanguage(
-            f"language {show(language)} is not known; choose one of: {offered} (GET /v1/languages and `belljar "
-            "languages list` tell their other names)",
+            f"unknown language {show(language)}; choose one of: {offered} (GET /v1/languages and `belljar languages "
+            "list` show their aliases)",
             languages=list(languages.load_all()),
         )
     if settings.backend == "container":
         return known  # an image has toolchains of its own
-    machine = languages.installed_toolchains(settings)
-    if not machine.is_available(known):
-        raise machine.explain_missing(known)
+    toolchains = languages.installed_toolchains(settings)
+    if not toolchains.is_available(known):
+        raise toolchains.explain_missing(known)
     return known
 
 
@@ -257,9 +228,7 @@ def _source_of(language: str, code: str) -> str:
 
 
 def _check_environment(environment: str) -> None:
-    """Only the name's form; which ones exist is known where they are kept."""
-    if environment == "default":
-        return
+    """Only the name's form; the back end knows which ones exist."""
     try:
         if _IMAGE.fullmatch(environment):
             return
@@ -280,11 +249,13 @@ def _read_coverage(language: str, coverage: object) -> Coverage:
         return coverage
     if coverage is True:
         return Coverage()
+    if isinstance(coverage, NestedObject):
+        coverage = coverage.given()
     if not isinstance(coverage, Mapping):
         raise wrong_type("coverage", "true, false or a mapping such as {'branch': true}", coverage)
     unknown = [name for name in coverage if name != "branch"]
     if unknown:
-        raise InvalidExecution(f"coverage has no {show(unknown[0])}; known is: branch", field="coverage")
+        raise InvalidExecution(f"coverage has no {show(unknown[0])}; it takes branch only", field="coverage")
     if not isinstance(coverage["branch"], bool):
         raise wrong_type("coverage.branch", "true or false", coverage["branch"])
     return Coverage(branch=coverage["branch"])
@@ -303,7 +274,7 @@ def _read_stdin(settings: Settings, stdin: object) -> bytes:
 
 
 def _read_args(settings: Settings, args: Sequence[str]) -> tuple[str, ...]:
-    _check_env_size(settings, len(sequence("args", args)))  # each takes a byte at least: many are not looked at
+    _check_env_size(settings, len(sequence("args", args)))  # each takes a byte at least
     size = 0
     for at, arg in enumerate(args):
         if type(arg) is str and arg.isascii() and "\0" not in arg:

@@ -1,4 +1,4 @@
-"""What a caller asks of restricted Python, checked and made into a Restriction."""
+"""The policy for restricted Python in a request, checked and made into a Restriction."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from belljar.contract.errors import InvalidExecution
+from belljar.contract.request import NestedObject
 from belljar.contract.restriction import ANY_IMPORT, IMPORT_COUNT_MAX, PRINT_CHARACTERS_CEILING, Restriction
 from belljar.settings import Settings
 
@@ -14,32 +15,33 @@ _NAME_CHARACTERS_MAX = 200
 
 
 def read_restriction(
-    settings: Settings, asked: Restriction | Mapping[str, Any], language: str = "python"
+    settings: Settings, given: Restriction | Mapping[str, Any] | NestedObject, language: str = "python"
 ) -> Restriction:
-    """The restriction that is asked for; what is left out, or None, is the server's default.
+    """The policy of a request; what is left out, or None, is the server's default.
 
     Raises:
         InvalidExecution: it makes no sense; the message names the field.
     """
     if language != "python":
         raise InvalidExecution(f"restrict is for Python only, not for {language}; leave it out", field="restrict")
-    if isinstance(asked, Restriction):
-        asked = {"imports": asked.imports, "max_print_length": asked.print_characters}
-    if not isinstance(asked, Mapping):
+    if isinstance(given, Restriction):
+        given = {"imports": given.imports, "max_print_length": given.print_characters}
+    elif isinstance(given, NestedObject):
+        given = given.given()
+    if not isinstance(given, Mapping):
         raise InvalidExecution(
-            f"restrict must be a mapping with {' and '.join(_FIELDS)}, not {type(asked).__name__}", field="restrict"
+            f"restrict must be a mapping with {' and '.join(_FIELDS)}, not {type(given).__name__}", field="restrict"
         )
-    unknown = [name for name in asked if name not in _FIELDS]
+    unknown = [name for name in given if name not in _FIELDS]
     if unknown:
         raise InvalidExecution(
-            f"restrict has no {str(unknown[0])[:80]!r}; known are: {', '.join(_FIELDS)}", field="restrict"
+            f"restrict has no {str(unknown[0])[:80]!r}; choose from {', '.join(_FIELDS)}", field="restrict"
         )
-    imports, print_characters = asked.get("imports"), asked.get("max_print_length")
+    imports, print_characters = given.get("imports"), given.get("max_print_length")
+    default = settings.restriction
     return Restriction(
-        imports=settings.restriction.imports if imports is None else _read_imports(imports),
-        print_characters=settings.restriction.print_characters
-        if print_characters is None
-        else _read_length(print_characters),
+        imports=default.imports if imports is None else _read_imports(imports),
+        print_characters=default.print_characters if print_characters is None else _read_length(print_characters),
     )
 
 

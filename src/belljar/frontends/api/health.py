@@ -8,6 +8,7 @@ import logging
 import time
 
 from belljar.contract.errors import BelljarError, Draining, Overloaded
+from belljar.contract.request import ExecutionRequest
 from belljar.engine.admission.request import admit
 from belljar.engine.engine import Engine
 from belljar.settings import Settings
@@ -21,7 +22,7 @@ class Health:
 
     def __init__(self, engine: Engine, settings: Settings) -> None:
         self._engine = engine
-        self._probe = admit(settings, "pass", caller="health")
+        self._probe = admit(settings, ExecutionRequest("pass"), "health")
         self._period_seconds = settings.server.probe_seconds
         self._ran_at = time.monotonic()
         self._trouble = ""

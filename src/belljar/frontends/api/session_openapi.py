@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from belljar.frontends.api.bodies import BranchBody, CellBody, SessionBody
 from belljar.frontends.api.openapi_parts import (
     BOOLEAN,
     INTEGER,
@@ -19,7 +20,6 @@ from belljar.frontends.api.openapi_parts import (
     ref,
     streams,
 )
-from belljar.frontends.api.session_bodies import BranchBody, CellBody, SessionBody
 
 SESSION_BODIES = (SessionBody, CellBody, BranchBody)
 

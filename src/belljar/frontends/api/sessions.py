@@ -7,26 +7,22 @@ cell runs has it interrupted, and while it waits, taken out of the line; the ses
 from __future__ import annotations
 
 import asyncio
+import urllib.parse
 from collections.abc import Sequence
 from typing import Any
 
+from belljar.contract.errors import UnsafePath
 from belljar.contract.execution import Outcome
+from belljar.contract.files import check_relative_path
 from belljar.contract.sessions import SessionState, WorkFile, rfc3339
+from belljar.engine.admission.request import admit_cell
 from belljar.engine.outcomes import new_id
+from belljar.frontends.api.bodies import admit_session_body, read_branch, read_cell, read_session
 from belljar.frontends.api.context import Service
 from belljar.frontends.api.large_answers import reply_outcome
 from belljar.frontends.api.large_bodies import decode
 from belljar.frontends.api.request import Request
 from belljar.frontends.api.responses import encode_json, reply, reply_nothing
-from belljar.frontends.api.session_bodies import (
-    cell_of,
-    order_of,
-    read_branch,
-    read_cell,
-    read_optional,
-    read_path,
-    read_session,
-)
 from belljar.frontends.api.streaming import Stream, send_events, wanted_stream
 
 _FILES_AT_ONCE = 1000  # more are described in a thread
@@ -37,7 +33,7 @@ async def open_session(service: Service, request: Request) -> None:
     """POST /v1/sessions."""
     caller = request.caller
     caller.count_request()
-    order = await decode(await read_optional(request), read_session, lambda asked: order_of(caller, asked))
+    order = await decode(await _read_optional(request), read_session, lambda body: admit_session_body(caller, body))
     sessions = service.engine.sessions
     with caller.opening(1, lambda: sessions.list(caller.owner)):
         state = await request.while_connected(sessions.open(order))
@@ -70,7 +66,8 @@ async def run_cell(service: Service, request: Request) -> None:
     caller.count_request()
     asked = await decode(await request.read(), read_cell, lambda asked: asked)
     sessions = service.engine.sessions
-    cell = cell_of(caller, sessions.get(caller.owner, session_id), asked)
+    limits = sessions.get(caller.owner, session_id).limits
+    cell = admit_cell(caller.settings, limits, asked, caller.name)
     cell_id = new_id()
 
     def finish(outcome: Outcome) -> None:
@@ -99,7 +96,7 @@ async def branch_session(service: Service, request: Request) -> None:
     """POST /v1/sessions/{id}/branch."""
     caller = request.caller
     caller.count_request()
-    asked = await decode(await read_optional(request), read_branch, lambda asked: asked)
+    asked = await decode(await _read_optional(request), read_branch, lambda asked: asked)
     sessions = service.engine.sessions
     with caller.opening(asked.count, lambda: sessions.list(caller.owner)):
         branching = sessions.branch(caller.owner, request.parameters["id"], asked.count, reseed=asked.reseed)
@@ -162,3 +159,27 @@ def _describe_files(files: Sequence[WorkFile]) -> bytes:
 
 def _describe_file(file: WorkFile) -> dict[str, Any]:
     return {"path": file.path, "bytes": file.size_bytes, "modified_at": rfc3339(file.modified_at)}
+
+
+async def _read_optional(request: Request) -> bytes:
+    """The body of a call that needs none: an empty one means `{}`."""
+    has_length = request.headers.get(b"content-length", b"0") != b"0"
+    if has_length or b"transfer-encoding" in request.headers:
+        return await request.read()
+    await request.read(is_json=False)
+    return b"{}"
+
+
+def read_path(request: Request) -> str:
+    """The path in the work directory that a request is about.
+
+    Decoded here from the raw bytes: a request for a name that is not UTF-8 must not get the file of another name.
+
+    Raises:
+        UnsafePath: it is not a path in the work directory.
+    """
+    _, _, raw = request.scope["raw_path"].partition(b"/files/")
+    try:
+        return check_relative_path(urllib.parse.unquote_to_bytes(raw).decode())
+    except UnicodeDecodeError:
+        raise UnsafePath("the file path is not UTF-8; encode it as UTF-8, then as %XX", path=repr(raw)) from None

@@ -12,6 +12,7 @@ from typing import Any
 
 from belljar.assembly import build_engine, build_environments, prepare_environment
 from belljar.contract.errors import BelljarError, CallerError
+from belljar.contract.request import ExecutionRequest
 from belljar.engine.admission.request import admit
 from belljar.engine.engine import Engine
 from belljar.frontends.cli import terminal
@@ -144,8 +145,9 @@ async def _run_hello(engine: Engine, settings: Settings, toolchain: Toolchain) -
         return {"state": MISSING, "seconds": "", "detail": how_to_get(toolchain)}
     hello = toolchain.hello
     seconds = min(_HELLO_SECONDS, settings.ceiling_limits.wall_seconds)
+    program = ExecutionRequest(hello.source, language=toolchain.name, timeout=seconds)
     try:
-        outcome = await engine.run(admit(settings, hello.source, language=toolchain.name, timeout=seconds))
+        outcome = await engine.run(admit(settings, program))
     except BelljarError as error:
         return {"state": FAILED, "seconds": "", "detail": error.message}
     compile_seconds = outcome.compilation.wall_seconds if outcome.compilation else 0.0

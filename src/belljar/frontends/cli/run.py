@@ -30,6 +30,7 @@ from belljar.contract.execution import (
     describe,
 )
 from belljar.contract.files import File
+from belljar.contract.request import ExecutionRequest
 from belljar.engine.admission.request import admit
 from belljar.engine.engine import Engine
 from belljar.frontends.cli import BROKEN_PIPE, save_artifacts, terminal
@@ -162,8 +163,7 @@ def _read_execution(settings: Settings, options: argparse.Namespace) -> Executio
         "processes": options.processes,
         "output_kb": options.output_limit,
     }
-    return admit(
-        settings,
+    request = ExecutionRequest(
         code,
         language=options.language or _language_of(options.source),
         stdin=stdin,
@@ -176,6 +176,7 @@ def _read_execution(settings: Settings, options: argparse.Namespace) -> Executio
         network=options.network,
         coverage=options.coverage and Coverage(branch=options.coverage == "branches"),
     )
+    return admit(settings, request)
 
 
 def _language_of(source: str | None) -> str:

@@ -22,13 +22,13 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack, cast, overload
+from typing import Any, Literal, Self, TypeVar, Unpack, cast, overload
 
 from belljar.assembly import build_engine
 from belljar.contract.errors import BelljarError, CallerError, InvalidExecution
-from belljar.contract.execution import Coverage, Event, Execution, Limits, Outcome
+from belljar.contract.execution import Event, Execution, Outcome
 from belljar.contract.files import File
-from belljar.contract.restriction import Restriction
+from belljar.contract.request import ExecutionRequest, ProgramKeywords
 from belljar.contract.tools import ALL_TOOLS
 from belljar.engine.admission.request import admit
 from belljar.engine.engine import Engine
@@ -43,23 +43,11 @@ _NO_MORE = object()
 _T = TypeVar("_T")
 
 
-class RunOptions(TypedDict, total=False):
+class RunOptions(ProgramKeywords, total=False):
     """What may be asked beside the code. `timeout` is in seconds of wall time; a Path among `files` is read here."""
 
-    language: str
-    stdin: str | bytes
-    args: Sequence[str]
-    env: Mapping[str, str] | None
     files: Mapping[str, str | bytes | Path] | Iterable[File | Path] | None
-    artifacts: Sequence[str]
-    limits: Limits | Mapping[str, float] | None
-    timeout: float | None
-    memory_mb: float | None
-    environment: str
-    network: bool
     tools: bool | Sequence[str | Callable[..., Any]]  # functions of yours that the program may call; names of tools
-    coverage: bool | Coverage | Mapping[str, bool] | None
-    restrict: Restriction | Mapping[str, Any] | None
 
 
 Program = str | Mapping[str, Any]  # the code, or a mapping with "code" and the names of Asked
@@ -435,7 +423,7 @@ def _admit(settings: Settings, code: str, asked: RunOptions) -> Execution:
     rest: dict[str, Any] = dict(asked)
     if rest.get("files"):
         rest["files"] = _read_paths(rest["files"], settings.request.files_bytes)
-    return admit(settings, code, **rest)
+    return admit(settings, ExecutionRequest(code, **rest))
 
 
 def _contents(files: object) -> Iterable[object]:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, TypedDict, Unpack
+from typing import Any, Self, Unpack
 
 from belljar.contract.errors import CallerError, InvalidExecution, NotFound, Overloaded
 from belljar.contract.execution import Event, Execution, Limits, Outcome
 from belljar.contract.files import File
+from belljar.contract.request import CellOptions, CellRequest, SessionKeywords, SessionRequest
 from belljar.contract.sessions import SessionState, WorkFile
 from belljar.contract.tools import ALL_TOOLS
 from belljar.engine.admission.messages import measure, wrong_type
@@ -21,19 +22,10 @@ from belljar.engine.engine import Engine
 from belljar.settings import Settings
 
 
-class SessionOptions(TypedDict, total=False):
+class SessionOptions(SessionKeywords, total=False):
     """What may be asked of a session. Limits hold for its whole life; `timeout` is each cell's, in seconds."""
 
-    id: str
-    language: str
-    environment: str
-    limits: Limits | Mapping[str, float] | None
-    timeout: float | None
-    memory_mb: float | None
-    idle_seconds: float | None
-    env: Mapping[str, str] | None
     files: Mapping[str, str | bytes] | Iterable[File] | None
-    network: bool
     tools: bool | Sequence[str | Callable[..., Any]]  # functions of yours that its cells may call; names of tools
 
 
@@ -59,16 +51,6 @@ class _Loan:
         self._holders -= 1
         if not self._holders:
             self._stack.close()
-
-
-class CellOptions(TypedDict, total=False):
-    """What may be asked beside the code of a cell."""
-
-    timeout: float | None
-    limits: Mapping[str, float] | None
-    artifacts: Sequence[str]
-    wait: bool  # False: SessionBusy at once when another cell runs
-    waits: bool  # the same
 
 
 def refuse_unknown(call: str, given: Mapping[str, object], known: type) -> None:
@@ -98,7 +80,8 @@ class AsyncSession:
             asked: dict[str, Any] = dict(self._asked)
             self._loan = _Loan(engine, asked.pop("tools", ()))
             try:
-                state = await engine.sessions.open(admit_session(self._settings, **asked, tools=self._loan.keys))
+                request = SessionRequest(**asked, tools=self._loan.keys)
+                state = await engine.sessions.open(admit_session(self._settings, request))
             except BaseException:
                 self._end_loan()
                 raise
@@ -190,7 +173,7 @@ class AsyncSession:
 
     def _admit(self, code: str, asked: CellOptions) -> Execution:
         rest: dict[str, Any] = {name: value for name, value in asked.items() if name not in ("wait", "waits")}
-        return admit_cell(self._settings, self._limits, code, **rest)
+        return admit_cell(self._settings, self._limits, CellRequest(code, **rest))
 
     async def _engine(self) -> Engine:
         if not self.id:

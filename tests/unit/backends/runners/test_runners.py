@@ -320,6 +320,7 @@ def test_runners_end_with_a_killed_server(settings: Settings, host: Any, sources
     script = """
 import asyncio, sys
 from belljar.assembly import build_engine
+from belljar.contract.request import ExecutionRequest
 from belljar.engine.admission.request import admit
 from belljar.settings import load
 
@@ -328,7 +329,7 @@ async def main():
     engine = build_engine(settings, runners=2)
     await engine.open()
     print("open", flush=True)
-    await engine.run(admit(settings, "import time; time.sleep(60)", timeout=60))
+    await engine.run(admit(settings, ExecutionRequest("import time; time.sleep(60)", timeout=60)))
 
 asyncio.run(main())
 """

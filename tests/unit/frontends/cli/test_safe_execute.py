@@ -14,6 +14,7 @@ import pytest
 
 import belljar
 from belljar.contract.execution import Display, Evidence
+from belljar.contract.request import ExecutionRequest
 from belljar.engine.admission.request import admit
 from belljar.engine.outcomes import judge
 from belljar.frontends import safe_execute
@@ -124,8 +125,8 @@ def test_code_is_required(run: Run) -> None:
 def test_text_that_is_shown_is_a_resource() -> None:
     settings = Settings()
     shown_as_html = Display(mime="text/html", content=b"<b>")
-    outcome = judge("x", admit(settings, "1"), Evidence(exit_code=0, displays=(shown_as_html,)), 0.0)
-    body = json.loads(safe_execute.answer(admit(settings, "1"), outcome))
+    outcome = judge("x", admit(settings, ExecutionRequest("1")), Evidence(exit_code=0, displays=(shown_as_html,)), 0.0)
+    body = json.loads(safe_execute.answer(admit(settings, ExecutionRequest("1")), outcome))
     (shown,) = body["content"]
     assert shown["type"] == "resource"
     assert shown["extra_type"] == "html"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from belljar.assembly import prepare_environment
 from belljar.contract.errors import CallerError
+from belljar.contract.request import SessionRequest
 from belljar.engine.admission.request import admit_session
 from belljar.frontends.cli import terminal
 from belljar.frontends.cli.options import define_network, define_walls, load_settings
@@ -115,8 +116,7 @@ def _find_place(settings: Settings, options: argparse.Namespace) -> SessionHost:
                 "files": files,
             },
         )
-    order = admit_session(
-        settings,
+    session = SessionRequest(
         language=options.language,
         environment=options.environment,
         limits=named,
@@ -124,6 +124,7 @@ def _find_place(settings: Settings, options: argparse.Namespace) -> SessionHost:
         network=options.network,
         files=files,
     )
+    order = admit_session(settings, session)
     # Nobody else is here whom an idle session could be in the way of.
     order = dataclasses.replace(order, idle_seconds=_WEEK_SECONDS)
     with terminal.progress() as tell:

@@ -19,6 +19,7 @@ from belljar.client.session_request import SessionOptions
 from belljar.client.sessions import AsyncSession
 from belljar.contract.errors import InvalidSettings
 from belljar.contract.execution import Event
+from belljar.contract.request import CellRequest
 from belljar.contract.sessions import SessionOrder, SessionState, WorkFile
 from belljar.engine.admission.request import admit_cell
 from belljar.engine.engine import Engine
@@ -107,7 +108,7 @@ class _SessionHere:
         self._opened = state
 
     def stream(self, code: str, timeout: float | None) -> AsyncGenerator[Event, None]:
-        cell = admit_cell(self._engine.settings, self._opened.limits, code, timeout=timeout)
+        cell = admit_cell(self._engine.settings, self._opened.limits, CellRequest(code, timeout=timeout))
         return self._engine.sessions.stream(self._caller, self.id, cell)
 
     async def branch(self, reseed: bool) -> Live:

@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from belljar.contract.errors import NotFound
 from belljar.contract.execution import Execution, Outcome, cut_note
+from belljar.contract.request import CellRequest, SessionRequest
 from belljar.contract.sessions import SessionState
 from belljar.engine.admission.request import admit_cell, admit_session
 from belljar.frontends.api.dialects.kernels.names import error_of, id_of, name_of
@@ -45,7 +46,9 @@ class TerminateSession(msgspec.Struct):
 async def execute_python_code(call: Call, asked: ExecutePython) -> Json:
     """A cell."""
     state = await _find_or_open(call, id_of(asked.session_id))
-    cell = admit_cell(call.caller.settings, state.limits, asked.code, timeout=asked.timeout, caller=call.caller.name)
+    cell = admit_cell(
+        call.caller.settings, state.limits, CellRequest(asked.code, timeout=asked.timeout), call.caller.name
+    )
     return _report(call, _result(await call.run_cell(state.id, cell), cell, name_of(state.id)))
 
 
@@ -80,14 +83,13 @@ async def _find_or_open(call: Call, session_id: str) -> SessionState:
     if session_id:
         with contextlib.suppress(NotFound):  # also when it has ended: then a new one takes its name
             return sessions.get(caller.owner, session_id)
-    order = admit_session(
-        caller.settings,
+    session = SessionRequest(
         id=session_id,
         environment=call.offer.environment_of("python"),
         env=call.offer.env,
         network=call.has_network,
-        caller=caller.owner,
     )
+    order = admit_session(caller.settings, session, caller.owner)
     finding = sessions.find_or_open(order, lambda: caller.opening(1, lambda: sessions.list(caller.owner)))
     state, is_new = await call.wait(finding)
     if is_new:

@@ -13,6 +13,7 @@ from msgspec import Meta
 from belljar.contract.errors import InvalidExecution
 from belljar.contract.execution import Execution
 from belljar.contract.files import File
+from belljar.contract.request import CellRequest, ExecutionRequest
 from belljar.engine.admission.request import admit, admit_cell
 from belljar.frontends.mcp.languages import describe_languages
 from belljar.frontends.mcp.registry import Tool
@@ -70,14 +71,8 @@ async def run_code(call: Call, asked: RunCode) -> Json:
         raise InvalidExecution("stdin cannot be given to a session's cell; write it to a file instead", field="stdin")
     sessions = await call.sessions()
     state = sessions.get(call.caller.owner, asked.session_id)
-    cell = admit_cell(
-        call.caller.settings,
-        state.limits,
-        asked.code,
-        artifacts=asked.artifacts,
-        timeout=asked.timeout,
-        caller=call.caller.name,
-    )
+    request = CellRequest(asked.code, artifacts=asked.artifacts, timeout=asked.timeout)
+    cell = admit_cell(call.caller.settings, state.limits, request, call.caller.name)
     for file in files:
         await call.wait(sessions.write_file(call.caller.owner, state.id, file.path, file.content))
     outcome = await call.run_cell(state.id, cell)
@@ -99,9 +94,7 @@ def prepare(
     Raises:
         CallerError: it cannot be accepted.
     """
-    settings = call.caller.settings
-    execution = admit(
-        settings,
+    request = ExecutionRequest(
         code,
         language=language,
         stdin=stdin,
@@ -111,8 +104,8 @@ def prepare(
         timeout=asked.timeout if asked else None,
         limits=limits,
         network=call.has_network,
-        caller=call.caller.name,
     )
+    execution = admit(call.caller.settings, request, call.caller.name)
     environment = call.offer.environment_of(execution.language)
     if environment != "default":
         execution = dataclasses.replace(execution, environment=environment)

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from belljar.contract.files import File
+from belljar.contract.request import SessionRequest
 from belljar.contract.sessions import SessionState
 from belljar.engine.admission.request import admit_session
 from belljar.frontends.mcp.registry import Tool
@@ -72,8 +73,7 @@ class CloseSession(msgspec.Struct, forbid_unknown_fields=True):
 
 async def open_session(call: Call, asked: OpenSession) -> Json:
     """A new session."""
-    order = admit_session(
-        call.caller.settings,
+    session = SessionRequest(
         language=asked.language,
         environment=call.offer.environment_of(asked.language),
         memory_mb=asked.memory_mb,
@@ -81,8 +81,8 @@ async def open_session(call: Call, asked: OpenSession) -> Json:
         env=call.offer.env,
         network=call.has_network,
         files=[File(path=each.path, content=each.read(f"files[{at}]")) for at, each in enumerate(asked.files)],
-        caller=call.caller.owner,
     )
+    order = admit_session(call.caller.settings, session, call.caller.owner)
     state = await call.open_session(order)
     return _show(call, state, f"session_id: {state.id}\nPass it to run_code; it is closed at {_end(state)} if unused.")
 

@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from belljar.contract.errors import CallerError, Draining, Overloaded
 from belljar.contract.execution import Execution, Outcome, Status, cut_note
+from belljar.contract.request import ExecutionRequest
 from belljar.engine.admission.request import admit
 from belljar.engine.outcomes import new_id
 from belljar.frontends.access.callers import Caller
@@ -223,13 +224,12 @@ async def _measure(service: Service, request: Request, body: Body) -> int:
 def _admit(caller: Caller, code: str, timeout: int, **asked: Any) -> Execution:
     """As much time as is asked and may be had, and room for all the output there is."""
     ceiling = caller.settings.ceiling_limits
-    return admit(
-        caller.settings,
+    program = ExecutionRequest(
         code if code.strip() else "#",  # an empty program is one that does nothing
         limits={"wall_seconds": min(timeout, ceiling.wall_seconds), "output_kb": ceiling.output_bytes / 1024},
-        caller=caller.name,
         **asked,
     )
+    return admit(caller.settings, program, caller.name)
 
 
 async def _run(service: Service, request: Request, execution: Execution) -> Outcome:

@@ -16,6 +16,7 @@ from msgspec import Struct
 from belljar import __version__
 from belljar.contract.errors import CallerError
 from belljar.contract.execution import Event, Execution, Outcome
+from belljar.contract.request import CellRequest
 from belljar.engine.admission.request import admit_cell
 from belljar.engine.outcomes import new_id
 from belljar.frontends.api.context import Service
@@ -99,7 +100,7 @@ async def _prepare(service: Service, request: Request) -> AsyncIterator[_Cell]:
     if asked.timeout is not None and asked.timeout > 0:
         timeout = min(asked.timeout, caller.settings.ceiling_limits.wall_seconds)
     code = asked.code if asked.code.strip() else "pass"
-    execution = admit_cell(caller.settings, state.limits, code, timeout=timeout, caller=caller.name)
+    execution = admit_cell(caller.settings, state.limits, CellRequest(code, timeout=timeout), caller.name)
     with caller.running_up_to(1):
         events = service.engine.sessions.stream(caller.owner, state.id, execution, execution_id=new_id())
         async with contextlib.aclosing(events):

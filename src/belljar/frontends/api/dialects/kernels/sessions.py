@@ -16,11 +16,12 @@ from msgspec import Struct
 
 from belljar.contract.errors import CallerError, NotFound, TooManySessions
 from belljar.contract.files import File
+from belljar.contract.request import SessionRequest
 from belljar.contract.sessions import SessionOrder, SessionState, WorkFile
 from belljar.engine.admission.request import admit_session
 from belljar.engine.sessions import Sessions
 from belljar.frontends.access.callers import Caller
-from belljar.frontends.api.bodies import FileBody, as_file
+from belljar.frontends.api.bodies import FileBody
 from belljar.frontends.api.context import Service
 from belljar.frontends.api.dialects.fastapi import read_body
 from belljar.frontends.api.dialects.kernels.names import id_of, name_of
@@ -123,7 +124,7 @@ async def find_or_open(service: Service, request: Request, session_id: str) -> S
     if session_id:
         with contextlib.suppress(NotFound):  # also when it has ended: then a new one takes its name
             return sessions.get(caller.owner, session_id)
-    order = admit_session(caller.settings, id=session_id, caller=caller.owner)
+    order = admit_session(caller.settings, SessionRequest(id=session_id), caller.owner)
     state, is_new = await request.while_connected(_find_or_replace(sessions, caller, order))
     if is_new:
         service.telemetry.opened(caller.name, state)
@@ -169,7 +170,8 @@ def _read_files(asked: SessionBody) -> tuple[SessionBody, Sequence[File], list[s
         else:
             try:
                 encoding: Any = each.encoding
-                files.append(as_file(number, FileBody(path=path, content=each.content, encoding=encoding)))
+                given = FileBody(path=path, content=each.content, encoding=encoding)
+                files.append(given.as_file(f"files[{number}]"))
             except CallerError as error:
                 errors.append(error.message)
     return asked, files, errors

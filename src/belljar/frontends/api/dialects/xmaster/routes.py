@@ -19,6 +19,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from belljar.contract.errors import BelljarError, NotFound, ToolFailed
 from belljar.contract.execution import Event, Execution, Finished, Outcome, Status, ToolAnswered, ToolCalled, cut_note
+from belljar.contract.request import CellRequest, ExecutionRequest, SessionRequest
 from belljar.contract.sessions import SessionState
 from belljar.engine.admission.request import admit, admit_cell, admit_session
 from belljar.engine.outcomes import new_id
@@ -135,25 +136,14 @@ class XMaster:
             state = service.engine.sessions.get(_owner(caller), asked.key)
         except NotFound:
             state = await self._find_or_open(service, caller, asked.key, asked.session_id)
-        return admit_cell(
-            caller.settings,
-            state.limits,
-            wrap_cell(asked.code),
-            limits=_output_limit(caller),
-            timeout=_seconds(caller, asked),
-            caller=caller.name,
-        )
+        cell = CellRequest(wrap_cell(asked.code), limits=_output_limit(caller), timeout=_seconds(caller, asked))
+        return admit_cell(caller.settings, state.limits, cell, caller.name)
 
     async def _find_or_open(self, service: Service, caller: Caller, id: str, session_id: str) -> SessionState:
         settings, owner = caller.settings, _owner(caller)
-        order = admit_session(
-            settings,
-            id=id,
-            idle_seconds=settings.sessions.idle_seconds_max,
-            tools=_tools(service, caller),
-            caller=owner,
-        )
-        first = admit_cell(settings, order.limits, open_session(session_id), caller=caller.name)
+        session = SessionRequest(id=id, idle_seconds=settings.sessions.idle_seconds_max, tools=_tools(service, caller))
+        order = admit_session(settings, session, owner)
+        first = admit_cell(settings, order.limits, CellRequest(open_session(session_id)), caller.name)
         sessions = service.engine.sessions
         owners = owner, caller.owner
         room = partial(caller.opening, 1, lambda: [each for one in owners for each in sessions.list(one)])
@@ -353,14 +343,8 @@ def _tools(service: Service, caller: Caller) -> tuple[str, ...]:
 
 def _one_shot(service: Service, caller: Caller, asked: _Submission) -> Execution:
     code, tools = wrap_program(asked.code, _tools(service, caller))
-    return admit(
-        caller.settings,
-        code,
-        limits=_output_limit(caller),
-        timeout=_seconds(caller, asked),
-        tools=tools,
-        caller=caller.name,
-    )
+    program = ExecutionRequest(code, limits=_output_limit(caller), timeout=_seconds(caller, asked), tools=tools)
+    return admit(caller.settings, program, caller.name)
 
 
 def _count(service: Service, caller: Caller, asked: _Submission, execution: Execution, outcome: Outcome) -> None:
