@@ -1,7 +1,7 @@
 """The API described for machines (/openapi.json) and for people (/docs), from one source.
 
-What requests may hold is taken from the types that read them; what is answered is written down here. Both are the
-same for every installation, so nothing of this one is told.
+The schemas of requests are generated from the types that decode them, those of answers from `contract/answers.py`.
+The document is the same for every installation, so it discloses nothing about this one.
 """
 
 from __future__ import annotations
@@ -14,130 +14,23 @@ from typing import Any
 import msgspec
 
 from belljar import __version__
-from belljar.contract.execution import Status
-from belljar.frontends.api import openapi_parts as parts
-from belljar.frontends.api.bodies import BatchBody, ExecuteBody
-from belljar.frontends.api.session_openapi import SESSION_ANSWERS, SESSION_BODIES, SESSION_PATHS
+from belljar.contract import answers
+from belljar.frontends.api.bodies import BatchBody, BranchBody, CellBody, ExecuteBody, SessionBody
 
-_ref, _object, _list, _or_null = parts.ref, parts.object_of, parts.list_of, parts.or_null
-_json, _streams, _operation = parts.json_of, parts.streams, parts.operation
-_STRING, _INTEGER, _NUMBER, _BOOLEAN = parts.STRING, parts.INTEGER, parts.NUMBER, parts.BOOLEAN
-_NULLABLE_STRING, _NULLABLE_INTEGER = parts.NULLABLE_STRING, parts.NULLABLE_INTEGER
-_ALWAYS, _WITH_KEY, _WITH_BODY = parts.ALWAYS, parts.WITH_KEY, parts.WITH_BODY
+_TYPES = (
+    *(ExecuteBody, BatchBody, SessionBody, CellBody, BranchBody),
+    *(answers.Outcome, answers.CellOutcome, answers.Results, answers.JudgedOutcome, answers.NotRun, answers.Event),
+    *(answers.Error, answers.Session, answers.Sessions, answers.Interrupted, answers.WorkFiles),
+    *(answers.Languages, answers.Environments, answers.Info, answers.Health, answers.Home),
+)
+_REF = "#/components/schemas/{name}"
+_STRING = {"type": "string"}
+_STREAMS = {kind: {"schema": _STRING} for kind in ("application/x-ndjson", "text/event-stream")}
+_RAW: Mapping[str, Any] = {"application/octet-stream": {"schema": {}}}
 
-_ANSWERS: Mapping[str, Any] = {
-    "Error": _object({"error": _object({"code": _STRING, "message": _STRING, "details": {"type": "object"}})}),
-    "Usage": _object(
-        {
-            "wall_seconds": _NUMBER,
-            "cpu_seconds": _NUMBER,
-            "memory_peak_bytes": _INTEGER,
-            "queue_seconds": _NUMBER,
-            "network": _object(
-                dict.fromkeys(("connections", "refused", "sent_bytes", "received_bytes"), _INTEGER),
-            ),
-        },
-        "network",
-    ),
-    "Display": _object({"mime": _STRING, "data": _STRING, "bundle": _INTEGER, "result": _BOOLEAN}, "bundle", "result"),
-    "Artifact": _object({"path": _STRING, "bytes": _INTEGER, "encoding": {"const": "base64"}, "content": _STRING}),
-    "CoverageReport": _object(
-        {
-            "percent": _NUMBER,
-            "files": _list(
-                _object(
-                    {
-                        "path": _STRING,
-                        "percent": _NUMBER,
-                        "executed": _list(_INTEGER),
-                        "missing": _list(_INTEGER),
-                        "missing_branches": _list(_list(_INTEGER)),
-                    },
-                    "missing_branches",
-                )
-            ),
-        }
-    ),
-    "Outcome": _object(
-        {
-            "id": _STRING,
-            "language": _STRING,
-            "status": {"enum": [str(status) for status in Status]},
-            "exit_code": _NULLABLE_INTEGER,
-            "signal": _NULLABLE_STRING,
-            "stdout": _STRING,
-            "stderr": _STRING,
-            "truncated": _object({"stdout": _BOOLEAN, "stderr": _BOOLEAN}),
-            "error": _or_null(_object({"type": _STRING, "message": _STRING, "traceback": _list(_STRING)})),
-            "displays": _list(_ref("Display")),
-            "artifacts": _list(_ref("Artifact")),
-            "compile": _or_null({"type": "object"}),
-            "tool_calls": _list({"type": "object"}),
-            "coverage": _or_null(_ref("CoverageReport")),
-            "usage": _ref("Usage"),
-        }
-    ),
-    "Event": _object({"event": _STRING}),
-    "Result": {
-        "description": "An outcome, with the verdict of a case; or only the error, if it could not be run.",
-        "anyOf": [
-            {"allOf": [_ref("Outcome"), {"type": "object", "properties": {"verdict": _STRING}}]},
-            {
-                "allOf": [
-                    _ref("Error"),
-                    {"type": "object", "properties": {"verdict": {"enum": ["not_run", "not_kept"]}}},
-                ]
-            },
-        ],
-    },
-    "Results": _object({"results": _list(_ref("Result")), "passed": _INTEGER, "failed": _INTEGER}),
-    "Limits": _object(
-        dict.fromkeys(("wall_seconds", "cpu_seconds", "memory_mb", "output_kb", "disk_mb", "processes"), _NUMBER)
-    ),
-    "Languages": _object(
-        {
-            "languages": _list(
-                _object(
-                    {
-                        "name": _STRING,
-                        "title": _STRING,
-                        "aliases": _list(_STRING),
-                        "available": _BOOLEAN,
-                        "version": _NULLABLE_STRING,
-                        "install": _NULLABLE_STRING,
-                    }
-                )
-            )
-        }
-    ),
-    "Environments": _object(
-        {
-            "environments": _list(
-                _object(
-                    {
-                        "name": _STRING,
-                        "python": _STRING,
-                        "packages": _list(_object({"name": _STRING, "version": _STRING})),
-                        "warm": _BOOLEAN,
-                    }
-                )
-            )
-        }
-    ),
-    "Info": _object(
-        {
-            "version": _STRING,
-            "backend": _STRING,
-            "isolation": {
-                "type": "object",
-                "additionalProperties": _object({"state": {"enum": ["on", "off", "missing"]}, "detail": _STRING}),
-            },
-            "limits": _object({"default": _ref("Limits"), "ceiling": _ref("Limits")}),
-        }
-    ),
-    "Health": _object({"status": {"const": "ok"}, "version": _STRING, "running": _INTEGER, "queued": _INTEGER}),
-    "Home": _object({"name": _STRING, "message": _STRING, "version": _STRING, "docs": _STRING}),
-}
+_ALWAYS = (400, 403, 405, 503)
+_WITH_KEY = (*_ALWAYS, 401)
+_WITH_BODY = (*_WITH_KEY, 413, 422, 429)
 
 _ERRORS = {
     400: "Not JSON, not declared to be JSON, invalid UTF-8, or no valid HTTP.",
@@ -154,10 +47,136 @@ _ERRORS = {
 }
 
 
+def _build_schemas() -> dict[str, Any]:
+    _, schemas = msgspec.json.schema_components(_TYPES, ref_template=_REF)
+    schemas["BatchBody"]["oneOf"] = [{"required": ["executions"]}, {"required": ["code", "cases"]}]
+    schemas["Result"]["anyOf"] = [{"$ref": _REF.format(name=name)} for name in ("JudgedOutcome", "NotRun")]
+    for schema in schemas.values():
+        for name, each in schema.get("properties", {}).items():
+            if name.endswith("_at"):
+                each["format"] = "date-time"
+    return schemas
+
+
+def _json(name: str, example: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """A JSON body of the schema with that name."""
+    schema: dict[str, Any] = {"schema": {"$ref": _REF.format(name=name)}}
+    return {"application/json": schema if example is None else {**schema, "example": dict(example)}}
+
+
+def _operation(
+    name: str,
+    summary: str,
+    content: Mapping[str, Any],
+    errors: tuple[int, ...],
+    description: str = "",
+    body: Mapping[str, Any] | None = None,
+    *,
+    status: int = 200,
+    needs_body: bool = True,
+) -> dict[str, Any]:
+    """One method of a path."""
+    good = {"description": summary, "content": dict(content)} if content else {"description": summary}
+    responses: dict[str, Any] = {str(status): good}
+    for each in sorted(errors):
+        responses[str(each)] = {"$ref": f"#/components/responses/{each}"}
+    made: dict[str, Any] = {"operationId": name, "summary": summary, "responses": responses}
+    if description:
+        made["description"] = description
+    if 401 not in errors:
+        made["security"] = []
+    if body is not None:
+        made["requestBody"] = {"required": needs_body, "content": dict(body)}
+    return made
+
+
+def _parameter(name: str, meaning: str) -> dict[str, Any]:
+    return {"name": name, "in": "path", "required": True, "description": meaning, "schema": {**_STRING, "minLength": 1}}
+
+
+def _at(parameters: list[dict[str, Any]], **methods: dict[str, Any]) -> dict[str, Any]:
+    return {method: {**described, "parameters": parameters} for method, described in methods.items()}
+
+
+_ID = [_parameter("id", "of a session that this key opened")]
+_FILE = [*_ID, _parameter("path", "in the work directory; may have several segments")]
+
+_SESSION_PATHS: Mapping[str, Any] = {
+    "/v1/sessions": {
+        "get": _operation("sessions", "The sessions of this key.", _json("Sessions"), _WITH_KEY),
+        "post": _operation(
+            "open_session",
+            "Open a session: an interpreter that stays.",
+            _json("Session"),
+            (*_WITH_BODY, 409),
+            "Memory, disk and processes in `limits` are for the session's whole life, times for each cell. Unused for "
+            "`idle_seconds`, it is closed.",
+            _json("SessionBody", {"language": "python", "idle_seconds": 300}),
+            status=201,
+            needs_body=False,
+        ),
+    },
+    "/v1/sessions/{id}": _at(
+        _ID,
+        get=_operation("session", "One session.", _json("Session"), (*_WITH_KEY, 404)),
+        delete=_operation("close_session", "End a session and all it started.", {}, (*_WITH_KEY, 404), status=204),
+    ),
+    "/v1/sessions/{id}/execute": _at(
+        _ID,
+        post=_operation(
+            "run_cell",
+            "Run one cell.",
+            {**_json("CellOutcome"), **_STREAMS},
+            (*_WITH_BODY, 404, 409),
+            "The answer and the streams are those of `/v1/execute`, with the number of the cell. The value of the last "
+            "expression is a display `text/plain`. One cell runs at a time: another waits, or with `wait` false is "
+            "answered 409. Hanging up interrupts the cell; the session lives on.",
+            _json("CellBody", {"code": "x = 41\nx + 1", "timeout": 5}),
+        ),
+    ),
+    "/v1/sessions/{id}/branch": _at(
+        _ID,
+        post=_operation(
+            "branch_session",
+            "Copy the live state into new sessions.",
+            _json("Sessions"),
+            (*_WITH_BODY, 404, 409),
+            "Each has its own processes and its own copy of the files. With `reseed` false the random generators go on "
+            "alike in all of them.",
+            _json("BranchBody", {"count": 4}),
+            needs_body=False,
+        ),
+    ),
+    "/v1/sessions/{id}/interrupt": _at(
+        _ID,
+        post=_operation(
+            "interrupt_session",
+            "KeyboardInterrupt in the cell that runs; the state survives.",
+            _json("Interrupted"),
+            (*_WITH_KEY, 404),
+        ),
+    ),
+    "/v1/sessions/{id}/files": _at(
+        _ID,
+        get=_operation("files", "The files of the work directory.", _json("WorkFiles"), (*_WITH_KEY, 404, 429)),
+    ),
+    "/v1/sessions/{id}/files/{path}": _at(
+        _FILE,
+        get=_operation("read_file", "A file, as it is.", _RAW, (*_WITH_KEY, 404, 413, 422, 429)),
+        put=_operation(
+            "write_file",
+            "Make or replace a file; the body is its content.",
+            {},
+            (*_WITH_KEY, 404, 413, 422, 429),
+            body=_RAW,
+            status=204,
+        ),
+        delete=_operation("delete_file", "Delete a file.", {}, (*_WITH_KEY, 404, 422, 429), status=204),
+    ),
+}
+
+
 def _build_schema() -> dict[str, Any]:
-    _, components = msgspec.json.schema_components([ExecuteBody, BatchBody, *SESSION_BODIES], ref_template=parts.REF)
-    components["BatchBody"]["oneOf"] = [{"required": ["executions"]}, {"required": ["code", "cases"]}]
-    schemas = {**components, **_ANSWERS, **SESSION_ANSWERS}
     execute_example = {"code": "print(input())", "stdin": "hi", "timeout": 5}
     batch_example = {
         "code": "a, b = map(int, input().split())\nprint(a + b)",
@@ -168,46 +187,44 @@ def _build_schema() -> dict[str, Any]:
             "post": _operation(
                 "execute",
                 "Run one program.",
-                {**_json(_ref("Outcome")), **_streams()},
+                {**_json("Outcome"), **_STREAMS},
                 _WITH_BODY,
                 "A program that fails is 200 with a status word. With `Accept: application/x-ndjson` or "
                 "`text/event-stream` events arrive as they happen: `started`, `stdout`, `stderr`, `display`, "
                 "`tool_call`, `tool_result`, then `finished` (or `error`). Hanging up ends the program.",
-                {"application/json": {"schema": _ref("ExecuteBody"), "example": execute_example}},
+                _json("ExecuteBody", execute_example),
             )
         },
         "/v1/batch": {
             "post": _operation(
                 "batch",
                 "Run many programs, or one against many cases.",
-                {**_json(_ref("Results")), **_streams()},
+                {**_json("Results"), **_STREAMS},
                 _WITH_BODY,
                 "Either `executions`, or `code` with `cases`. Verdicts of cases: `passed`, `wrong_answer`, a status "
                 "word, `skipped` (never started), `not_run` or `not_kept` (`error` says why). With `Accept: "
-                "application/x-ndjson` each answer arrives as `result` with its `index` when it is there, and at the "
-                "end `finished`.",
-                {"application/json": {"schema": _ref("BatchBody"), "example": batch_example}},
+                "application/x-ndjson` each answer arrives as `result` with its `index` once it is known, and "
+                "`finished` at the end.",
+                _json("BatchBody", batch_example),
             )
         },
-        **SESSION_PATHS,
-        "/v1/languages": {
-            "get": _operation("languages", "The languages offered.", _json(_ref("Languages")), _WITH_KEY)
-        },
+        **_SESSION_PATHS,
+        "/v1/languages": {"get": _operation("languages", "The languages offered.", _json("Languages"), _WITH_KEY)},
         "/v1/environments": {
             "get": _operation(
-                "environments", "The guest environments and their packages.", _json(_ref("Environments")), _WITH_KEY
+                "environments", "The guest environments and their packages.", _json("Environments"), _WITH_KEY
             )
         },
-        "/v1/info": {"get": _operation("info", "Version, walls and limits.", _json(_ref("Info")), _WITH_KEY)},
-        "/health": {"get": _operation("health", "Whether a program can be run now.", _json(_ref("Health")), _ALWAYS)},
+        "/v1/info": {"get": _operation("info", "Version, isolation layers and limits.", _json("Info"), _WITH_KEY)},
+        "/health": {"get": _operation("health", "Whether a program can be run now.", _json("Health"), _ALWAYS)},
         "/metrics": {
             "get": _operation("metrics", "Numbers for Prometheus.", {"text/plain": {"schema": _STRING}}, _WITH_KEY)
         },
         "/": {
             "get": _operation(
                 "home",
-                "A page to try programs on; JSON for those who do not ask for HTML.",
-                {**_json(_ref("Home")), "text/html": {"schema": _STRING}},
+                "A page to try programs on; JSON unless the client accepts HTML.",
+                {**_json("Home"), "text/html": {"schema": _STRING}},
                 _ALWAYS,
             )
         },
@@ -217,7 +234,7 @@ def _build_schema() -> dict[str, Any]:
         "info": {
             "title": "Belljar",
             "version": __version__,
-            "description": "Runs code nobody trusts. Unknown fields are refused, so that a typo never loses a limit.",
+            "description": "Runs untrusted code. Unknown fields are refused, so that a typo never loses a limit.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "security": [{}, {"bearer": []}, {"header": []}],
@@ -230,12 +247,12 @@ def _build_schema() -> dict[str, Any]:
             "responses": {
                 str(status): {
                     "description": meaning,
-                    "content": _json(_ref("Error")),
-                    **({"headers": {"Retry-After": {"schema": _INTEGER}}} if status in (429, 503) else {}),
+                    "content": _json("Error"),
+                    **({"headers": {"Retry-After": {"schema": {"type": "integer"}}}} if status in (429, 503) else {}),
                 }
                 for status, meaning in _ERRORS.items()
             },
-            "schemas": schemas,
+            "schemas": _build_schemas(),
         },
     }
 
