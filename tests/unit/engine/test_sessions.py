@@ -252,7 +252,7 @@ def test_the_name_of_a_session_that_has_just_ended_is_free(full_settings: Settin
         async with opened(full_settings) as engine:
             sessions = engine.sessions
             await sessions.open(SessionOrder(id="again"))
-            live = sessions._live["", "again"].live
+            live = sessions._open.find("", "again").live
             assert isinstance(live, LocalSession)
             live.end("crash")
             await sessions.open(SessionOrder(id="again"))

@@ -145,7 +145,7 @@ def test_what_went_wrong_is_an_answer_that_says_what_to_do(
         pytest.param(
             {"code": "1", "files": [{"path": "a", "content": "?", "encoding": "base64"}]}, "base64", id="no_base64"
         ),
-        pytest.param({"code": "1", "session_id": "s_none"}, "there is no session", id="unknown_session"),
+        pytest.param({"code": "1", "session_id": "s_none"}, "does not exist", id="unknown_session"),
     ],
 )
 def test_bad_arguments_are_told_to_the_model(wire: Wire, arguments: dict[str, Any], words: str) -> None:
