@@ -1,1 +1,1 @@
-"""The shared words: what is asked, what was observed, what is answered. Standard library only, no I/O."""
+"""The types that every part shares: requests, observations, answers, errors. Standard library only, no I/O."""

@@ -1,4 +1,4 @@
-"""Which files come back: globs over the relative paths of a work directory.
+"""Which files are returned: globs over the relative paths of a work directory.
 
     *        any characters within one name          *.png       pictures at the top, not below
     ?        one character within one name           run?.log
@@ -7,16 +7,16 @@
     out/     the same as out/**
 
 A name that starts with a dot is matched only where the pattern writes that dot (`.*`, `.cache/**`), as in a shell:
-libraries leave their caches in dotted directories, and `**` should not carry them home. Case counts. There is no
+libraries leave their caches in dotted directories, and `**` should not return them. Case counts. There is no
 escape; `[*]` is a star.
 
 The globs come from a caller and the paths from a hostile program, so a naive regular expression would let the two
-together stop the server (`*a*a*a*a*b`). Three things keep them from it:
+together stop the server (`*a*a*a*a*b`). Three things prevent that:
 
-- A path is matched name by name, and what the names above a file leave open is found out once for its directory.
+- A path is matched name by name, and which parts remain open below a directory is computed once for it.
 - In a name, everything between two stars is matched atomically, at the earliest place it fits: the star after it can
-  make up for anything an earlier choice costs, so trying a later place could never turn a failure into a match.
-- What is left, a product of lengths, is counted, and all paths of one tree together have a bound.
+  match anything that an earlier choice skips, so trying a later place could never turn a failure into a match.
+- The remaining cost, a product of lengths, is counted, and all paths of one tree together have a bound.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ GLOB_CHARACTERS_MAX = 256
 GLOBS_CHARACTERS_MAX = 2048  # all of one execution: translating costs more than matching
 STEPS_MAX = 80_000_000  # of matching, for one tree; a few nanoseconds each
 
-_STEPS_PER_QUESTION = 60  # to ask a part about a name, whatever the two are
+_STEPS_PER_NAME = 60  # to compare a part with a name, whatever the two are
 _NOT_HIDDEN = r"(?!\.)"
 
 
 class TooManySteps(Exception):
-    """The globs and the paths together are more work than anybody may make."""
+    """The globs and the paths together take more steps than one request may."""
 
 
 class Matcher:
-    """Some globs, to be asked about the paths of one tree. Quick if paths of one directory follow each other."""
+    """Matches the paths of one tree against some globs. Fast if paths of one directory follow each other."""
 
     def __init__(self, globs: Iterable[str]) -> None:
         self._parts, starts = _parse(tuple(globs))
@@ -53,7 +53,7 @@ class Matcher:
         """Whether at least one glob matches.
 
         Raises:
-            TooManySteps: all that was asked so far has used up what may be used.
+            TooManySteps: all paths so far together took more than STEPS_MAX.
         """
         directory, _, name = path.rpartition("/")
         if directory != self._directory:
@@ -82,42 +82,42 @@ class Matcher:
 
     def _level(self, numbers: list[int]) -> _Level:
         found = [self._parts[at] for at in numbers]
-        return _Level(numbers, _question(found), _question([part for part in found if part.is_last]))
+        return _Level(numbers, _count_steps(found), _count_steps([part for part in found if part.is_last]))
 
-    def _count(self, asked: _Question, name: str) -> None:
-        self._steps_left -= asked.steps + asked.steps_per_character * len(name)
+    def _count(self, parts: _Parts, name: str) -> None:
+        self._steps_left -= parts.steps + parts.steps_per_character * len(name)
         if self._steps_left < 0:
             raise TooManySteps("these patterns and this many files are too much to compare")
 
 
 class _Part(NamedTuple):
-    """What a glob says of one name, or `**`."""
+    """The part of a glob for one name, or `**`."""
 
     fits: Callable[[str], object]
-    steps: int  # to ask it about a name, and for each character of that name
+    steps: int  # to compare it with a name, and for each character of that name
     steps_per_character: int
-    stays: bool  # for names further down, too
+    stays: bool  # it applies to names further down, too
     is_last: bool
 
 
-class _Question(NamedTuple):
-    """Parts that a name is compared with, and what that costs."""
+class _Parts(NamedTuple):
+    """Parts that a name is compared with, and how many steps that takes."""
 
     parts: list[_Part]
     steps: int
     steps_per_character: int
 
 
-def _question(parts: list[_Part]) -> _Question:
-    return _Question(parts, sum(part.steps for part in parts), sum(part.steps_per_character for part in parts))
+def _count_steps(parts: list[_Part]) -> _Parts:
+    return _Parts(parts, sum(part.steps for part in parts), sum(part.steps_per_character for part in parts))
 
 
 class _Level(NamedTuple):
-    """With which parts the names in a directory are compared: those of directories, and those of files."""
+    """The parts that names in one directory are compared with: those of directories, and those of files."""
 
     numbers: list[int]
-    open: _Question
-    last: _Question
+    open: _Parts
+    last: _Parts
 
 
 def select(paths: Iterable[str], globs: Iterable[str]) -> list[str]:
@@ -148,19 +148,19 @@ def _names(glob: str) -> list[str]:
 
 
 def _open_from(parts: list[_Part], at: int) -> list[int]:
-    """The part at this place, and the one after it where that one may come at once: `**` may be no directory at all."""
+    """The part at this place, and the next one too after `**`, which may stand for no directory at all."""
     return [at, at + 1] if parts[at].stays and not parts[at].is_last else [at]
 
 
 def _part(name: str, is_last: bool) -> _Part:
     if name == "**":
-        return _Part(_is_shown, _STEPS_PER_QUESTION, 0, True, is_last)
+        return _Part(_is_shown, _STEPS_PER_NAME, 0, True, is_last)
     if not set(name) & set("*?["):
-        return _Part(name.__eq__, _STEPS_PER_QUESTION, 0, False, is_last)
+        return _Part(name.__eq__, _STEPS_PER_NAME, 0, False, is_last)
     first, *floating = _cut_at_stars(name)
     tried_everywhere = max([len("".join(part)) for part in floating[:-1]], default=0)
     pattern = re.compile(_translate_name(name, first, floating) + r"\Z")
-    return _Part(pattern.match, _STEPS_PER_QUESTION + len(name), 1 + tried_everywhere, False, is_last)
+    return _Part(pattern.match, _STEPS_PER_NAME + len(name), 1 + tried_everywhere, False, is_last)
 
 
 def _is_shown(name: str) -> bool:

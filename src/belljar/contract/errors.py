@@ -1,4 +1,4 @@
-"""Every error Belljar raises on purpose, in families that say whose move is next.
+"""Every error Belljar raises on purpose, in families that say who must act: the caller, time, or the operator.
 
 A program that fails is an outcome, never an exception: an exception means there is no outcome to give.
 """
@@ -33,13 +33,13 @@ class InvalidExecution(CallerError):
 
 
 class TooLarge(CallerError):
-    """Code, a file or an answer is over what the server takes."""
+    """Code, a file or an answer is larger than the server accepts."""
 
     code = "too_large"
 
 
 class LimitAboveCeiling(CallerError):
-    """A limit asks for more than the operator gives anybody."""
+    """A limit is above the operator's ceiling."""
 
     code = "limit_above_ceiling"
 
@@ -51,13 +51,13 @@ class UnsafePath(CallerError):
 
 
 class UnknownLanguage(CallerError):
-    """No toolchain of that name is offered here."""
+    """The server offers no language of that name."""
 
     code = "unknown_language"
 
 
 class ToolchainMissing(UnknownLanguage):
-    """The language is known, but its toolchain is not on this machine; the message says how to get it."""
+    """The language is known, but its toolchain is not installed; the message says how to get it."""
 
     code = "toolchain_missing"
 
@@ -69,19 +69,19 @@ class UnknownEnvironment(CallerError):
 
 
 class NotOffered(CallerError):
-    """The field is known, but this server has nothing to do it with."""
+    """The field is known, but this server is not configured to do it."""
 
     code = "not_offered"
 
 
 class UnknownTool(CallerError):
-    """No tool of that name is offered here."""
+    """The server offers no tool of that name."""
 
     code = "unknown_tool"
 
 
 class NotAllowed(CallerError):
-    """The server could, but this caller may not."""
+    """The server offers it, but the caller's key does not permit it."""
 
     code = "not_allowed"
 
@@ -93,7 +93,7 @@ class InvalidSettings(CallerError):
 
 
 class NotFound(CallerError):
-    """There is nothing of that name, or it is somebody else's."""
+    """Nothing has that name, or it belongs to another caller."""
 
     code = "not_found"
 
@@ -105,7 +105,7 @@ class SessionNotFound(NotFound):
 
 
 class SessionEnded(NotFound):
-    """The session was there; `reason` says why it is not any more."""
+    """The session existed; `reason` says why it ended."""
 
     code = "session_ended"
 
@@ -117,19 +117,19 @@ class FileNotInSession(NotFound):
 
 
 class Conflict(CallerError):
-    """The request does not fit the state that something is in now."""
+    """The request does not fit the present state of its object."""
 
     code = "conflict"
 
 
 class SessionBusy(Conflict):
-    """A cell runs, and the caller did not want to wait."""
+    """A cell runs, and the request said not to wait."""
 
     code = "session_busy"
 
 
 class SessionExists(Conflict):
-    """The id is taken."""
+    """Another session of this caller has that id."""
 
     code = "session_exists"
 
@@ -163,13 +163,13 @@ class TooManySessions(Overloaded):
 
 
 class QuotaExceeded(Overloaded):
-    """This caller has used up what it is given for now; others are not affected."""
+    """This caller has used up its quota for now; others are not affected."""
 
     code = "quota_exceeded"
 
 
 class Draining(Overloaded):
-    """The engine is shutting down and takes nothing new."""
+    """The engine is shutting down and accepts no new work."""
 
     code = "draining"
 
@@ -181,13 +181,13 @@ class ToolFailed(BelljarError):
 
 
 class SandboxFault(BelljarError):
-    """We broke; an operator must look."""
+    """Belljar failed; the operator must look."""
 
     code = "sandbox_fault"
 
 
 class WallMissing(SandboxFault):
-    """This machine cannot build a wall that was promised and not waived."""
+    """This machine cannot provide an isolation layer that the operator has not waived."""
 
     code = "wall_missing"
 
@@ -209,7 +209,7 @@ class EngineUnavailable(SandboxFault):
 
 
 class ZygoteDied(SandboxFault):
-    """The warm process ended, and what it was asked for cannot be answered."""
+    """The zygote ended before it had answered."""
 
     code = "zygote_died"
 

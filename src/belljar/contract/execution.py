@@ -1,4 +1,4 @@
-"""One execution: what is asked (Execution), observed (Evidence) and answered (Outcome)."""
+"""One execution: the checked request (Execution), the observed facts (Evidence) and the answer (Outcome)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SIGXCPU, _SIGSYS = int(signals.SIGXCPU), int(signals.SIGSYS)
 
 
 class Status(enum.StrEnum):
-    """The one word a caller reads."""
+    """How an execution ended, in one word."""
 
     OK = "ok"
     FAILED = "failed"
@@ -38,7 +38,7 @@ class Limits:
     wall_seconds: float = 10.0
     cpu_seconds: float = 10.0
     memory_bytes: int = 512 * MIB
-    output_bytes: int = MIB  # of each stream; what is past it is drained and dropped
+    output_bytes: int = MIB  # of each stream; the rest is read and dropped
     disk_bytes: int = 256 * MIB  # work directory, /tmp and /dev/shm, each
     processes: int = 64  # threads included
 
@@ -84,7 +84,7 @@ LIMIT_UNITS: Mapping[str, LimitUnit] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
-    """Which lines ran is to be measured, and which branches were taken if asked."""
+    """Measure which lines ran, and with `branch` which branches were taken."""
 
     branch: bool = False
 
@@ -92,7 +92,7 @@ class Coverage:
 @fast_frozen
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
-    """A program and what it is given. Validated by whoever builds it: see `engine/admission/request.py`."""
+    """A program and its input, checked by `engine/admission/request.py`."""
 
     code: str
     language: str = "python"
@@ -108,11 +108,11 @@ class Execution:
     tools: tuple[str, ...] = ()  # names of host functions the program may call
     coverage: Coverage | None = None
     restrict: Restriction | None = None
-    caller: str = ""  # whose turn it takes in the queue
+    caller: str = ""  # for fairness in the queue
 
 
 class Leaves(NamedTuple):
-    """How the long parts of an answer are put into its wire form: at once, or later by whoever sends it."""
+    """How the long parts of an answer are put into its wire form: at once, or later while it is sent."""
 
     text: Callable[[str], Any]
     utf8: Callable[[bytes], Any]
@@ -159,7 +159,6 @@ class Compilation:
     was_cached: bool = False
 
     def as_json(self, leaves: Leaves = _AT_ONCE) -> dict[str, Any]:
-        """The wire form."""
         return {
             "status": str(self.status),
             "exit_code": self.exit_code,
@@ -179,13 +178,12 @@ class ToolCall:
     seconds: float
 
     def as_json(self) -> dict[str, Any]:
-        """The wire form."""
         return {"tool": self.tool, "ok": self.ok, "seconds": round(self.seconds, 6)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkUse:
-    """What went through the way out of a program that was given one."""
+    """What went through the network of a program that had one."""
 
     connections: int = 0
     refused: int = 0
@@ -193,7 +191,6 @@ class NetworkUse:
     received_bytes: int = 0
 
     def as_json(self) -> dict[str, int]:
-        """The wire form."""
         return {
             "connections": self.connections,
             "refused": self.refused,
@@ -210,10 +207,9 @@ class FileCoverage:
     percent: float
     executed: tuple[int, ...]
     missing: tuple[int, ...]
-    missing_branches: tuple[tuple[int, int], ...] | None = None  # from line, to line; None: branches were not asked for
+    missing_branches: tuple[tuple[int, int], ...] | None = None  # from line, to line; None: not measured
 
     def as_json(self) -> dict[str, Any]:
-        """The wire form."""
         tree = {
             "path": self.path,
             "percent": self.percent,
@@ -231,13 +227,12 @@ class CoverageReport:
     files: tuple[FileCoverage, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """The wire form."""
         return {"percent": self.percent, "files": [each.as_json() for each in self.files]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramError:
-    """The uncaught exception of a Python program, as it says itself: from its standard error, or a cell's own word."""
+    """The uncaught exception of a Python program, read from its standard error or reported by its cell: untrusted."""
 
     type: str
     message: str
@@ -256,7 +251,7 @@ class Evidence:
     cancelled: bool = False
     oom_kills: int = 0
     output_flooded: bool = False
-    error: ProgramError | None = None  # a cell's own word: untrusted, bounded
+    error: ProgramError | None = None  # as the cell reported it: untrusted, bounded
     refused: bool = False  # by the `restrict` policy, before or while it ran
     compilation: Compilation | None = None
     stdout: bytes = b""
@@ -266,7 +261,7 @@ class Evidence:
     stderr_tail: bytes = b""  # the end of what was cut off
     displays: tuple[Display, ...] = ()
     artifacts: tuple[File, ...] = ()
-    note: str = ""  # what we have to say beside it, at the end of its standard error
+    note: str = ""  # appended to its standard error
     tool_calls: tuple[ToolCall, ...] = ()
     coverage: CoverageReport | None = None
     network: NetworkUse | None = None  # None: it had none
@@ -276,15 +271,15 @@ class Evidence:
 
 
 def cut_note(limits: Limits) -> str:
-    """What stands at the end of a text that was cut, where there is no field to say so."""
+    """The last line of a text that was cut, for answers without a field that says so."""
     return f"[cut: output after the first {limits.output_bytes / 1024:g} KB was dropped]"
 
 
 def classify(seen: Evidence) -> Status:
-    """Turn observed facts into the one word the caller reads.
+    """Turn observed facts into a status.
 
-    Order matters: a program killed for memory or time also shows SIGKILL, so causes are asked about before
-    symptoms; and a caller who gave up must not read a cause that only his giving up produced.
+    Order matters: a program killed for memory or time also shows SIGKILL, so causes come before symptoms; and a
+    cancelled program must not show a cause that only the cancellation produced.
     """
     if seen.cancelled:
         return Status.CANCELLED
@@ -345,13 +340,13 @@ class Outcome:
 
     @property
     def value(self) -> str | None:
-        """What the last expression of a cell came to, as text; None when it came to nothing."""
+        """The value of a cell's last expression, as text; None if it has none."""
         texts = (each.content for each in self.displays if each.is_result and each.mime == "text/plain")
         return next((text.decode("utf-8", "replace") for text in texts), None)
 
     @property
     def size_bytes(self) -> int:
-        """What its output, displays and files hold in memory, about."""
+        """How much memory its output, displays and files take, roughly."""
         size = len(self.stdout) + len(self.stderr)
         for display in self.displays:
             size += len(display.content)
@@ -401,14 +396,14 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """First event of a stream: the program has its place and runs."""
+    """First event of a stream: the program runs."""
 
     id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """Some text the program wrote, as soon as it was written."""
+    """Some text, as soon as the program has written it."""
 
     stream: str  # "stdout" or "stderr"
     text: str
@@ -416,17 +411,17 @@ class Output:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCalled:
-    """The program has asked the host for something."""
+    """The program has called a host function."""
 
     number: int  # of the call, within its execution
     tool: str
     arguments: Mapping[str, Any]
-    size_bytes: int = field(default=0, compare=False)  # what it holds in memory, about
+    size_bytes: int = field(default=0, compare=False)  # in memory, roughly
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolAnswered:
-    """The host has answered."""
+    """A host function has returned, or failed."""
 
     number: int
     call: ToolCall
@@ -445,7 +440,7 @@ Event = Started | Output | Display | ToolCalled | ToolAnswered | Finished
 
 
 def describe(event: Event, leaves: Leaves = _AT_ONCE) -> dict[str, Any]:
-    """An event as a line of a stream; what a stream has told already is not in its last line."""
+    """An event as a line of a stream; the last line leaves out what earlier ones contained."""
     if isinstance(event, Output):
         return {"event": event.stream, "text": leaves.text(event.text)}
     if isinstance(event, Started):
@@ -456,6 +451,6 @@ def describe(event: Event, leaves: Leaves = _AT_ONCE) -> dict[str, Any]:
         return {"event": "tool_call", "number": event.number, "tool": event.tool, "arguments": dict(event.arguments)}
     if isinstance(event, ToolAnswered):
         return {"event": "tool_result", "number": event.number, **event.call.as_json(), "result": event.result}
-    told_already = ("stdout", "stderr", "displays")
-    rest = {name: value for name, value in event.outcome.as_json(leaves).items() if name not in told_already}
+    sent = ("stdout", "stderr", "displays")
+    rest = {name: value for name, value in event.outcome.as_json(leaves).items() if name not in sent}
     return {"event": "finished", **rest}

@@ -1,8 +1,8 @@
-"""Making frozen values quickly.
+"""A faster `__init__` for frozen dataclasses.
 
-The `__init__` that `dataclass` writes for a frozen class looks every field up by its name to get past its own lock;
-for a class of twenty fields that takes longer than a system call. So a value is filled while it is of a class with the
-same slots and no lock, which the interpreter does at full speed, and is locked by becoming what it was meant to be.
+The one that `dataclass` writes sets every field through `object.__setattr__`, by name, to get past its own lock; for
+twenty fields that takes longer than a system call. This one fills the value while it has a class with the same slots
+and no lock, which the interpreter does at full speed, and then gives it its frozen class.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _T = TypeVar("_T")
 
 
 def fast_frozen(kind: type[_T]) -> type[_T]:
-    """Give a frozen dataclass with slots and keywords only an `__init__` that means the same and takes less time."""
+    """Give a frozen, slotted, keyword-only dataclass an equivalent `__init__` that takes less time."""
     fields = dataclasses.fields(kind)  # type: ignore[arg-type]
     unlocked = type(kind.__name__, (), {"__slots__": tuple(each.name for each in fields)})
     names: dict[str, Any] = {"NOT_GIVEN": object(), "set_past_lock": object.__setattr__}
@@ -34,7 +34,7 @@ def fast_frozen(kind: type[_T]) -> type[_T]:
         else:
             parameters.append(name)
         lines.append(f"    self.{name} = {value}")
-    assert not hasattr(kind, "__post_init__"), "who would call it?"
+    assert not hasattr(kind, "__post_init__"), "__post_init__ would not be called"
     lines = ["    set_past_lock(self, '__class__', unlocked)", *lines, "    self.__class__ = locked"]
     exec(f"def __init__(self, *, {', '.join(parameters)}):\n" + "\n".join(lines), names)
     made = names["__init__"]

@@ -1,4 +1,4 @@
-"""Files that go in and come out, and which names they may have.
+"""Files of requests and answers, and which names they may have.
 
 Names are checked as text here, before anything touches a disk; `jail/workdir.py` opens them so that a link
 planted by the program is never followed. Both are needed: this one gives the caller a clear error.
@@ -27,7 +27,7 @@ def check_relative_path(path: str) -> str:
     """Return `path` when it names a file inside the work directory, in its shortest form.
 
     Raises:
-        UnsafePath: it is empty, absolute, climbs with '..', or no file system would take it.
+        UnsafePath: it is empty, absolute, contains '..', or no file system would accept it.
     """
     try:
         size = len(path.encode("utf-8"))

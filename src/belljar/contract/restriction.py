@@ -1,10 +1,10 @@
-"""The policy of restricted Python: good errors and least surprise. The jail is the boundary, never this."""
+"""The policy of restricted Python, for good error messages. It is no security boundary: the jail is."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: What a restricted program may import when its caller names nothing.
+#: What a restricted program may import by default.
 DEFAULT_IMPORTS = (
     "collections",
     "datetime",
@@ -19,7 +19,7 @@ DEFAULT_IMPORTS = (
     "unicodedata",
 )
 PRINT_CHARACTERS_MAX = 50_000
-PRINT_CHARACTERS_CEILING = 1 << 30  # what a caller may ask for; the output limit holds all the same
+PRINT_CHARACTERS_CEILING = 1 << 30  # the most a request may set; the output limit holds as well
 IMPORT_COUNT_MAX = 1000
 ANY_IMPORT = "*"
 
@@ -29,4 +29,4 @@ class Restriction:
     """What a restricted program may do."""
 
     imports: tuple[str, ...] = DEFAULT_IMPORTS  # a name allows its submodules too
-    print_characters: int = PRINT_CHARACTERS_MAX  # what is printed past this is cut, and said to be
+    print_characters: int = PRINT_CHARACTERS_MAX  # printed text past this is cut, with a note

@@ -1,4 +1,4 @@
-"""Sessions: interpreters that stay. What is asked for, what a back end offers, and what is shown of one."""
+"""Sessions, which are interpreters that stay: the checked request, a back end's interface, and the shown state."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionOrder:
-    """A session to be opened. Validated by whoever builds it: see `engine/admission/request.py`."""
+    """A session to be opened, checked by `engine/admission/request.py`."""
 
-    id: str = ""  # empty: one that nobody can guess
+    id: str = ""  # empty: the engine chooses one that cannot be guessed
     language: str = "python"
     environment: str = "default"
     limits: Limits = field(default_factory=Limits)  # memory, disk and processes for its whole life; times per cell
@@ -27,7 +27,7 @@ class SessionOrder:
     network: bool = False
     tools: tuple[str, ...] = ()
     files: tuple[File, ...] = ()
-    caller: str = ""  # who alone may use it
+    caller: str = ""  # its owner: no other caller may use it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,35 +40,35 @@ class WorkFile:
 
 
 class LiveSession(Protocol):
-    """One interpreter that stays, as a back end offers it. One cell at a time: whoever calls sees to that."""
+    """One session of a back end. It runs one cell at a time: the engine sees to that."""
 
     @property
     def ended(self) -> str | None:
         """Why it has ended: "memory", "exit", "crash", "timeout", "closed", "lost"; None while it lives."""
 
-    def on_end(self, tell: Any) -> None:
-        """Call `tell()` once it has ended, whatever the reason."""
+    def on_end(self, notify: Any) -> None:
+        """Call `notify()` once it has ended, whatever the reason."""
 
     async def run(self, cell: Execution, watcher: Watcher | None = None) -> Evidence:
         """Run one cell to its end. Cancelling interrupts it, and ends the session if it will not be interrupted."""
 
     def interrupt(self) -> None:
-        """KeyboardInterrupt in the running cell; nothing when there is none."""
+        """Raise KeyboardInterrupt in the running cell, if one runs."""
 
     async def branch(self, reseed: bool = True) -> LiveSession:
         """An independent copy of the live state. Raises CannotBranch with the reason."""
 
     def memory_bytes(self) -> int:
-        """What it holds now."""
+        """How much memory it uses now."""
 
     async def write_file(self, path: str, content: bytes) -> None:
         """Make or replace a file in the work directory. Raises UnsafePath, TooLarge."""
 
     async def read_file(self, path: str) -> bytes:
-        """Raises FileNotInSession, UnsafePath, TooLarge."""
+        """The content of a file in the work directory. Raises FileNotInSession, UnsafePath, TooLarge."""
 
     async def delete_file(self, path: str) -> None:
-        """Raises FileNotInSession, UnsafePath."""
+        """Remove a file from the work directory. Raises FileNotInSession, UnsafePath."""
 
     async def list_files(self) -> Sequence[WorkFile]:
         """Regular files of the work directory, at any depth, in order of their paths."""
@@ -79,7 +79,7 @@ class LiveSession(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionState:
-    """What is shown of a session."""
+    """What callers see of a session."""
 
     id: str
     language: str

@@ -1,4 +1,4 @@
-"""Tools: functions of the host that a program may call. What one is, and who answers."""
+"""Tools: functions of the host that a program may call, and the interface of what runs them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-ALL_TOOLS = "*"  # in Execution.tools: every tool there is
+ALL_TOOLS = "*"  # in Execution.tools: every tool of the server
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,31 +19,30 @@ class ToolSpec:
     input_schema: Mapping[str, Any]  # JSON Schema of an object
 
     def as_json(self) -> dict[str, Any]:
-        """The wire form."""
         return {"name": self.name, "description": self.description, "input_schema": dict(self.input_schema)}
 
 
 class ToolHost(Protocol):
-    """Who answers tool calls. Back ends carry bytes between a program and this; they know nothing of tools."""
+    """Runs tool calls. Back ends carry bytes between a program and this; they know nothing of tools."""
 
     async def open(self) -> None:
-        """Start what answers. Raises InvalidSettings when two tools have the same name."""
+        """Start the tools. Raises InvalidSettings when two have the same name."""
 
     async def close(self) -> None:
         """End everything that was started."""
 
     @property
     def specs(self) -> Sequence[ToolSpec]:
-        """Every tool that is offered to all."""
+        """Every tool that all programs may name."""
 
     def select(self, names: Iterable[str]) -> tuple[str, ...]:
-        """The keys of the tools that are asked for; ALL_TOOLS stands for every one. Raises UnknownTool."""
+        """The keys of the named tools; ALL_TOOLS stands for every one. Raises UnknownTool."""
 
     def describe(self, keys: Iterable[str]) -> Sequence[ToolSpec]:
-        """What the program is told of the tools with these keys, in their order."""
+        """The tools with these keys as the program sees them, in their order."""
 
     def lending(self, functions: Iterable[str | Callable[..., Any]]) -> AbstractContextManager[tuple[str, ...]]:
-        """Offer Python functions as long as this lasts, to those who know their keys; a name stands for itself."""
+        """Offer Python functions, by secret keys, until the context ends; a name stands for itself."""
 
     async def call(self, key: str, arguments: Mapping[str, Any]) -> Any:
         """Run a tool; a JSON value. Arguments are checked first. Raises ToolFailed."""

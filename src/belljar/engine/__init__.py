@@ -1,1 +1,1 @@
-"""What we do with an execution: admit it, give it its turn, run it, answer. No Linux and no HTTP in here."""
+"""From request to answer: check it, wait for a slot, run it in a sandbox, judge the result. No Linux, no HTTP."""

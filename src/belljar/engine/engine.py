@@ -28,9 +28,9 @@ class Engine:
         self.settings = settings
         self.slots = Slots(settings.pool.max_running, settings.pool.max_queued)
         self.sessions = Sessions(sandbox, self.slots, settings.sessions, tools)
-        self._door = asyncio.Lock()  # one opens or closes at a time
+        self._lock = asyncio.Lock()  # one opens or closes at a time
         self._opening: asyncio.Task[None] | None = None
-        self._openers = 0  # who wait for that
+        self._openers = 0  # how many wait for that
 
     async def open(self) -> None:
         """Get ready to run; opening twice is harmless.
@@ -50,7 +50,7 @@ class Engine:
         try:
             await asyncio.shield(opening)
         except asyncio.CancelledError:
-            if opening.cancelled() and self.is_draining:  # not we, but what we waited for
+            if opening.cancelled() and self.is_draining:  # `close` cancelled the opening, not this task
                 raise Draining("this engine was closed before it was open") from None
             raise
         finally:
@@ -61,7 +61,7 @@ class Engine:
                 await asyncio.gather(opening, return_exceptions=True)
 
     async def _open(self) -> None:
-        async with self._door:
+        async with self._lock:
             if self.is_draining:
                 raise Draining("this engine was closed; build a new one")
             if not self.slots.is_open:
@@ -72,21 +72,21 @@ class Engine:
                 self.slots.is_open = True
 
     async def close(self, grace_seconds: float = 5.0) -> None:
-        """Take nothing new, let what runs finish within the grace, cancel the rest, close the sandbox.
+        """Accept no new work, let running programs finish within the grace, cancel the rest, close the sandbox.
 
         Cancelling `close` itself ends only the grace: nothing is left behind either way.
         """
         self.slots.queue.close()
         if self._opening is not None:
             self._opening.cancel()  # it may take minutes
-        async with self._door:
+        async with self._lock:
             try:
                 await self.slots.drain(grace_seconds)
             finally:
                 await self._close_all()
 
     async def _close_all(self) -> None:
-        """Each of them, whatever becomes of the others."""
+        """Close each part, even if closing another fails."""
         async with contextlib.AsyncExitStack() as stack:
             if self.tools is not None:
                 stack.push_async_callback(self.tools.close)
@@ -101,7 +101,7 @@ class Engine:
         """Run one program to its end. Cancelling this ends the program before it returns.
 
         Raises:
-            Overloaded: too many wait already, or the engine is closing.
+            Overloaded: the queue is full, or the engine is closing.
             SandboxFault: the program could not be run.
         """
         if execution.tools:
@@ -124,12 +124,12 @@ class Engine:
         return follow(execution_id, lambda feed: self.run(execution, id=execution_id, watcher=feed))
 
     def cancel(self, execution_id: str) -> bool:
-        """End a program that waits or runs; its outcome says `cancelled`. False if there is none of that id."""
+        """End a program that waits or runs; its outcome says `cancelled`. False if no execution has that id."""
         return self.slots.cancel(execution_id)
 
     @property
     def is_draining(self) -> bool:
-        """Whether nothing new is taken."""
+        """Whether new work is refused."""
         return self.slots.queue.closed
 
     def facts(self) -> Mapping[str, Any]:

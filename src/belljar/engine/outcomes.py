@@ -1,4 +1,4 @@
-"""From what a back end observed to what a caller is answered."""
+"""Turns what a back end observed into the answer."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ import signal
 from belljar.contract.execution import Evidence, Execution, Outcome, ProgramError, Status, Usage, classify
 from belljar.engine.tracebacks import read_error
 
-DECODED_BYTES = 512 * 1024  # at a time: others have their turn in between
+DECODED_BYTES = 512 * 1024  # at a time: other threads run in between
 
 _SIGNAL_NAMES = {each.value: each.name for each in signal.Signals}
 
 
 def new_id() -> str:
-    """An id nobody can guess: whoever knows one may cancel it."""
+    """An id that cannot be guessed: an execution can be cancelled by its id."""
     return "x_" + os.urandom(16).hex()
 
 
 def judge(execution_id: str, execution: Execution, seen: Evidence, queue_seconds: float) -> Outcome:
-    """Turn what was observed into what is answered."""
     status = classify(seen)
     stderr = _decode(seen.stderr, seen.stderr_cut)
     may_show_error = status in (Status.FAILED, Status.DENIED) and seen.exit_code == 1
@@ -51,19 +50,19 @@ def judge(execution_id: str, execution: Execution, seen: Evidence, queue_seconds
 
 
 def _read_error(stderr: str, seen: Evidence) -> ProgramError | None:
-    """The exception that its standard error ends with, be it in the part that was cut off."""
+    """The exception at the end of standard error, even in the part that was cut off."""
     if not seen.stderr_cut:
         return read_error(stderr)
     return read_error(stderr + _decode(seen.stderr_tail, False)) if seen.stderr_tail else None
 
 
 def _to_microseconds(seconds: float) -> float:
-    """Rounded. `round` thinks in decimals, which takes longer than reading the clock did."""
+    """Rounded. `round` works in decimals, which takes longer than reading the clock."""
     return int(seconds * 1e6 + 0.5) / 1e6
 
 
 def _decode(written: bytes, was_cut: bool) -> str:
-    """Bytes that are not UTF-8 are replaced; half a character at our own cut is not the program's fault, and goes."""
+    """Replace bytes that are not UTF-8; drop half a character at the output limit, which the program did not cause."""
     if len(written) > DECODED_BYTES:
         decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         slices = (written[at : at + DECODED_BYTES] for at in range(0, len(written), DECODED_BYTES))
@@ -72,6 +71,6 @@ def _decode(written: bytes, was_cut: bool) -> str:
 
 
 def _name_signal(number: int) -> str:
-    if number < signal.SIGRTMIN:  # between those with names and the first of these the C library keeps some for itself
+    if number < signal.SIGRTMIN:  # the C library keeps some below it for itself, without names
         return _SIGNAL_NAMES.get(number) or f"SIG{number}"
     return _SIGNAL_NAMES.get(number) or f"SIGRTMIN+{number - signal.SIGRTMIN}"

@@ -1,15 +1,14 @@
-"""Whose turn it is: a bounded, fair line for a fixed number of slots.
+"""A bounded, fair queue for a fixed number of running slots, and the executions in it.
 
-Within one caller, first come, first served. Between callers, turns go round: a caller with a thousand waiting
-delays one with a single program by one turn, not by a thousand.
+Executions of one caller are served in order. Callers are served in turn: one with a thousand waiting delays another
+with a single program by one program, not by a thousand.
 
-When the line is full, the longest line pays: its newest waiter is refused to make room for a caller with less
-waiting. Otherwise one caller could fill the whole line, and everybody else would be refused at the door however fair
-the turns are.
+When the queue is full, the caller with the most waiting pays: its newest waiter is refused to make room for a caller
+with fewer. Otherwise one caller could fill the whole queue, and all others would be refused.
 
-A slot that becomes free is handed to the next waiter directly, never put back for all to grab; so whoever finds a
-free slot knows that nobody waits, and takes it without an `await`. There are no tasks here and no locks: one event
-loop owns a queue. Every operation takes constant time, cancelling included.
+A slot that becomes free is handed to the next waiter directly; so a slot is free only if no execution waits, and can be
+taken without an `await`. There are no tasks here and no locks: one event loop owns a queue. Every operation takes
+constant time, cancelling included.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from belljar.engine.outcomes import DECODED_BYTES, judge, new_id
 
 _RETRY_SECONDS_MIN = 1.0
 _RETRY_SECONDS_MAX = 60.0
-_GAP_WEIGHT = 1 / 32  # how much the newest gap between two turns changes the estimate
+_GAP_WEIGHT = 1 / 32  # how much the newest gap between two handovers changes the estimate
 
 Work = Callable[[Execution, Watcher | None], Awaitable[Evidence]]
 
@@ -35,11 +34,11 @@ _Line = OrderedDict[asyncio.Future[None], None]  # ordered, and any member can l
 
 
 class SlotQueue:
-    """`max_running` slots and a line of at most `max_queued` waiters.
+    """`max_running` slots, and a line for each caller with at most `max_queued` waiters in all.
 
     Invariants:
-        A slot is free only if nobody waits.
-        `_lines` holds a caller exactly while somebody waits for him, in the order of the next turns.
+        A slot is free only if no execution waits.
+        `_lines` holds a caller exactly while it has waiters, in the order in which callers are served next.
         `_by_length[n]` holds the callers with n waiting, and `_longest` is its largest key, or 0.
         Every waiter that got a result owns a slot, whether its task has noticed yet or not.
     """
@@ -53,21 +52,21 @@ class SlotQueue:
         self._lines: OrderedDict[str, _Line] = OrderedDict()
         self._by_length: dict[int, OrderedDict[str, None]] = {}
         self._longest = 0
-        self._gap_seconds = 0.0  # between two turns while somebody waits
+        self._gap_seconds = 0.0  # between two handovers while executions wait
         self._last_turn = 0.0
 
     def take_free(self) -> bool:
-        """Take a slot if one is free; the caller of a true answer owes one `release`."""
+        """Take a slot if one is free; after True, call `release` once."""
         if self.running >= self.max_running or self.closed:
             return False
         self.running += 1
         return True
 
     async def acquire(self, caller: str = "") -> None:
-        """Wait for a slot; whoever returns from here owes one `release`.
+        """Wait for a slot; afterwards, call `release` once.
 
         Raises:
-            QueueFull: too many wait already, or a caller with less waiting needed the place.
+            QueueFull: the queue is full, or a caller with fewer waiting needed the place.
             Draining: the queue was closed.
         """
         if self.take_free():
@@ -83,7 +82,7 @@ class SlotQueue:
             raise
 
     def release(self) -> None:
-        """Give a slot back; it goes straight to whoever is next."""
+        """Give a slot back; it goes straight to the next waiter."""
         while self._lines:
             caller, line = next(iter(self._lines.items()))
             waiter = next(iter(line))
@@ -98,7 +97,7 @@ class SlotQueue:
         self.running -= 1
 
     def close(self) -> None:
-        """Refuse everybody who waits or comes; those who hold a slot keep it."""
+        """Refuse all that wait and all that come; those that hold a slot keep it."""
         self.closed = True
         for line in self._lines.values():
             for waiter in line:
@@ -114,7 +113,7 @@ class SlotQueue:
         line = self._lines.get(caller)
         length = len(line) if line else 0
         if self.depth >= self.max_queued:
-            if length + 1 >= self._longest:  # taking a place would only turn the injustice round
+            if length + 1 >= self._longest:  # taking the place would only reverse the imbalance
                 raise self._full()
             self._refuse_newest_of_longest()
         if line is None:
@@ -165,28 +164,27 @@ class SlotQueue:
         self._last_turn = now
 
     def _full(self) -> QueueFull:
-        """How long the whole line takes at the recent rate; a rate that has just collapsed counts as it stands."""
+        """Estimate how long the queue takes at the recent rate, or since the last handover if that is longer."""
         gap_seconds = max(self._gap_seconds, time.monotonic() - self._last_turn)
         seconds = min(max(gap_seconds * self.depth, _RETRY_SECONDS_MIN), _RETRY_SECONDS_MAX)
         return QueueFull(
-            f"{self.running} executions run and {self.depth} wait, which is all there is room for; "
-            f"try again in {seconds:.0f} s",
+            f"{self.running} executions run and {self.depth} wait, which is the limit; try again in {seconds:.0f} s",
             retry_after_seconds=seconds,
             queued=self.depth,
         )
 
 
 def _draining() -> Draining:
-    return Draining("the engine is shutting down and takes nothing new; try again later or elsewhere")
+    return Draining("the engine is shutting down and accepts no new work; try again later or elsewhere")
 
 
 class Slots:
     """Runs executions, each in a slot of the queue, and ends them by their ids.
 
-    The path of `run` is walked thousands of times a second, so it makes no task, writes no log and keeps one dictionary
-    entry: which task runs which id. That is all `cancel` needs: it interrupts that task where it waits for the sandbox,
-    and `run` turns the interruption into an outcome. An interruption that did not come from `cancel` is the caller's
-    own and is raised again, after the sandbox has ended the program.
+    `run` is called thousands of times a second, so it makes no task, writes no log and keeps one dictionary entry: the
+    task of each id. That is all `cancel` needs: it interrupts that task where it waits for the sandbox, and `run` turns
+    the interruption into an outcome. An interruption that did not come from `cancel` is raised again, after the sandbox
+    has ended the program.
     """
 
     def __init__(self, max_running: int, max_queued: int) -> None:
@@ -195,16 +193,16 @@ class Slots:
         self._tasks: dict[str, asyncio.Task[Any]] = {}  # of every execution that waits or runs, by its id
         self._cancelled: set[str] = set()  # ids whose task was interrupted by `cancel`
         self._emptied = asyncio.Event()
-        #: Asked when an execution gets its slot: raises Overloaded, or returns what to call at its end.
+        #: Called when an execution gets its slot: raises Overloaded, or returns what to call at its end.
         self.reserve: Callable[[Execution], Awaitable[Callable[[], None]] | None] | None = None
 
     async def run(
         self, execution: Execution, work: Work, id: str | None = None, watcher: Watcher | None = None
     ) -> Outcome:
-        """Wait for a slot, do the work in it, and judge what was seen. Cancelling this ends the work first.
+        """Wait for a slot, do the work in it, and judge the result. Cancelling this ends the work first.
 
         Raises:
-            Overloaded: too many wait already, or the engine is closing.
+            Overloaded: the queue is full, or the engine is closing.
             SandboxFault: the program could not be run.
         """
         execution_id = id or new_id()
@@ -233,13 +231,13 @@ class Slots:
         finally:
             by_us = self._leave(execution_id)
         if (by_us and task.uncancel() > cancels_before) or (seen.cancelled and not by_us):
-            raise asyncio.CancelledError  # the caller gave up as well, or alone: it expects no outcome
+            raise asyncio.CancelledError  # the task was cancelled from outside, too, or only: it expects no outcome
         if len(seen.stdout) + len(seen.stderr) > DECODED_BYTES:
             return await asyncio.to_thread(judge, execution_id, execution, seen, queue_seconds)
         return judge(execution_id, execution, seen, queue_seconds)
 
     def cancel(self, execution_id: str) -> bool:
-        """End a program that waits or runs; its outcome says `cancelled`. False if there is none of that id."""
+        """End a program that waits or runs; its outcome says `cancelled`. False if no execution has that id."""
         task = self._tasks.get(execution_id)
         if task is None:
             return False
@@ -249,14 +247,14 @@ class Slots:
         return True
 
     def check_open(self) -> None:
-        """Raise unless something new may begin."""
+        """Raise Draining after `close`, RuntimeError before `open`."""
         if self.queue.closed:
             raise _draining()
         if not self.is_open:
             raise RuntimeError("await engine.open() before running anything")
 
     async def drain(self, grace_seconds: float) -> None:
-        """Let what runs finish within the grace, then cancel the rest; the queue is closed already.
+        """Let running programs finish within the grace, then cancel the rest; the queue is closed already.
 
         Cancelling this ends only the grace.
         """
@@ -282,7 +280,7 @@ class Slots:
         return task
 
     def _leave(self, execution_id: str) -> bool:
-        """Forget an execution; whether `cancel` was asked to end it."""
+        """Forget an execution; return whether `cancel` ended it."""
         del self._tasks[execution_id]
         if self.queue.closed and not self._tasks:
             self._emptied.set()

@@ -16,7 +16,7 @@ from belljar.contract.backend import Watcher
 from belljar.contract.execution import Display, Event, Finished, Outcome, Output, Started, ToolAnswered, ToolCalled
 
 UNREAD_BYTES_MAX = 256 * 1024  # past this a streaming program waits for its reader
-_EVENT_BYTES = 256  # what an event costs beside its text: a program that writes single bytes must not fill memory
+_EVENT_BYTES = 256  # of an event beside its text: a program that writes single bytes must not fill memory
 
 Start = Callable[[Watcher], Coroutine[Any, Any, Outcome]]
 
@@ -38,11 +38,11 @@ async def follow(execution_id: str, start: Start) -> AsyncGenerator[Event, None]
             task.cancel()
             await asyncio.wait([task])
         if not task.cancelled():
-            task.exception()  # read, or asyncio complains that nobody did: whoever left early does not want it
+            task.exception()  # read it, or asyncio warns: a reader that left early does not want it
 
 
 class _Feed:
-    """What a program did and its reader has not seen yet. The sandbox writes as a Watcher; one reader calls `next`."""
+    """Events that the reader has not read yet. The sandbox writes them as a Watcher; one reader calls `next`."""
 
     def __init__(self, execution_id: str) -> None:
         self._id = execution_id
@@ -80,12 +80,12 @@ class _Feed:
         await self._room.wait()
 
     def end(self, task: asyncio.Task[Outcome]) -> None:
-        """The program is gone, well or not; `task` knows which."""
+        """The run is over; `task` has its outcome or its error."""
         self._ended = True
         self._news.set()
 
     async def next(self) -> Event | None:
-        """The oldest event, or None when the program is gone and all was read."""
+        """The oldest event, or None when the run is over and all was read."""
         while not self._unread:
             if self._ended:
                 return None
@@ -93,12 +93,12 @@ class _Feed:
             await self._news.wait()
         event, cost_bytes = self._unread.popleft()
         self._unread_bytes -= cost_bytes
-        if self._unread_bytes <= UNREAD_BYTES_MAX // 2:  # not at once: a pause should be worth it
+        if self._unread_bytes <= UNREAD_BYTES_MAX // 2:  # not at once, so that the program pauses rarely
             self._room.set()
         return event
 
     def rest(self, outcome: Outcome) -> list[Output]:
-        """Half characters the program ended with; at our own cut they go, as in the outcome."""
+        """Half characters at the end of the output; at the output limit they are dropped, as in the outcome."""
         cut = {"stdout": outcome.stdout_cut, "stderr": outcome.stderr_cut}
         texts = {stream: decoder.decode(b"", not cut[stream]) for stream, decoder in self._decoders.items()}
         return [Output(stream=stream, text=text) for stream, text in texts.items() if text]

@@ -1,10 +1,10 @@
 """The uncaught exception of a Python program, read from the end of its own standard error.
 
-Read from text, not reported by the guest: whatever runs beside the program could forge a report, and text is all that
-other interpreters give. So this is a courtesy to the reader, never evidence: a program can print any traceback it
-likes, and then its caller reads that. Nothing may be decided by it.
+Read from text, not reported by the guest: the program could forge a report as well, and text is all that other
+interpreters give. So this is a convenience for callers, never evidence: a program can print any traceback it likes.
+Nothing may be decided by it.
 
-The text is hostile: only its last part is looked at, once, line by line.
+The text is hostile: only its last part is read, once, line by line.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ def read_error(stderr: str) -> ProgramError | None:
     block = _last_block(lines)
     if block is None:
         return None
-    start, said = block
-    end = _find(lines, said + 1, _NOT_FATAL)
+    start, at = block
+    end = _find(lines, at + 1, _NOT_FATAL)
     is_group = lines[start] == _GROUP_HEADER
-    message = lines[said : _find(lines, said + 1, ("  +",)) if is_group else end]
+    message = lines[at : _find(lines, at + 1, ("  +",)) if is_group else end]
     first, *more = [line.removeprefix(_GROUP_MARGIN) for line in message] if is_group else message
-    said_text = "\n".join([first.partition(": ")[2], *more]).rstrip("\n")
-    return ProgramError(type=_type_in(first), message=said_text, traceback=tuple(lines[start:end]))
+    text = "\n".join([first.partition(": ")[2], *more]).rstrip("\n")
+    return ProgramError(type=_type_in(first), message=text, traceback=tuple(lines[start:end]))
 
 
 def _last_lines(stderr: str) -> list[str]:
@@ -54,7 +54,7 @@ def _last_lines(stderr: str) -> list[str]:
 
 
 def _last_block(lines: list[str]) -> tuple[int, int] | None:
-    """Where the last fatal traceback starts, and at which line it says its exception."""
+    """Where the last fatal traceback starts, and the line of its exception."""
     found = None
     at = 0
     while at < len(lines):

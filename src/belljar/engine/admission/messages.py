@@ -1,4 +1,4 @@
-"""What is no text, no list, or too much, refused in words that name the field and say what to do."""
+"""Errors for values of the wrong type or size: each names the field and says what to do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from belljar.contract.errors import InvalidExecution, TooLarge
 
 
 def measure(field: str, text: object) -> int:
-    """How many bytes `text` has in UTF-8; refuse what is not text."""
+    """How many bytes `text` has in UTF-8. Raises InvalidExecution unless it is valid text."""
     if not isinstance(text, str):
         raise wrong_type(field, "a string", text)
     if text.isascii():
@@ -25,7 +25,7 @@ def measure(field: str, text: object) -> int:
 
 
 def measure_word(field: str, text: str) -> int:
-    """As `measure`, for text that the kernel ends with a NUL, which it then counts as well."""
+    """As `measure`, for text that the kernel ends with a NUL, which counts as well."""
     size = measure(field, text)
     if "\0" in text:
         raise InvalidExecution(f"{field} has a NUL character, which cannot be passed on; remove it", field=field)
@@ -33,7 +33,7 @@ def measure_word(field: str, text: str) -> int:
 
 
 def sequence(field: str, given: object) -> Sequence[Any]:
-    """Refuse a bare string: it would be taken apart into its letters."""
+    """Refuse a bare string, which would be split into its letters."""
     if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):
         raise wrong_type(field, "a list of strings", given)
     return given
@@ -45,7 +45,7 @@ def wrong_type(field: str, wanted: str, given: object) -> InvalidExecution:
 
 
 def too_large(field: str, size: int, size_max: int, advice: str, unit: str = "bytes") -> TooLarge:
-    """The error for what is more than we take, with what to do instead."""
+    """The error for more than the server accepts, with what to do instead."""
     return TooLarge(
         f"{field}: {size:,} {unit} are more than the {size_max:,} taken here; {advice}",
         field=field,
@@ -55,7 +55,7 @@ def too_large(field: str, size: int, size_max: int, advice: str, unit: str = "by
 
 
 def show(given: object) -> str:
-    """`given` as it may stand in a message: escaped, and short however long it is."""
+    """`given` as shown in a message: escaped, and shortened."""
     if isinstance(given, str) and len(given) > 80:
         return repr(given[:80] + "…")
     if isinstance(given, int) and abs(given) > 10**20:

@@ -8,13 +8,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sized
 
 from belljar.contract.errors import QuotaExceeded, TooManySessions
-from belljar.contract.execution import MIB, Limits
+from belljar.contract.execution import LIMIT_UNITS, Limits
 from belljar.frontends.access.keys import Key, KeyRing
 from belljar.frontends.api.memory_budget import Holder
 from belljar.frontends.api.responses import Refusal
 from belljar.settings import Settings
 
-_FACTORS = {"memory_mb": ("memory_bytes", MIB), "output_kb": ("output_bytes", 1024), "disk_mb": ("disk_bytes", MIB)}
 _PEERS_MAX = 4096
 _BUSY_SECONDS = 1.0  # when to try again after too many at once: nobody knows, and this is short
 _SESSIONS_SECONDS = 10.0  # … after too many sessions, which live longer than programs
@@ -175,8 +174,7 @@ def _lower(settings: Settings, limits: Mapping[str, float]) -> Settings:
     """The settings with the ceilings of one key, where those are lower."""
     ceiling = {each.name: getattr(settings.ceiling_limits, each.name) for each in dataclasses.fields(Limits)}
     for name, value in limits.items():
-        field, factor = _FACTORS.get(name, (name, 1))
-        amount = value if field.endswith("_seconds") else int(value * factor)
-        ceiling[field] = min(ceiling[field], amount)
+        unit = LIMIT_UNITS[name]
+        ceiling[unit.field] = min(ceiling[unit.field], unit.read(value))
     default = {name: min(getattr(settings.default_limits, name), most) for name, most in ceiling.items()}
     return dataclasses.replace(settings, ceiling_limits=Limits(**ceiling), default_limits=Limits(**default))

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from belljar.contract.errors import CallerError, InvalidSettings
+from belljar.contract.execution import LIMIT_UNITS
 from belljar.settings import Settings
 
 OPERATOR = "operator"  # the key given by a setting
@@ -33,7 +34,6 @@ OPERATOR = "operator"  # the key given by a setting
 _FORMAT = 1
 _LOOK_SECONDS = 0.05
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_LIMITS = ("wall_seconds", "cpu_seconds", "memory_mb", "output_kb", "disk_mb", "processes")
 _NOBODY = hashlib.sha256(b"").hexdigest()
 
 
@@ -209,7 +209,7 @@ def _check(key: Key) -> None:
         if value is not None and value < 1:
             raise CallerError(f"{label} must be at least 1")
     for label, value in key.limits.items():
-        if label not in _LIMITS:
-            raise CallerError(f"there is no limit {label!r}; known are: {', '.join(_LIMITS)}")
+        if label not in LIMIT_UNITS:
+            raise CallerError(f"unknown limit {label!r}; choose from {', '.join(LIMIT_UNITS)}")
         if not 0 < value < float("inf"):
             raise CallerError(f"{label} must be a finite number above 0")

@@ -21,13 +21,12 @@ _BLANK = re.compile(r"\s")
 
 
 async def judge_case(case: CaseBody, outcome: Outcome, compare: Comparison) -> str:
-    """The verdict on one case."""
     if not outcome.ok:
         return str(outcome.status)
     expected, seen = case.expected_stdout, outcome.stdout
     if expected is None:
         return PASSED
-    if outcome.stdout_cut:  # where it may have been right, nobody knows
+    if outcome.stdout_cut:  # what was dropped may have been right
         is_open = compare != "exact" or expected.startswith(seen)
         return str(Status.OUTPUT_LIMIT) if is_open else WRONG_ANSWER
     if compare == "exact" or len(seen) + len(expected) <= _AT_ONCE:
@@ -38,7 +37,7 @@ async def judge_case(case: CaseBody, outcome: Outcome, compare: Comparison) -> s
 
 
 def reduce(text: str, compare: Comparison) -> str:
-    """What counts of a text: two texts are alike if this is equal."""
+    """The part of a text that is compared: two texts match if this is equal."""
     if compare == "tokens":
         return " ".join(filter(None, (" ".join(piece.split()) for piece in _cut_at_blanks(text))))
     if compare == "trimmed":
