@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, Unpack, cast
 
 from belljar.contract.errors import InvalidExecution
 from belljar.contract.execution import Coverage, Limits
@@ -45,47 +44,33 @@ class Case:
     args: Sequence[str] | None = None
 
 
-def build_body(
-    code: str,
-    *,
-    language: str | None = None,
-    stdin: str | bytes = "",
-    args: Sequence[str] = (),
-    env: Mapping[str, str] | None = None,
-    files: Files | None = None,
-    artifacts: Sequence[str] = (),
-    limits: Limits | Mapping[str, float] | None = None,
-    timeout: float | None = None,
-    memory_mb: float | None = None,
-    environment: str | None = None,
-    network: bool | None = None,
-    tools: bool | Sequence[str] | None = None,
-    coverage: bool | Coverage | Mapping[str, bool] | None = None,
-    restrict: Restriction | Mapping[str, Any] | None = None,
-) -> Body:
+def build_body(code: str, **asked: Unpack[RunOptions]) -> Body:
     """The body of POST /v1/execute; reads the files that are named by a Path.
 
     Raises:
         InvalidExecution: something cannot be sent.
     """
-    asked = {
-        "language": language,
-        "stdin": _as_text(stdin) or None,
-        "args": as_list("args", args) or None,
-        "env": as_mapping("env", env) if env else None,
-        "files": write_files(files) if files else None,
-        "artifacts": as_list("artifacts", artifacts) or None,
-        **write_limits(limits, timeout, memory_mb),
-        "environment": environment,
-        "network": network,
-        "tools": write_tools(tools),
-        "coverage": _write_coverage(coverage),
-        "restrict": None if restrict is None else _write_restriction(restrict),
-    }
-    return {"code": code} | {name: value for name, value in asked.items() if value is not None}
+    limits = write_limits(asked.get("limits"), asked.get("timeout"), asked.get("memory_mb"))
+    return {"code": code, **write_fields("run", asked, RunOptions), **limits}
 
 
-_NAMES = tuple(inspect.signature(build_body).parameters)
+def write_fields(call: str, asked: Mapping[str, Any], known: type) -> Body:
+    """Every field that is set, as the wire has it, but limits and times.
+
+    Raises:
+        TypeError: a name is not one of `known`.
+        InvalidExecution: something cannot be sent.
+    """
+    body: Body = {}
+    for name, value in asked.items():
+        if name not in known.__annotations__:
+            raise TypeError(f"{call}() got an unexpected keyword argument {name!r}")
+        if name in ("limits", "timeout", "memory_mb"):
+            continue
+        written = _WRITERS[name](value) if name in _WRITERS else value
+        if written is not None:
+            body[name] = written
+    return body
 
 
 def build_program(program: object) -> Body:
@@ -94,10 +79,11 @@ def build_program(program: object) -> Body:
         return build_body(program)
     if not isinstance(program, Mapping) or "code" not in program:
         raise InvalidExecution("each program must be a string, or a mapping with 'code' in it", field="programs")
-    unknown = program.keys() - set(_NAMES)
+    names = ("code", *RunOptions.__annotations__)
+    unknown = program.keys() - set(names)
     if unknown:
         raise InvalidExecution(
-            f"a program has no {min(map(repr, unknown))}; known are: {', '.join(_NAMES)}", field="programs"
+            f"a program has no {min(map(repr, unknown))}; choose from {', '.join(names)}", field="programs"
         )
     return build_body(**cast(Any, program))
 
@@ -210,8 +196,7 @@ def as_mapping(field: str, given: object) -> dict[str, Any]:
     return dict(given)
 
 
-def write_tools(tools: object) -> bool | list[Any] | None:
-    """`tools` of the body."""
+def _write_tools(tools: object) -> bool | list[Any] | None:
     if tools is None or isinstance(tools, bool):
         return tools
     names = as_list("tools", tools)
@@ -227,14 +212,13 @@ def _write_coverage(coverage: object) -> object:
     return dict(coverage) if isinstance(coverage, Mapping) else coverage
 
 
-def _write_restriction(restrict: object) -> dict[str, Any]:
+def _write_restriction(restrict: object) -> object:
     if isinstance(restrict, Restriction):
         return {"imports": restrict.imports, "max_print_length": restrict.print_characters}
-    return as_mapping("restrict", restrict)
+    return None if restrict is None else as_mapping("restrict", restrict)
 
 
-def write_files(files: object) -> list[dict[str, str]]:
-    """`files` of the body."""
+def _write_files(files: object) -> list[dict[str, str]]:
     if isinstance(files, Mapping):
         return [_write_file(path, content) for path, content in files.items()]
     if isinstance(files, (str, bytes)) or not isinstance(files, Iterable):
@@ -263,6 +247,19 @@ def _write_file(path: object, content: object) -> dict[str, str]:
     return {"path": path, "content": base64.b64encode(content).decode("ascii"), "encoding": "base64"}
 
 
+#: What the wire has in another form than Python; None is not sent.
+_WRITERS: Mapping[str, Callable[[Any], object]] = {
+    "stdin": lambda stdin: _as_text(stdin) or None,
+    "args": lambda args: as_list("args", args) or None,
+    "env": lambda env: as_mapping("env", env) if env else None,
+    "files": lambda files: _write_files(files) if files else None,
+    "artifacts": lambda globs: as_list("artifacts", globs) or None,
+    "tools": _write_tools,
+    "coverage": _write_coverage,
+    "restrict": _write_restriction,
+}
+
+
 def read_local(path: Path) -> bytes:
     """A file of this machine that is to be sent. Raises InvalidExecution when it cannot be read."""
     try:
@@ -274,7 +271,7 @@ def read_local(path: Path) -> bytes:
 def write_limits(
     limits: Limits | Mapping[str, float] | None, timeout: float | None, memory_mb: float | None
 ) -> dict[str, Any]:
-    """`limits` and `timeout` of the body. A whole Limits is a base that the short names change, as in a Sandbox."""
+    """`limits` and `timeout` of the body, if set. A whole Limits is a base that the short names change."""
     if isinstance(limits, Limits):
         named = limits.as_json()
         if timeout is not None:
@@ -287,7 +284,7 @@ def write_limits(
     named = dict(limits or {})
     if memory_mb is not None and named.setdefault("memory_mb", memory_mb) != memory_mb:
         raise InvalidExecution("memory_mb and limits disagree; give one of them", field="memory_mb")
-    return {"limits": named or None, "timeout": timeout}
+    return {**({"limits": named} if named else {}), **({} if timeout is None else {"timeout": timeout})}
 
 
 def _write_case(case: object) -> Body:

@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import urllib.parse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from belljar.client import responses
 from belljar.client.request import (
     Body,
     Files,
-    as_list,
     as_mapping,
     encode,
     encode_text,
     read_local,
     wall_seconds_of,
-    write_files,
+    write_fields,
     write_limits,
-    write_tools,
     wrong_type,
 )
 from belljar.client.routes import QUESTION_SECONDS, WALL_SECONDS, Call
 from belljar.contract.errors import InvalidExecution
-from belljar.contract.execution import Limits, Outcome
+from belljar.contract.execution import Outcome
 from belljar.contract.files import check_relative_path
-from belljar.contract.request import SessionKeywords
+from belljar.contract.request import CellOptions, SessionKeywords
 from belljar.contract.sessions import SessionState, WorkFile
 
 _Read = TypeVar("_Read")
@@ -40,60 +38,34 @@ class SessionOptions(SessionKeywords, total=False):
     files: Files | None
 
 
-def build_session(
-    *,
-    id: str | None = None,
-    language: str | None = None,
-    environment: str | None = None,
-    limits: Limits | Mapping[str, float] | None = None,
-    timeout: float | None = None,
-    memory_mb: float | None = None,
-    idle_seconds: float | None = None,
-    env: Mapping[str, str] | None = None,
-    network: bool | None = None,
-    tools: bool | Sequence[str] | None = None,
-    files: Files | None = None,
-) -> Body:
+def build_session(**asked: Unpack[SessionOptions]) -> Body:
     """The body of POST /v1/sessions; reads the files that are named by a Path.
 
     Raises:
         InvalidExecution: something cannot be sent.
     """
-    asked = {
-        "id": id,
-        "language": language,
-        "environment": environment,
-        "limits": _write_limits(limits, timeout, memory_mb) or None,
-        "idle_seconds": idle_seconds,
-        "env": as_mapping("env", env) if env else None,
-        "network": network,
-        "tools": write_tools(tools),
-        "files": write_files(files) if files else None,
-    }
-    return _given(asked)
+    body = write_fields("session", asked, SessionOptions)
+    written = write_limits(asked.get("limits"), asked.get("timeout"), asked.get("memory_mb"))
+    limits, timeout = written.get("limits", {}), written.get("timeout")  # which has no name of its own on the wire
+    if timeout is not None and limits.setdefault("wall_seconds", timeout) != timeout:
+        raise InvalidExecution("timeout and limits disagree; give one of them", field="timeout")
+    return {**body, "limits": limits} if limits else body
 
 
-def build_cell(
-    code: str,
-    *,
-    timeout: float | None = None,
-    limits: Mapping[str, float] | None = None,
-    artifacts: Sequence[str] = (),
-    wait: bool | None = None,
-    waits: bool | None = None,
-) -> Body:
+def build_cell(code: str, **asked: Unpack[CellOptions]) -> Body:
     """The body of POST /v1/sessions/{id}/execute.
 
     Raises:
         InvalidExecution: something cannot be sent.
     """
-    asked = {
-        "timeout": timeout,
-        "limits": as_mapping("limits", limits) if limits else None,
-        "artifacts": as_list("artifacts", artifacts) or None,
-        "wait": waits if wait is None else wait,
-    }
-    return {"code": code} | _given(asked)
+    body = {"code": code, **write_fields("run", asked, CellOptions)}
+    if "waits" in body:
+        body.setdefault("wait", body.pop("waits"))
+    if limits := asked.get("limits"):
+        body["limits"] = as_mapping("limits", limits)
+    if (timeout := asked.get("timeout")) is not None:
+        body["timeout"] = timeout
+    return body
 
 
 def read_content(content: object) -> bytes:
@@ -105,22 +77,6 @@ def read_content(content: object) -> bytes:
     if not isinstance(content, (bytes, bytearray, memoryview)):
         raise wrong_type("content", "a string, bytes or a Path", content)
     return bytes(content)
-
-
-def _write_limits(
-    limits: Limits | Mapping[str, float] | None, timeout: float | None, memory_mb: float | None
-) -> dict[str, Any]:
-    """A session has no short name for its time on the wire."""
-    written = write_limits(limits, timeout, memory_mb)
-    named: dict[str, Any] = written["limits"] or {}
-    wall_seconds = written.get("timeout")
-    if wall_seconds is not None and named.setdefault("wall_seconds", wall_seconds) != wall_seconds:
-        raise InvalidExecution("timeout and limits disagree; give one of them", field="timeout")
-    return named
-
-
-def _given(asked: Mapping[str, Any]) -> Body:
-    return {name: value for name, value in asked.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
