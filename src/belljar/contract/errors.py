@@ -1,4 +1,4 @@
-"""Every error Belljar raises on purpose, in families that say who must act: the caller, time, or the operator.
+"""Every error Belljar raises on purpose, in families that say what must change: the request, the load, or the server.
 
 A program that fails is an outcome, never an exception: an exception means there is no outcome to give.
 """

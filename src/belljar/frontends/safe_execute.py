@@ -1,8 +1,8 @@
-"""Restricted Python as the service `safe_execute` answers it: one text, whatever happened.
+"""Restricted Python in the format of the service `safe_execute`: the answer is always one text.
 
 Used by the command line and by the MCP tool `python_code_execution`. The text is what was printed; with pictures it is
-one JSON object; and whatever went wrong, limits or not, is a block that begins with RESOURCE LIMIT EXCEEDED and ends
-with the error: its users look for these two.
+one JSON object. Every error, of a limit or not, is a block that begins with RESOURCE LIMIT EXCEEDED and ends with the
+error: existing clients look for these two.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def admit_restricted(
     cpu_seconds: float = CPU_SECONDS,
     caller: str = "",
 ) -> Execution:
-    """The execution of one restricted program; a negative limit means all that this server gives.
+    """Check one restricted program; a negative limit means the server's ceiling.
 
     Raises:
-        CallerError: something cannot be accepted; the message names it.
+        CallerError: a field cannot be accepted; the message names it.
     """
     most = settings.ceiling_limits
     memory = memory_mb if memory_mb >= 0 else most.memory_bytes / MIB
@@ -62,7 +62,7 @@ def admit_restricted(
 
 
 def answer(execution: Execution, outcome: Outcome) -> str:
-    """The one text."""
+    """The answer to an execution that ran."""
     if not outcome.ok:
         return refuse(*_error(outcome, execution.limits), printed=outcome.stdout)
     text = f"{outcome.stdout}\n{cut_note(execution.limits)}\n" if outcome.stdout_cut else outcome.stdout
@@ -73,7 +73,7 @@ def answer(execution: Execution, outcome: Outcome) -> str:
 
 
 def refuse(kind: str, message: str, printed: str = "") -> str:
-    """The block that says what went wrong."""
+    """The block for an error."""
     before = ["", "Printed before it stopped:", printed.rstrip("\n"), ""] if printed.strip() else []
     return "\n".join(["", TITLE, _EXPLANATION, *before, f"Error: {kind}: {message}"])
 
@@ -82,9 +82,9 @@ def _error(outcome: Outcome, limits: Limits) -> tuple[str, str]:
     if outcome.status is Status.OUT_OF_MEMORY:
         return "MemoryError", f"the program needed more than its {limits.memory_bytes / MIB:g} MB of memory; use less"
     if outcome.status is Status.TIMED_OUT:
-        used_up = outcome.usage.wall_seconds < limits.wall_seconds
-        had = f"{limits.cpu_seconds:g} s of CPU time" if used_up else f"{limits.wall_seconds:g} s"
-        return "TimeoutError", f"the program was not done within its {had}; do less, or choose a faster way"
+        was_cpu = outcome.usage.wall_seconds < limits.wall_seconds
+        had = f"{limits.cpu_seconds:g} s of CPU time" if was_cpu else f"{limits.wall_seconds:g} s"
+        return "TimeoutError", f"the program did not finish within its {had}; do less, or use a faster algorithm"
     if outcome.status is Status.OUTPUT_LIMIT:
         return "RuntimeError", "the program flooded its output; print less"
     if outcome.error is not None:
@@ -97,7 +97,7 @@ def _error(outcome: Outcome, limits: Limits) -> tuple[str, str]:
 
 
 def _last_line(traceback: Sequence[str]) -> str:
-    """Where in the program it happened: the last frame that is its own."""
+    """The line of the error in the program itself: its last own frame."""
     for at in range(len(traceback) - 1, -1, -1):
         head, _, rest = traceback[at].partition('main.py", line ')
         if rest and head.lstrip().startswith("File"):

@@ -1,7 +1,7 @@
-"""Many executions in one request: programs of their own, or one program against many cases.
+"""Many executions in one request: separate programs, or one program against many cases.
 
-Everything is checked before anything runs. The executions of a batch take their turns like those of any other caller,
-as many at a time as can run at once: the rest waits here, where it costs nothing and takes no place in the queue.
+Everything is checked before anything runs. A batch runs as many executions at a time as there are slots; the rest waits
+here, where it costs nothing and takes no place in the queue.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from belljar.frontends.api.streaming import Stream, wanted_stream
 from belljar.frontends.api.verdicts import PASSED, judge_case
 
 SKIPPED = "skipped"
-NOT_RUN, NOT_KEPT = "not_run", "not_kept"  # ours, never the program's: it could not be run, or its answer not be kept
+NOT_RUN, NOT_KEPT = "not_run", "not_kept"  # it could not be run, or its answer could not be kept
 
 _log = logging.getLogger("belljar.api")
 
 _OF_CASES = ("cases", "compare", "stop_on_failure")
 _RETRY_SECONDS_MAX = 60.0
-_ADMITTED_BYTES = 32 * 1024  # a larger batch may hold so many executions that a thread admits them
+_ADMITTED_BYTES = 32 * 1024  # a larger batch may hold so many executions that a thread checks them
 
-_FREED_SECONDS = 0.2  # between two attempts to get room that other executions of the same batch hold
+_FREED_SECONDS = 0.2  # between two attempts to get memory that other executions of the same batch hold
 
-Finish = Callable[[int, dict[str, Any], int], Awaitable[None]]  # its number, its result, and the bytes that this holds
+Finish = Callable[[int, dict[str, Any], int], Awaitable[None]]  # number, result, and size of the result in memory
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class Batch:
     failed: int = 0
 
     async def judge(self, index: int, outcome: Outcome) -> dict[str, Any]:
-        """The answer for one of them, counted."""
+        """The result of one execution, counted."""
         body = outcome.as_json(LATER) if outcome.size_bytes > LARGE else outcome.as_json()
         if self.cases is None:
             verdict = PASSED if outcome.ok else str(outcome.status)
@@ -77,7 +77,7 @@ class Batch:
         return body
 
     def refuse(self, error: CallerError) -> dict[str, Any]:
-        """The answer for one that cannot be had as it was asked for, which only running it could tell; counted."""
+        """The result of an execution that only the engine could find to be invalid; counted."""
         self._count_failure()
         return {**refusal_of(error).as_json(), "verdict": NOT_RUN}
 
@@ -87,7 +87,7 @@ class Batch:
             self.stopped.set()
 
     def skip(self, index: int) -> dict[str, Any]:
-        """The answer for one that was never started."""
+        """The result of an execution that was never started."""
         outcome = Outcome(
             id=new_id(),
             language=self.executions[index].language,
@@ -109,8 +109,8 @@ class Batch:
 async def run_batch(service: Service, request: Request) -> None:
     """POST /v1/batch."""
     request.caller.count_request()
-    admit = lambda asked: _admit(service, request, asked)  # noqa: E731
-    batch = await decode(await request.read(), read_batch, admit, _ADMITTED_BYTES)
+    check = lambda body: _admit(service, request, body)  # noqa: E731
+    batch = await decode(await request.read(), read_batch, check, _ADMITTED_BYTES)
     if (kind := wanted_stream(request)) is None:
         await _answer_whole(service, request, batch)
     else:
@@ -124,7 +124,7 @@ async def _answer_whole(service: Service, request: Request, batch: Batch) -> Non
 
 
 class _Kept:
-    """The results of a batch that is answered as a whole: bytes, not a tree for each until the last one ends."""
+    """The results of a batch that is answered as a whole, encoded as they arrive to save memory."""
 
     def __init__(self, service: Service, request: Request, count: int) -> None:
         self._request = request
@@ -134,20 +134,20 @@ class _Kept:
         self._results: list[Sequence[bytes]] = [()] * count
 
     def refuse(self) -> dict[str, Any] | None:
-        """The result of an execution that is not run because nothing more can be kept; None as long as it can."""
+        """The result of an execution that is not run because no more results can be kept; None while they can."""
         if not self._is_full and self._bytes < self._most_bytes:
             return None
         return {**refusal_of(self._too_much()).as_json(), "verdict": NOT_RUN}
 
     async def add(self, index: int, result: dict[str, Any], size: int) -> None:
-        """Keep a result; one that does not fit is replaced by an error that says so."""
+        """Keep a result; replace one that does not fit by an error."""
         if size <= LARGE:
             pieces = [encode_json(result)]
         elif self._bytes + size > self._most_bytes:
             self._is_full = True
             pieces = [encode_json({**refusal_of(self._too_much()).as_json(), "verdict": NOT_KEPT})]
         else:
-            self._count(size)  # before anything is awaited: others finish meanwhile
+            self._count(size)  # before the first await: other executions finish meanwhile
             pieces = []
             for piece in pieces_of(result):
                 pieces.append(piece)
@@ -163,12 +163,12 @@ class _Kept:
     def _too_much(self) -> TooLarge:
         return TooLarge(
             f"the results of this batch are over the {self._most_bytes:,} bytes that are kept for one answer "
-            "(server.batch_bytes); ask for a stream (Accept: application/x-ndjson), or send smaller batches",
+            "(server.batch_bytes); request a stream (Accept: application/x-ndjson), or send smaller batches",
             max=self._most_bytes,
         )
 
     async def send(self, rest: dict[str, Any]) -> None:
-        """Answer, and forget each result once it is sent."""
+        """Answer, and drop each result once it is sent."""
         tail = b"]," + encode_json(rest)[1:]
         length = self._bytes + max(0, len(self._results) - 1) + len(b'{"results":[') + len(tail)
         head = [JSON_TYPE, (b"content-length", b"%d" % length), NO_SNIFFING]
@@ -177,7 +177,7 @@ class _Kept:
         await self._request.send({"type": "http.response.body", "body": b""})
 
     def _joined(self, tail: bytes) -> Iterator[bytes]:
-        """The answer in pieces that are worth a write."""
+        """The answer in pieces large enough for a write each."""
         unsent = bytearray(b'{"results":[')
         for index, pieces in enumerate(self._results):
             self._results[index] = ()
@@ -211,8 +211,8 @@ async def _answer_as_they_finish(service: Service, request: Request, batch: Batc
     try:
         await _run_all(service, request, batch, finish)
     except ConnectionError:
-        raise  # nobody is there to be told
-    except Exception as error:  # the status is sent; what is wrong can only be told in the stream
+        raise  # the client has left
+    except Exception as error:  # the status is sent; the error can only be part of the stream
         if not stream.has_begun:
             raise
         refusal = refusal_of(error)
@@ -230,7 +230,7 @@ async def _run_all(
     finish: Finish,
     refuse: Callable[[], dict[str, Any] | None] = lambda: None,
 ) -> None:
-    """Some workers, each taking the next execution, until there is none left."""
+    """Run some workers, each taking the next execution, until none is left."""
     waiting = iter(range(len(batch.executions)))
 
     def give_up() -> None:
@@ -252,8 +252,8 @@ async def _run_all(
             await finish(index, result, size)
 
     request.on_hang_up(give_up)
-    # Whoever frees a slot takes it again in the same breath, unless another caller waits for it. More workers than
-    # slots would wait in line for each other, and that costs every execution a turn of the loop.
+    # A worker that frees a slot takes it again at once, unless another caller waits for it. More workers than slots
+    # would wait for each other, which costs every execution an iteration of the event loop.
     wanted = min(len(batch.executions), service.settings.pool.max_running)
     with request.caller.running_up_to(wanted) as width:
         workers = [asyncio.create_task(work()) for _ in range(width)]
@@ -266,10 +266,10 @@ async def _run_all(
 
 
 async def _run_one(service: Service, batch: Batch, index: int) -> tuple[dict[str, Any], int]:
-    """The answer for one, and what it holds. What goes wrong with it concerns that one alone; a shortage is waited out.
+    """The result of one execution and its size. Its errors are its result; a shortage is waited out.
 
     Raises:
-        Overloaded: for too long.
+        Overloaded: the shortage lasted too long.
     """
     execution = batch.executions[index]
     waited_seconds = 0.0
@@ -286,7 +286,7 @@ async def _run_one(service: Service, batch: Batch, index: int) -> tuple[dict[str
             others_run = len(batch.running) > 1
             seconds = _FREED_SECONDS if others_run else error.retry_after_seconds
             batch.running.discard(execution_id)
-            with contextlib.suppress(TimeoutError):  # its time has passed: try again
+            with contextlib.suppress(TimeoutError):  # not stopped meanwhile: try again
                 await asyncio.wait_for(batch.stopped.wait(), seconds)
                 return batch.skip(index), 0
             waited_seconds += 0.0 if others_run else seconds
@@ -303,8 +303,8 @@ async def _run_one(service: Service, batch: Batch, index: int) -> tuple[dict[str
             batch.running.discard(execution_id)
 
 
-def _admit(service: Service, request: Request, asked: BatchBody) -> Batch:
-    given = {name: value for name in asked.__struct_fields__ if (value := getattr(asked, name)) is not UNSET}
+def _admit(service: Service, request: Request, body: BatchBody) -> Batch:
+    given = {name: value for name in body.__struct_fields__ if (value := getattr(body, name)) is not UNSET}
     for name in ("executions", "cases"):
         if len(given.get(name, ())) > (most := service.settings.server.batch_executions):
             count = len(given[name])
@@ -336,7 +336,7 @@ def _admit(service: Service, request: Request, asked: BatchBody) -> Batch:
 
 
 def _admit_cases(request: Request, bodies: list[ExecuteBody]) -> list[Execution]:
-    """Files are read with the first case, and held once for all."""
+    """Files are decoded with the first case, and shared by all."""
     first = _admit_one(request, "cases", 0, bodies[0])
     bare = (msgspec.structs.replace(body, files=[]) for body in bodies[1:])
     others = (_admit_one(request, "cases", at, body) for at, body in enumerate(bare, 1))
