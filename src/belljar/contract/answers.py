@@ -24,7 +24,7 @@ class _UsageOptions(TypedDict, total=False):
 
 
 class Usage(_UsageOptions):
-    """What an execution took."""
+    """The time and memory that an execution took."""
 
     wall_seconds: float
     cpu_seconds: float
@@ -193,7 +193,7 @@ class Limits(TypedDict):
 
 
 class Session(TypedDict):
-    """A session."""
+    """A session as its owner sees it."""
 
     id: str
     language: str
@@ -215,7 +215,7 @@ class Sessions(TypedDict):
 
 
 class Interrupted(TypedDict):
-    """Whether a cell ran."""
+    """Whether a cell ran when the request came."""
 
     interrupted: bool
 
@@ -252,7 +252,7 @@ class Languages(TypedDict):
 
 
 class Package(TypedDict):
-    """An installed package."""
+    """A package that an environment has."""
 
     name: str
     version: str
@@ -268,7 +268,7 @@ class Environment(TypedDict):
 
 
 class Environments(TypedDict):
-    """The guest environments."""
+    """The guest environments of this server."""
 
     environments: list[Environment]
 
@@ -288,7 +288,7 @@ class LimitRange(TypedDict):
 
 
 class Info(TypedDict):
-    """The server."""
+    """Version, isolation layers and limits of this server."""
 
     version: str
     backend: str

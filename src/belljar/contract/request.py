@@ -55,7 +55,7 @@ class CommonFields:
 
 
 class ExecutionFields(CommonFields):
-    """One program."""
+    """One program: its code, its input and what to return."""
 
     __slots__ = ()
 
@@ -142,7 +142,7 @@ class _SessionKeywords(SessionKeywords, total=False):
 
 
 class ExecutionRequest(ExecutionFields):
-    """A program, from keywords."""
+    """A program that Python code describes by keywords."""
 
     def __init__(self, code: str, **fields: Unpack[_ExecutionKeywords]) -> None:
         self.code = code
@@ -150,14 +150,14 @@ class ExecutionRequest(ExecutionFields):
 
 
 class SessionRequest(SessionFields):
-    """A session, from keywords."""
+    """A session that Python code describes by keywords."""
 
     def __init__(self, **fields: Unpack[_SessionKeywords]) -> None:
         _fill(self, fields)
 
 
 class CellRequest(CellFields):
-    """A cell, from keywords."""
+    """A cell that Python code describes by keywords."""
 
     def __init__(self, code: str, **fields: Unpack[CellKeywords]) -> None:
         self.code = code

@@ -124,7 +124,7 @@ class _OpenSessions:
         return self._by_key.get(key)
 
     def find(self, caller: str, id: str) -> _Session:
-        """Raises SessionNotFound, SessionEnded."""
+        """The open session of that id. Raises SessionNotFound, SessionEnded."""
         session = self._by_key.get((caller, id))
         if session is not None and session.live.ended is None:
             return session
