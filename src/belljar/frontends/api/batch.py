@@ -21,7 +21,6 @@ from belljar.contract.errors import CallerError, Draining, Overloaded, SandboxFa
 from belljar.contract.execution import Execution, Outcome, Status, Usage
 from belljar.engine.outcomes import new_id
 from belljar.frontends.api.bodies import (
-    BatchBody,
     CaseBody,
     Comparison,
     ExecuteBody,
@@ -303,7 +302,7 @@ async def _run_one(service: Service, batch: Batch, index: int) -> tuple[dict[str
             batch.running.discard(execution_id)
 
 
-def _admit(service: Service, request: Request, body: BatchBody) -> Batch:
+def _admit(service: Service, request: Request, body: msgspec.Struct) -> Batch:
     given = {name: value for name in body.__struct_fields__ if (value := getattr(body, name)) is not UNSET}
     for name in ("executions", "cases"):
         if len(given.get(name, ())) > (most := service.settings.server.batch_executions):

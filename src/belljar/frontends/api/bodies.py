@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar, get_type_hints
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -113,27 +113,26 @@ class CaseBody(Struct, forbid_unknown_fields=True):
 Comparison = Literal["exact", "trimmed", "tokens"]
 
 
-class BatchBody(Struct, forbid_unknown_fields=True):
-    """The body of POST /v1/batch: `executions`, or a program with `cases`."""
+def _optional(kind: type[Struct]) -> list[tuple[str, Any, Any]]:
+    """The fields of a struct, each of which may be left out."""
+    hints = get_type_hints(kind, include_extras=True)
+    return [(name, hints[name] | UnsetType, UNSET) for name in kind.__struct_fields__]
 
-    executions: list[ExecuteBody] | UnsetType = UNSET
-    code: Annotated[str, Meta(min_length=1)] | UnsetType = UNSET
-    language: str | UnsetType = UNSET
-    stdin: str | UnsetType = UNSET
-    args: list[str] | UnsetType = UNSET
-    env: dict[str, str] | UnsetType = UNSET
-    files: list[FileBody] | UnsetType = UNSET
-    artifacts: list[str] | UnsetType = UNSET
-    limits: LimitsBody | UnsetType | None = UNSET
-    timeout: Positive | UnsetType | None = UNSET
-    environment: str | UnsetType = UNSET
-    network: bool | UnsetType = UNSET
-    tools: bool | list[str] | UnsetType = UNSET
-    coverage: bool | CoverageBody | UnsetType = UNSET
-    restrict: RestrictBody | UnsetType | None = UNSET
-    cases: list[CaseBody] | UnsetType = UNSET
-    compare: Comparison | UnsetType = UNSET
-    stop_on_failure: bool | UnsetType = UNSET
+
+#: The body of POST /v1/batch: `executions`, or a program with `cases`.
+BatchBody = msgspec.defstruct(
+    "BatchBody",
+    [
+        ("executions", list[ExecuteBody] | UnsetType, UNSET),
+        *_optional(ExecuteBody),
+        ("cases", list[CaseBody] | UnsetType, UNSET),
+        ("compare", Comparison | UnsetType, UNSET),
+        ("stop_on_failure", bool | UnsetType, UNSET),
+    ],
+    namespace={"__doc__": "The body of POST /v1/batch: `executions`, or a program with `cases`."},
+    module=__name__,
+    forbid_unknown_fields=True,
+)
 
 
 class SessionBody(Struct, SessionFields, forbid_unknown_fields=True):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from belljar.frontends.api.bodies import BatchBody, read_batch
+from belljar.frontends.api.bodies import read_batch
 from belljar.frontends.api.large_bodies import AT_ONCE_BYTES, decode
 
 COUNT = 10_000
@@ -16,7 +16,7 @@ COUNT = 10_000
 SPACED = pytest.mark.parametrize("separators", [(", ", ": "), (",", ":")], ids=["spaced", "compact"])
 
 
-def _read(asked: dict[str, Any], separators: tuple[str, str]) -> BatchBody:
+def _read(asked: dict[str, Any], separators: tuple[str, str]) -> Any:
     body = json.dumps(asked, separators=separators).encode()
     assert len(body) > AT_ONCE_BYTES
     return asyncio.run(decode(body, read_batch, lambda batch: batch))
