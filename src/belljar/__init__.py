@@ -1,7 +1,7 @@
-"""Belljar runs code nobody trusts on a machine somebody cares about.
+"""Belljar runs untrusted code on a machine that must stay safe.
 
-Lazy on purpose: this file runs inside every jail, in any guest's Python, so it imports nothing until a name is
-asked for, and keeps to syntax that old guests understand.
+This file runs inside every jail too, in any guest's Python. So it imports nothing until a name is used, and keeps to
+syntax that old interpreters understand.
 """
 
 __version__ = "0.1.0"

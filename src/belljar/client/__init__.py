@@ -1,19 +1,17 @@
 """The Python client: `with belljar.client.Client(url) as client: client.execute("print(1)")`.
 
-It feels like the embedded sandbox and gives back the same shapes, so that a program can move from one to the other.
-Between the two lies a network, which adds one question: did my program run? Nothing is ever sent a second time unless
-the answer is surely "no" (see `retries`), and every error says which it was.
+It has the methods of the embedded sandbox and returns the same types, so that a program can move from one to the other.
+A network adds one question: did my program run? A request is sent a second time only if the answer is surely "no" (see
+`retries`), and every error says which it was.
 
-    request     what is asked → the body that is sent
-    calls       every route: what is sent there, how long to wait, how to read the answer
-    answer      the bytes that come back → contract types, or the error they stand for
-    errors      … and the two errors that only a network makes
-    retries     whether to send again, and when
-    transport   httpx, loaded on first use, and what its failures mean
-    blocking    Client            asynchronous   AsyncClient
-    results     what only a server can tell: verdicts, languages, environments, health
-    artifacts   what a program made, saved below a directory
-    session_request  what is asked of sessions, and their routes         sessions   Session, AsyncSession
+    client, async_client, sessions   the classes that programs use
+    request      builds the bodies of requests
+    routes       every route: what is sent, how long to wait, how to read the answer
+    transport    httpx, imported on first use, and what its failures mean
+    retries      whether and when to send again
+    responses    reads answers into contract types, `results` and `errors`
+    progress     the progress bar of `run_many`
+    artifacts    saves the artifacts of a program
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from belljar.client.artifacts import save_artifacts
 from belljar.client.async_client import AsyncClient
 from belljar.client.client import Client
 from belljar.client.errors import AnswerLost, Unreachable
-from belljar.client.request import Case, Program
+from belljar.client.request import Case
 from belljar.client.request import RunOptions as Asked
 from belljar.client.results import Batch, Environment, Health, Language, Result, Server, Wall
 from belljar.client.retries import Retries
@@ -62,6 +60,7 @@ from belljar.contract.execution import (
 from belljar.contract.files import File
 from belljar.contract.restriction import Restriction
 from belljar.contract.sessions import SessionState, WorkFile
+from belljar.portal import Program
 
 __all__ = [
     "AnswerLost",

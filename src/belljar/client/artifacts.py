@@ -1,8 +1,8 @@
-"""What a program made, saved below a directory of the caller's choice.
+"""Saves the artifacts of a program in a directory.
 
-Names and contents are the program's choice, and the program is hostile. A name is checked as text before anything is
-written, and then walked step by step from an open directory without following a link, so that neither a name nor a
-link that lies about in the directory leads a file elsewhere.
+Names and contents come from the program, which is hostile. A name is checked as text before anything is written, and
+then opened step by step from the directory without following links, so that neither a name nor a link that is already
+there can lead a file elsewhere.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _IN_THE_WAY = {errno.ELOOP, errno.ENOTDIR, errno.EISDIR}
 
 
 def save_artifacts(outcome: Outcome, directory: str | os.PathLike[str], *, replace: bool = False) -> list[Path]:
-    """Write the artifacts of an outcome below `directory`, which is made if need be, and return where they are.
+    """Write the artifacts of an outcome below `directory`, which is created if needed, and return their paths.
 
     Raises:
-        UnsafePath: a name would leave the directory, or something that is no directory is in its way.
-        CallerError: a file exists and `replace` is not given; nothing was written then.
-        OSError: the disk refuses.
+        UnsafePath: a name would leave the directory, or one of its parents is not a directory.
+        CallerError: a file exists and `replace` is not set; then nothing was written.
+        OSError: writing failed.
     """
     base = Path(directory)
     paths = [check_relative_path(file.path) for file in outcome.artifacts]
@@ -35,7 +35,7 @@ def save_artifacts(outcome: Outcome, directory: str | os.PathLike[str], *, repla
     if not replace:
         for path in paths:
             if os.path.lexists(base / path):
-                raise _taken(base / path)
+                raise _already_exists(base / path)
     base.mkdir(parents=True, exist_ok=True)
     root = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -50,7 +50,7 @@ def _save(root: int, base: Path, path: str, content: bytes, replace: bool) -> No
     try:
         write_below(root, path, content, replace)
     except FileExistsError as error:
-        raise _taken(base / path) from error
+        raise _already_exists(base / path) from error
     except OSError as error:
         if error.errno not in _IN_THE_WAY:
             raise
@@ -61,10 +61,10 @@ def _save(root: int, base: Path, path: str, content: bytes, replace: bool) -> No
 
 
 def write_below(root: int, path: str, content: bytes, replace: bool) -> None:
-    """Write a file below an open directory, by a name that was checked, following no link on the way.
+    """Write a file below an open directory, by a checked name, without following links.
 
     Raises:
-        OSError: something is in the way, or the disk refuses; nothing of the file is left then.
+        OSError: something is in the way, or writing failed; then no part of the file is left.
     """
     *parents, name = path.split("/")
     with contextlib.ExitStack() as opened:
@@ -76,7 +76,7 @@ def write_below(root: int, path: str, content: bytes, replace: bool) -> None:
 
 
 def _descend(directory: int, name: str) -> int:
-    """The directory `name` in another one, made if need be; the caller owns both."""
+    """Open the directory `name` in another one, and create it if needed; the caller closes it."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(name, dir_fd=directory)
     return os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
@@ -86,7 +86,7 @@ def _write(directory: int, name: str, content: bytes, replace: bool) -> None:
     if not replace:
         _write_new(directory, name, content)
         return
-    # Under another name first: a full disk must not cost the file that was there. Renaming replaces a link itself.
+    # Under another name first: a full disk must not destroy the old file. Renaming replaces a link itself.
     temporary = f".belljar-{secrets.token_hex(8)}"
     _write_new(directory, temporary, content)
     try:
@@ -102,9 +102,9 @@ def _write_new(directory: int, name: str, content: bytes) -> None:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
     except BaseException:
-        os.unlink(name, dir_fd=directory)  # half a file is worse than none
+        os.unlink(name, dir_fd=directory)  # no file is better than half of one
         raise
 
 
-def _taken(path: Path) -> CallerError:
+def _already_exists(path: Path) -> CallerError:
     return CallerError(f"{path} exists; pass replace=True to overwrite it, or choose another directory")

@@ -1,30 +1,27 @@
-"""The client for ordinary code, from any number of threads."""
+"""The client for blocking code, in any number of threads."""
 
 from __future__ import annotations
 
-import asyncio
-import atexit
 import contextlib
 import time
-from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
 
-from belljar.client.async_client import AHEAD, NO_MORE, AsyncClient, check_width
+from belljar.client import routes
+from belljar.client.async_client import AsyncClient
 from belljar.client.progress import progress_of
-from belljar.client.request import Case, Compare, Program, RunOptions, build_batch, build_body, count_programs
+from belljar.client.request import Case, Compare, RunOptions, SessionOptions, build_batch, build_body, build_session
 from belljar.client.responses import BatchReader, EventReader
 from belljar.client.results import Batch, Environment, Health, Language, Server
 from belljar.client.retries import Refused
-from belljar.client.routes import Call
-from belljar.client.session_request import SessionCalls, SessionOptions, build_session
+from belljar.client.routes import Call, SessionCalls
 from belljar.client.sessions import Session
-from belljar.client.transport import Connected, attempting, load_httpx, request_of
+from belljar.client.transport import BaseClient, attempting, load_httpx, request_of
 from belljar.contract.errors import BelljarError
 from belljar.contract.execution import Event, Outcome
 from belljar.contract.sessions import SessionState
+from belljar.portal import Program, open_portal
 
 if TYPE_CHECKING:
     import httpx
@@ -32,8 +29,8 @@ if TYPE_CHECKING:
 _Read = TypeVar("_Read")
 
 
-class Client(Connected):
-    """Runs programs on a server, from any number of threads. Close it, or use `with`."""
+class Client(BaseClient):
+    """Runs programs on a server, in any number of threads. Close it, or use `with`."""
 
     _http: httpx.Client
 
@@ -41,7 +38,7 @@ class Client(Connected):
         self._http = load_httpx().Client(**self._connection.options())
 
     def close(self) -> None:
-        """Give back the connections; let no thread run anything meanwhile."""
+        """Close the connections; no other thread may use the client meanwhile."""
         self._http.close()
 
     def __enter__(self) -> Self:
@@ -52,24 +49,24 @@ class Client(Connected):
     ) -> None:
         self.close()
 
-    def execute(self, code: str, **asked: Unpack[RunOptions]) -> Outcome:
+    def execute(self, code: str, **options: Unpack[RunOptions]) -> Outcome:
         """Run one program to its end; an interrupt (Ctrl-C) hangs up, which ends it.
 
         Raises:
-            CallerError: the request must change. Overloaded: it may work later. SandboxFault: the server broke.
-            AnswerLost: the program may have run, and nobody can say how it went.
+            CallerError: the request must change. Overloaded: it may work later. SandboxFault: the server failed.
+            AnswerLost: the program may have run; its outcome is unknown.
         """
-        return self._request(self._calls.execute(build_body(code, **asked)))
+        return self._request(self._calls.execute(build_body(code, **options)))
 
-    run = execute  # by the name it has in a Sandbox: either can take the other's place
+    run = execute  # its name in a Sandbox, so that either can replace the other
 
-    def stream(self, code: str, **asked: Unpack[RunOptions]) -> Generator[Event, None, None]:
-        """Yield what a program does while it does it; closing this early hangs up, which ends it.
+    def stream(self, code: str, **options: Unpack[RunOptions]) -> Generator[Event, None, None]:
+        """Yield the events of a program as they happen; closing this early hangs up, which ends it.
 
         Raises:
-            BelljarError: as `execute`, from the first step.
+            BelljarError: as `execute`, when the first event is requested.
         """
-        yield from self._events(self._calls.stream(build_body(code, **asked)))
+        yield from self._events(self._calls.stream(build_body(code, **options)))
 
     @overload
     def batch(self, programs: Iterable[Program], /) -> Batch: ...
@@ -83,7 +80,7 @@ class Client(Connected):
         cases: Iterable[Case | Mapping[str, Any]],
         compare: Compare | None = None,
         stop_on_failure: bool | None = None,
-        **asked: Unpack[RunOptions],
+        **options: Unpack[RunOptions],
     ) -> Batch: ...
 
     def batch(
@@ -94,15 +91,15 @@ class Client(Connected):
         cases: Iterable[Case | Mapping[str, Any]] | None = None,
         compare: Compare | None = None,
         stop_on_failure: bool | None = None,
-        **asked: Unpack[RunOptions],
+        **options: Unpack[RunOptions],
     ) -> Batch:
-        """Run several programs, or one program against several cases, in one request.
+        """Run several programs, or one program with several cases, in one request.
 
         Raises:
             BelljarError: as `execute`.
         """
-        body = build_batch(programs, cases, compare, stop_on_failure, asked)
-        reader = BatchReader(count_programs(body))
+        body = build_batch(programs, cases, compare, stop_on_failure, options)
+        reader = BatchReader(body)
         with reader.to_the_end(), contextlib.closing(self._chunks(self._calls.batch(body))) as chunks:
             for chunk in chunks:
                 reader.feed(chunk)
@@ -136,74 +133,51 @@ class Client(Connected):
         progress: bool = False,
         return_exceptions: bool = False,
     ) -> Generator[Outcome | BelljarError, None, None]:
-        """As AsyncClient.run_many; `programs` is read in the calling thread, so it may take its time.
+        """As AsyncClient.run_many; `programs` is read in the calling thread, so it may block.
 
-        The requests live on an event loop of their own: closing this early can then hang up on all of them, where a
-        thread that waits for an answer could not be interrupted.
+        The requests are sent from an event loop of their own: closing this early then hangs up on all of them, whereas
+        threads that wait for answers could not be interrupted.
         """
         self._check_usable()
-        check_width(max_in_flight)
-        source = iter(programs)
-        futures: deque[Future[Outcome | BelljarError]] = deque()
-        from anyio.from_thread import start_blocking_portal  # comes with httpx
+        with progress_of(programs, progress) as advance, open_portal(_Sender(self), "client") as portal:
+            run = portal.target.client._run_program
+            yield from portal.run_many(run, programs, max_in_flight, return_exceptions, advance)
 
-        with contextlib.ExitStack() as opened:
-            # One that is held to the end of the interpreter is closed after all threads have stopped: too late to
-            # hang up, and it would wait for ever.
-            atexit.register(opened.close)
-            opened.callback(atexit.unregister, opened.close)
-            advance = opened.enter_context(progress_of(programs, progress))
-            portal = opened.enter_context(start_blocking_portal())
-            client = opened.enter_context(portal.wrap_async_context_manager(AsyncClient.like(self)))
-            many = _Many(client, max_in_flight)
-            opened.callback(portal.call, many.end)
-            while True:
-                while len(futures) < max_in_flight or (len(futures) < AHEAD * max_in_flight and not futures[0].done()):
-                    program = next(source, NO_MORE)
-                    if program is NO_MORE:
-                        break
-                    futures.append(portal.start_task_soon(many.run, program, return_exceptions))
-                    futures[-1].add_done_callback(advance)
-                if not futures:
-                    return
-                yield futures[0].result()
-                futures.popleft()
-
-    def session(self, **asked: Unpack[SessionOptions]) -> Session:
-        """Open a session: an interpreter that stays. Close it, or use `with`.
+    def session(self, **options: Unpack[SessionOptions]) -> Session:
+        """Open a session: an interpreter that keeps its state. Close it, or use `with`.
 
         Raises:
-            TooManySessions: as many are open as may be. CallerError: the request must change.
+            TooManySessions: too many are open. CallerError: the request must change.
         """
-        return Session(self, self._request(self._calls.open_session(build_session(**asked))))
+        return Session(self, self._request(self._calls.open_session(build_session(**options))))
 
     def attach(self, session_id: str) -> Session:
-        """A session that is open already.
+        """Return a session that is open already.
 
         Raises:
-            SessionNotFound: there is none of that id, or it is another key's. SessionEnded: it is gone.
+            SessionNotFound: it does not exist, or belongs to another key. SessionEnded: it has ended.
         """
         return Session(self, self._request(SessionCalls(id=session_id, room_seconds=self._calls.room_seconds).state()))
 
     def sessions(self) -> list[SessionState]:
-        """The sessions of this client's key."""
-        return self._request(self._calls.sessions())
+        """List the open sessions of this client's key."""
+        return self._request(routes.SESSIONS)
 
     def languages(self) -> list[Language]:
-        """The languages of the server, also those it knows but has no tools for."""
-        return self._request(self._calls.languages())
+        """List the languages that the server knows, including those that are not installed."""
+        return self._request(routes.LANGUAGES)
 
     def environments(self) -> list[Environment]:
-        """The guest environments of the server."""
-        return self._request(self._calls.environments())
+        """List the guest environments of the server."""
+        return self._request(routes.ENVIRONMENTS)
 
     def info(self) -> Server:
-        """The server's version, walls and limits."""
-        return self._request(self._calls.info())
+        """Return the server's version, isolation layers and limits."""
+        return self._request(routes.INFO)
 
     def health(self) -> Health:
-        """Whether a program could be run right now; asked once, without retries."""
-        return self._request(self._calls.health())
+        """Return whether the server can run a program now; sent once, without retries."""
+        return self._request(routes.HEALTH)
 
     def _request(self, call: Call[_Read]) -> _Read:
         tries = self._tries(call)
@@ -218,7 +192,7 @@ class Client(Connected):
             time.sleep(pause_seconds)
 
     def _chunks(self, call: Call[Any]) -> Generator[bytes, None, None]:
-        """The pieces of a stream as they arrive; closing this hangs up."""
+        """Yield the pieces of a stream as they arrive; closing this hangs up."""
         tries = self._tries(call)
         while True:
             try:
@@ -232,14 +206,14 @@ class Client(Connected):
             time.sleep(pause_seconds)
 
     def _events(self, call: Call[bytes]) -> Generator[Event, None, None]:
-        """What a stream tells; closing this early hangs up."""
+        """Yield the events of a stream; closing this early hangs up."""
         reader = EventReader()
         with reader.to_the_end(), contextlib.closing(self._chunks(call)) as chunks:
             for chunk in chunks:
                 yield from reader.feed(chunk)
 
     def _open(self, call: Call[Any], opened: contextlib.ExitStack) -> httpx.Response:
-        """The head of a good answer; `opened` hangs up."""
+        """Return the head of an answer that is not an error; closing `opened` hangs up."""
         self._check_usable()
         with attempting(call):
             response = opened.enter_context(self._http.stream(**request_of(call)))
@@ -254,31 +228,14 @@ class Client(Connected):
             return next(chunks, b"")
 
 
-class _Many:
-    """The requests of one `run_many`, known on the loop they run on.
+class _Sender:
+    """The client that `run_many` sends its requests with, in the shape that a portal takes."""
 
-    Their thread may be interrupted just as it starts one, and then has no hold on it.
-    """
+    def __init__(self, client: Client) -> None:
+        self.client = AsyncClient.like(client)
 
-    def __init__(self, client: AsyncClient, width: int) -> None:
-        self._client = client
-        self._gate = asyncio.Semaphore(width)
-        self._tasks: set[asyncio.Task[Any]] = set()
+    async def open(self) -> None:
+        """Nothing: connections are made by the first requests."""
 
-    async def run(self, program: object, keep_error: bool) -> Outcome | BelljarError:
-        """Run one of them, once there is room for it."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        try:
-            return await self._client.run_gated(self._gate, program, keep_error)
-        finally:
-            self._tasks.discard(task)
-
-    async def end(self) -> None:
-        """Hang up on all of them, and return when they are gone: the client they use is closed next."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+    async def close(self, grace_seconds: float) -> None:
+        await self.client.close()

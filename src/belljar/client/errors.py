@@ -1,4 +1,4 @@
-"""The two errors that only a network makes. All others are the server's, in the contract's classes."""
+"""The two errors of the network between client and server; all others are the server's, in the contract's classes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from belljar.contract.errors import BelljarError, CallerError, Overloaded, Sandb
 
 
 class Unreachable(Overloaded):
-    """No connection came about, so nothing was sent and no program ran."""
+    """The connection failed, so nothing was sent and no program ran."""
 
     code = "unreachable"
 
 
 class AnswerLost(SandboxFault):
-    """The request was sent and no whole answer came back: the program may have run, or may still run."""
+    """The request was sent but the answer is incomplete or missing: the program may have run, or may still run."""
 
     code = "answer_lost"
 
@@ -31,15 +31,15 @@ _CLASS_OF = {
 def build_error(
     status: int | None, code: str, message: str, details: Mapping[str, Any], retry_after_seconds: float | None
 ) -> BelljarError:
-    """The contract's error for what the server said: by its code, or by its status when the code is news to us.
+    """Build the contract's error for an answer: by its code, or by its status if the code is unknown.
 
-    Without a status it was told in the middle of a good answer, after a program had begun.
+    `status` is None for an error within an answer that began with 200.
     """
     kind = _CLASS_OF.get(code) or _class_of_status(status)
     error = kind.__new__(kind, message)
-    BelljarError.__init__(error, message)  # the class's own may want other arguments, and compose another message
+    BelljarError.__init__(error, message)  # the class's own may take other arguments, and compose another message
     error.details = dict(details) if status is None else {**details, "http_status": status}
-    vars(error)["code"] = code or kind.code  # a server newer than this client has words that no class has yet
+    vars(error)["code"] = code or kind.code  # a server newer than this client may have codes without a class
     if isinstance(error, Overloaded):
         error.retry_after_seconds = 1.0 if retry_after_seconds is None else retry_after_seconds
     if isinstance(error, contract.JailSetupFailed):
@@ -52,6 +52,6 @@ def _class_of_status(status: int | None) -> type[BelljarError]:
         return SandboxFault
     if status in (429, 503):
         return Overloaded
-    if status in (502, 504):  # a proxy's words: it passed the request on, and then lost sight of it
+    if status in (502, 504):  # from a proxy that had passed the request on
         return AnswerLost
     return CallerError if status < 500 else SandboxFault

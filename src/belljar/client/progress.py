@@ -1,4 +1,4 @@
-"""A progress bar on standard error for many programs."""
+"""The progress bar of `run_many`, on standard error."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sized
 
 
 @contextlib.contextmanager
-def progress_of(programs: object, is_shown: bool) -> Iterator[Callable[[object], None]]:
-    """Give a function to call, from any thread, with each program that is done."""
+def progress_of(programs: object, is_shown: bool) -> Iterator[Callable[[], None]]:
+    """Give a function to call, from any thread, whenever a program has ended."""
     if not is_shown:
-        yield lambda _: None
+        yield lambda: None
         return
     from rich.console import Console
     from rich.progress import (
@@ -31,4 +31,4 @@ def progress_of(programs: object, is_shown: bool) -> Iterator[Callable[[object],
     )
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("programs", total=len(programs) if isinstance(programs, Sized) else None)
-        yield lambda _: bar.advance(task)
+        yield lambda: bar.advance(task)

@@ -1,7 +1,7 @@
-"""What is asked, as the body of a request.
+"""Builds the bodies of requests.
 
-Only what the caller names is sent, so that the server's defaults stay the server's. Nothing is judged here that the
-server judges as well; what cannot be written as JSON at all is refused in the same words it would use.
+Only the fields that the caller names are sent, so that the server's defaults apply to all others. What the server
+checks is not checked here; what cannot be written as JSON is refused with the message that the server would use.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Unpack, cast
+from typing import Any, Literal
 
 from belljar.contract.errors import InvalidExecution
 from belljar.contract.execution import Coverage, Limits
 from belljar.contract.files import File
-from belljar.contract.request import ProgramKeywords
+from belljar.contract.request import CellOptions, ProgramKeywords, SessionKeywords
 from belljar.contract.restriction import Restriction
+from belljar.portal import Program, refuse_unknown, split_program
 
 Body = dict[str, Any]
 Files = Mapping[str, str | bytes | Path] | Iterable[File | Path]
@@ -26,66 +27,42 @@ Compare = Literal["exact", "trimmed", "tokens"]
 
 
 class RunOptions(ProgramKeywords, total=False):
-    """What may be asked beside the code. `timeout` is in seconds of wall time; a Path among `files` is read here."""
+    """The options of a program. `timeout` is in seconds of wall time; a Path among `files` is read here."""
 
     files: Files | None
     tools: bool | Sequence[str]
 
 
-Program = str | Mapping[str, Any]  # the code, or a mapping with "code" and the names of Asked
+class SessionOptions(SessionKeywords, total=False):
+    """The options of a session. Memory and disk are for its whole life, times for each cell."""
+
+    files: Files | None
+    tools: bool | Sequence[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One input of a program under test, and the standard output that would be right; what is None is the batch's."""
+    """One input of a program under test, and the standard output that is correct; None means the batch's own."""
 
     stdin: str | None = None
     expected_stdout: str | None = None
     args: Sequence[str] | None = None
 
 
-def build_body(code: str, **asked: Unpack[RunOptions]) -> Body:
-    """The body of POST /v1/execute; reads the files that are named by a Path.
+def build_body(code: str, **fields: Any) -> Body:
+    """Build the body of POST /v1/execute: `fields` are those of RunOptions. Reads each Path.
 
     Raises:
         InvalidExecution: something cannot be sent.
+        TypeError: a field is unknown.
     """
-    limits = write_limits(asked.get("limits"), asked.get("timeout"), asked.get("memory_mb"))
-    return {"code": code, **write_fields("run", asked, RunOptions), **limits}
-
-
-def write_fields(call: str, asked: Mapping[str, Any], known: type) -> Body:
-    """Every field that is set, as the wire has it, but limits and times.
-
-    Raises:
-        TypeError: a name is not one of `known`.
-        InvalidExecution: something cannot be sent.
-    """
-    body: Body = {}
-    for name, value in asked.items():
-        if name not in known.__annotations__:
-            raise TypeError(f"{call}() got an unexpected keyword argument {name!r}")
-        if name in ("limits", "timeout", "memory_mb"):
-            continue
-        written = _WRITERS[name](value) if name in _WRITERS else value
-        if written is not None:
-            body[name] = written
-    return body
+    return {"code": code} | _write("run", RunOptions, _join_limits(fields))
 
 
 def build_program(program: object) -> Body:
-    """The body of one of many programs."""
-    if isinstance(program, str):
-        return build_body(program)
-    if not isinstance(program, Mapping) or "code" not in program:
-        raise InvalidExecution("each program must be a string, or a mapping with 'code' in it", field="programs")
-    names = ("code", *RunOptions.__annotations__)
-    unknown = program.keys() - set(names)
-    if unknown:
-        raise InvalidExecution(
-            f"a program has no {min(map(repr, unknown))}; choose from {', '.join(names)}", field="programs"
-        )
-    return build_body(**cast(Any, program))
+    """Build the body of one of many programs."""
+    code, fields = split_program(program, RunOptions)
+    return build_body(code, **fields)
 
 
 def build_batch(
@@ -93,44 +70,77 @@ def build_batch(
     cases: Iterable[Case | Mapping[str, Any]] | None,
     compare: Compare | None,
     stop_on_failure: bool | None,
-    asked: RunOptions,
+    options: RunOptions,
 ) -> Body:
-    """The body of POST /v1/batch: one program against cases, or programs of their own."""
+    """Build the body of POST /v1/batch: one program with several cases, or several programs."""
     if isinstance(programs, str):
         if cases is None:
             raise InvalidExecution(
                 "a batch of one program needs cases; give cases=[…], or a list of programs", field="cases"
             )
-        judged = {"compare": compare, "stop_on_failure": stop_on_failure}
-        body = build_body(programs, **asked) | {"cases": [_write_case(each) for each in cases]}
-        return body | {name: value for name, value in judged.items() if value is not None}
-    if cases is not None or compare is not None or stop_on_failure is not None or asked:
+        body = build_body(programs, **options) | {"cases": [_write_case(each) for each in cases]}
+        return body | _given({"compare": compare, "stop_on_failure": stop_on_failure})
+    if cases is not None or compare is not None or stop_on_failure is not None or options:
         raise InvalidExecution(
-            "cases and what else is asked go with one program; programs of their own each carry theirs", field="cases"
+            "cases and options go with one program; in a list, each program carries its own", field="cases"
         )
     return {"executions": [build_program(each) for each in programs]}
 
 
-def count_programs(body: Body) -> int:
-    """How many results the answer to a batch must have."""
-    return len(body["cases"] if "cases" in body else body["executions"])
+def build_session(**fields: Any) -> Body:
+    """Build the body of POST /v1/sessions: `fields` are those of SessionOptions. Reads each Path.
+
+    Raises:
+        InvalidExecution: something cannot be sent.
+        TypeError: a field is unknown.
+    """
+    body = _write("session", SessionOptions, _join_limits(fields))
+    wall_seconds = body.pop("timeout", None)  # the API has no short name for it here
+    if (
+        wall_seconds is not None
+        and body.setdefault("limits", {}).setdefault("wall_seconds", wall_seconds) != wall_seconds
+    ):
+        raise InvalidExecution("timeout and limits disagree; give one of them", field="timeout")
+    return body
+
+
+def build_cell(code: str, **fields: Any) -> Body:
+    """Build the body of POST /v1/sessions/{id}/execute: `fields` are those of CellOptions.
+
+    Raises:
+        InvalidExecution: something cannot be sent.
+        TypeError: a field is unknown.
+    """
+    body = {"code": code} | _write("run", CellOptions, fields)
+    waits = body.pop("waits", None)
+    return body if waits is None else {"wait": waits} | body
+
+
+def read_content(content: object) -> bytes:
+    """Return the bytes to upload; a Path is read here."""
+    if isinstance(content, Path):
+        return _read_local(content)
+    if isinstance(content, str):
+        return _encode_text(content)
+    if not isinstance(content, (bytes, bytearray, memoryview)):
+        raise _wrong_type("content", "a string, bytes or a Path", content)
+    return bytes(content)
 
 
 def encode(body: Body) -> bytes:
-    """The body as it is sent.
+    """Encode a body.
 
     Raises:
-        InvalidExecution: it holds what JSON cannot.
+        InvalidExecution: JSON cannot represent it.
     """
     try:
         written = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidExecution(f"the request cannot be written as JSON: {error}") from error
-    return encode_text(written)
+    return _encode_text(written)
 
 
-def encode_text(text: str) -> bytes:
-    """Text as it is sent. Raises InvalidExecution when it is no valid Unicode."""
+def _encode_text(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
@@ -140,23 +150,16 @@ def encode_text(text: str) -> bytes:
         ) from None
 
 
-def wall_seconds_of(body: Body) -> float | None:
-    """How long the program of this body may run, if the caller said so."""
-    limits = body.get("limits")
-    asked = body.get("timeout", limits.get("wall_seconds") if isinstance(limits, dict) else None)
-    return float(asked) if isinstance(asked, (int, float)) and asked > 0 else None
+async def build_aside(build: Callable[..., Body], *given: Any, reads: Iterable[object], **options: Any) -> Body:
+    """Build a body, in a thread if that reads files. `reads` are the programs or options that may name them."""
+    if _reads_paths(reads):
+        return await asyncio.to_thread(build, *given, **options)
+    return build(*given, **options)
 
 
-async def build_aside(build: Callable[..., Body], *given: Any, reads: Iterable[object], **asked: Any) -> Body:
-    """Build a body, in a thread if that reads files."""
-    if reads_paths(*reads):
-        return await asyncio.to_thread(build, *given, **asked)
-    return build(*given, **asked)
-
-
-def reads_paths(*asked: object) -> bool:
-    """Whether building the bodies of these programs would read files, which no event loop should."""
-    for each in asked:
+def _reads_paths(programs: Iterable[object]) -> bool:
+    """Whether building the bodies of these programs reads files, which must not block an event loop."""
+    for each in programs:
         files = each.get("files") if isinstance(each, Mapping) else None
         contents = files.values() if isinstance(files, Mapping) else files
         if not isinstance(contents, Iterable) or isinstance(contents, (str, bytes)):
@@ -165,138 +168,154 @@ def reads_paths(*asked: object) -> bool:
             if any(isinstance(content, Path) for content in contents):
                 return True
         else:
-            return True  # an iterator: looking would use it up
+            return True  # an iterator: to look at it would consume it
     return False
 
 
-def _as_text(stdin: str | bytes) -> str:
-    if isinstance(stdin, str):
-        return stdin
-    if not isinstance(stdin, (bytes, bytearray)):
-        raise wrong_type("stdin", "a string or bytes", stdin)
+# ---- the fields of a body
+
+
+def _write(call: str, known: type, fields: Mapping[str, Any]) -> Body:
+    """Write the fields as the API has them, without those that are None."""
+    refuse_unknown(call, fields, known)
+    written = {name: _WRITERS[name](name, value) if name in _WRITERS else value for name, value in fields.items()}
+    return _given(written)
+
+
+def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _join_limits(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Put `memory_mb` into `limits`; the short names override the values of a Limits, as in a Sandbox."""
+    joined = dict(fields)
+    limits, memory_mb = joined.pop("limits", None), joined.pop("memory_mb", None)
+    if isinstance(limits, Limits):
+        short = {"wall_seconds": joined.pop("timeout", None), "memory_mb": memory_mb}
+        return joined | {
+            "limits": limits.as_json() | {name: value for name, value in short.items() if value is not None}
+        }
+    if limits is not None and not isinstance(limits, Mapping):
+        raise _wrong_type("limits", "a mapping of limits to numbers", limits)
+    named = dict(limits or {})
+    if memory_mb is not None and named.setdefault("memory_mb", memory_mb) != memory_mb:
+        raise InvalidExecution("memory_mb and limits disagree; give one of them", field="memory_mb")
+    return joined | {"limits": named}
+
+
+def _write_stdin(field: str, stdin: object) -> str | None:
+    if not isinstance(stdin, (str, bytes, bytearray)):
+        raise _wrong_type(field, "a string or bytes", stdin)
     try:
-        return stdin.decode()
+        return (stdin if isinstance(stdin, str) else stdin.decode()) or None
     except UnicodeDecodeError:
         raise InvalidExecution(
-            "stdin is not UTF-8, and the API takes text; send it as a file and open that", field="stdin"
+            "stdin is not UTF-8, and the API takes text; send it as a file and open that", field=field
         ) from None
 
 
-def as_list(field: str, given: object) -> list[Any]:
-    """Refuse a bare string: it would be taken apart into its letters."""
+def _write_list(field: str, given: object) -> list[Any] | None:
+    return _as_list(field, given) or None
+
+
+def _as_list(field: str, given: object) -> list[Any]:
+    """Refuse a bare string, which is a sequence of its letters."""
     if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):
-        raise wrong_type(field, "a list of strings", given)
+        raise _wrong_type(field, "a list of strings", given)
     return list(given)
 
 
-def as_mapping(field: str, given: object) -> dict[str, Any]:
-    """Refuse what has no names."""
+def _write_mapping(field: str, given: object) -> dict[str, Any] | None:
+    return _as_mapping(field, given) if given else None
+
+
+def _as_mapping(field: str, given: object) -> dict[str, Any]:
     if not isinstance(given, Mapping):
-        raise wrong_type(field, "a mapping", given)
+        raise _wrong_type(field, "a mapping", given)
     return dict(given)
 
 
-def _write_tools(tools: object) -> bool | list[Any] | None:
+def _write_tools(field: str, tools: object) -> bool | list[Any] | None:
     if tools is None or isinstance(tools, bool):
         return tools
-    names = as_list("tools", tools)
+    names = _as_list(field, tools)
     for each in names:
         if not isinstance(each, str):
-            raise wrong_type("each of tools", "the name of a tool that the server has", each)
+            raise _wrong_type("each of tools", "the name of a tool that the server has", each)
     return names
 
 
-def _write_coverage(coverage: object) -> object:
+def _write_coverage(field: str, coverage: object) -> object:
     if isinstance(coverage, Coverage):
         return {"branch": coverage.branch}
     return dict(coverage) if isinstance(coverage, Mapping) else coverage
 
 
-def _write_restriction(restrict: object) -> object:
+def _write_restriction(field: str, restrict: object) -> dict[str, Any] | None:
     if isinstance(restrict, Restriction):
         return {"imports": restrict.imports, "max_print_length": restrict.print_characters}
-    return None if restrict is None else as_mapping("restrict", restrict)
+    return None if restrict is None else _as_mapping(field, restrict)
 
 
-def _write_files(files: object) -> list[dict[str, str]]:
+def _write_files(field: str, files: object) -> list[dict[str, str]] | None:
+    if not files:
+        return None
     if isinstance(files, Mapping):
         return [_write_file(path, content) for path, content in files.items()]
     if isinstance(files, (str, bytes)) or not isinstance(files, Iterable):
-        raise wrong_type("files", "a mapping of paths to contents, or a sequence of File", files)
-    return [
-        _write_file(each.name, each) if isinstance(each, Path) else _write_file(each.path, each.content)
-        for each in map(_check_file, files)
-    ]
+        raise _wrong_type(field, "a mapping of paths to contents, or a sequence of File", files)
+    return [_write_file(*_split_file(each)) for each in files]
 
 
-def _check_file(given: object) -> File | Path:
-    if not isinstance(given, (File, Path)):
-        raise wrong_type("each of files", "a File or a Path", given)
-    return given
+def _split_file(given: object) -> tuple[str, bytes | Path]:
+    if isinstance(given, Path):
+        return given.name, given
+    if isinstance(given, File):
+        return given.path, given.content
+    raise _wrong_type("each of files", "a File or a Path", given)
 
 
 def _write_file(path: object, content: object) -> dict[str, str]:
     if not isinstance(path, str):
-        raise wrong_type("a path in files", "a string", path)
+        raise _wrong_type("a path in files", "a string", path)
     if isinstance(content, Path):
-        content = read_local(content)
+        content = _read_local(content)
     if isinstance(content, str):
         return {"path": path, "content": content, "encoding": "utf-8"}
     if not isinstance(content, (bytes, bytearray, memoryview)):
-        raise wrong_type(f"files[{path!r}]", "a string, bytes or a Path", content)
+        raise _wrong_type(f"files[{path!r}]", "a string, bytes or a Path", content)
     return {"path": path, "content": base64.b64encode(content).decode("ascii"), "encoding": "base64"}
 
 
-#: What the wire has in another form than Python; None is not sent.
-_WRITERS: Mapping[str, Callable[[Any], object]] = {
-    "stdin": lambda stdin: _as_text(stdin) or None,
-    "args": lambda args: as_list("args", args) or None,
-    "env": lambda env: as_mapping("env", env) if env else None,
-    "files": lambda files: _write_files(files) if files else None,
-    "artifacts": lambda globs: as_list("artifacts", globs) or None,
-    "tools": _write_tools,
-    "coverage": _write_coverage,
-    "restrict": _write_restriction,
-}
-
-
-def read_local(path: Path) -> bytes:
-    """A file of this machine that is to be sent. Raises InvalidExecution when it cannot be read."""
+def _read_local(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
         raise InvalidExecution(f"files: cannot read {path}: {error.strerror}", field="files") from error
 
 
-def write_limits(
-    limits: Limits | Mapping[str, float] | None, timeout: float | None, memory_mb: float | None
-) -> dict[str, Any]:
-    """`limits` and `timeout` of the body, if set. A whole Limits is a base that the short names change."""
-    if isinstance(limits, Limits):
-        named = limits.as_json()
-        if timeout is not None:
-            named["wall_seconds"] = timeout
-        if memory_mb is not None:
-            named["memory_mb"] = memory_mb
-        return {"limits": named}
-    if limits is not None and not isinstance(limits, Mapping):
-        raise wrong_type("limits", "a mapping of limits to numbers", limits)
-    named = dict(limits or {})
-    if memory_mb is not None and named.setdefault("memory_mb", memory_mb) != memory_mb:
-        raise InvalidExecution("memory_mb and limits disagree; give one of them", field="memory_mb")
-    return {**({"limits": named} if named else {}), **({} if timeout is None else {"timeout": timeout})}
-
-
 def _write_case(case: object) -> Body:
     if isinstance(case, Mapping):
         return dict(case)
     if not isinstance(case, Case):
-        raise wrong_type("each of cases", "a Case or a mapping", case)
-    args = None if case.args is None else as_list("args", case.args)
-    given = {"stdin": case.stdin, "expected_stdout": case.expected_stdout, "args": args}
-    return {name: value for name, value in given.items() if value is not None}
+        raise _wrong_type("each of cases", "a Case or a mapping", case)
+    args = None if case.args is None else _as_list("args", case.args)
+    return _given({"stdin": case.stdin, "expected_stdout": case.expected_stdout, "args": args})
 
 
-def wrong_type(field: str, wanted: str, given: object) -> InvalidExecution:
-    """What to say about something that is of another type."""
+def _wrong_type(field: str, wanted: str, given: object) -> InvalidExecution:
     return InvalidExecution(f"{field} must be {wanted}, not {type(given).__name__}", field=field)
+
+
+# Fields that are not sent as they are given.
+_WRITERS: Mapping[str, Callable[[str, Any], Any]] = {
+    "stdin": _write_stdin,
+    "args": _write_list,
+    "artifacts": _write_list,
+    "env": _write_mapping,
+    "limits": _write_mapping,
+    "files": _write_files,
+    "tools": _write_tools,
+    "coverage": _write_coverage,
+    "restrict": _write_restriction,
+}

@@ -1,19 +1,21 @@
-"""What comes back, as contract types.
+"""Reads answers into contract types.
 
-The server is not hostile, but what stands between may be anything: a proxy's error page, a connection that breaks in
-the middle of a line, a server of another make. All of that is one error that says so. Fields and events this client
-does not know yet are passed over: a server may be newer.
+The server is not hostile, but an answer may come from anything in between: a proxy's error page, a connection that
+breaks in the middle of a line, a different server. All of these raise one error that says so. Unknown fields and
+events are ignored: the server may be newer than this client.
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
+import dataclasses
+import functools
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from belljar.client.errors import AnswerLost, build_error
 from belljar.client.results import Batch, Environment, Health, Language, Result, Server, Wall
@@ -21,34 +23,30 @@ from belljar.client.retries import Refused, read_retry_after
 from belljar.contract.errors import BelljarError, EnvironmentBroken, JailSetupFailed, Overloaded, WallMissing
 from belljar.contract.execution import (
     Compilation,
-    CoverageReport,
     Display,
     Event,
-    FileCoverage,
     Finished,
     Limits,
-    NetworkUse,
     Outcome,
     Output,
-    ProgramError,
     Started,
     Status,
     ToolAnswered,
     ToolCall,
     ToolCalled,
-    Usage,
 )
 from belljar.contract.files import File
 from belljar.contract.sessions import SessionState, WorkFile
 
+_T = TypeVar("_T")
+
 _QUOTED_CHARACTERS_MAX = 200
-# Faults that leave no doubt that the program never ran. The others are told with 503 as well: a zygote may die beneath
-# a program that has done half its work.
+# Faults after which the program surely did not run. Others come with 503 too: a zygote may die while a program runs.
 _BEFORE_THE_PROGRAM = (Overloaded, WallMissing, JailSetupFailed, EnvironmentBroken)
 
 
 def read_refusal(status: int, headers: Mapping[str, str], content: bytes, *, runs_code: bool) -> Refused:
-    """The error an answer stands for, and whether the same request may be sent again."""
+    """Read the error of an answer, and whether the request may be sent again."""
     retry_after_seconds = read_retry_after(headers)
     error = _read_error(status, headers, content, retry_after_seconds)
     is_early = isinstance(error, _BEFORE_THE_PROGRAM) or not runs_code
@@ -59,14 +57,14 @@ def _read_error(
     status: int, headers: Mapping[str, str], content: bytes, retry_after_seconds: float | None
 ) -> BelljarError:
     try:
-        told = json.loads(content)["error"]
-        code, message, details = told["code"], told["message"], told.get("details") or {}
+        body = json.loads(content)["error"]
+        code, message, details = body["code"], body["message"], body.get("details") or {}
         if isinstance(code, str) and isinstance(message, str) and isinstance(details, dict):
             return build_error(status, code, message, details, retry_after_seconds)
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError):
         pass
     where = f" to {headers['location']}" if 300 <= status < 400 and "location" in headers else ""
-    message = f"the server answered {status}{where} with something else than Belljar's API; is the URL right? It said: "
+    message = f"the server answered {status}{where}, but not as Belljar's API does; is the URL right? The answer: "
     return build_error(status, "", message + _quote(content), {}, retry_after_seconds)
 
 
@@ -76,8 +74,8 @@ def _reading(content: object) -> Iterator[None]:
         yield
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError) as error:
         raise AnswerLost(
-            "the server answered with something else than Belljar's API; is the URL right, and is its version not "
-            f"older than this client's? It said: {_quote(content)}"
+            "the answer is not one of Belljar's API; is the URL right, and the server's version not older than this "
+            f"client's? The answer: {_quote(content)}"
         ) from error
 
 
@@ -89,151 +87,82 @@ def _quote(content: object) -> str:
 # ---- whole answers
 
 
-def read_outcome(content: bytes) -> Outcome:
-    """Of POST /v1/execute."""
-    with _reading(content):
-        return _outcome(json.loads(content))
-
-
-def read_session(content: bytes) -> SessionState:
-    """Of POST /v1/sessions and GET /v1/sessions/{id}."""
-    with _reading(content):
-        return _session(json.loads(content))
-
-
-def read_sessions(content: bytes) -> list[SessionState]:
-    """Of GET /v1/sessions and POST /v1/sessions/{id}/branch."""
-    with _reading(content):
-        return [_session(each) for each in json.loads(content)["sessions"]]
-
-
-def read_interrupted(content: bytes) -> bool:
-    """Of POST /v1/sessions/{id}/interrupt."""
-    with _reading(content):
-        return bool(json.loads(content)["interrupted"])
-
-
-def read_work_files(content: bytes) -> list[WorkFile]:
-    """Of GET /v1/sessions/{id}/files."""
-    with _reading(content):
-        return [
-            WorkFile(path=_text(each["path"]), size_bytes=int(each["bytes"]), modified_at=_seconds(each["modified_at"]))
-            for each in json.loads(content)["files"]
-        ]
-
-
 def read_nothing(content: bytes) -> None:
-    """Of what is answered with 204."""
+    """For answers without a body (204)."""
 
 
-def read_languages(content: bytes) -> list[Language]:
-    """Of GET /v1/languages."""
-    with _reading(content):
-        return [
-            Language(
-                name=_text(each["name"]),
-                title=_text(each["title"]),
-                aliases=tuple(map(_text, each["aliases"])),
-                available=bool(each["available"]),
-                version=_text_or_none(each.get("version")),
-                install=_text_or_none(each.get("install")),
-            )
-            for each in json.loads(content)["languages"]
-        ]
+def _json_reader(read: Callable[[Any], _T]) -> Callable[[bytes], _T]:
+    def read_json(content: bytes) -> _T:
+        with _reading(content):
+            return read(json.loads(content))
+
+    return read_json
 
 
-def read_environments(content: bytes) -> list[Environment]:
-    """Of GET /v1/environments."""
-    with _reading(content):
-        return [
-            Environment(
-                name=_text(each["name"]),
-                python=_text(each["python"]),
-                packages={_text(package["name"]): _text(package["version"]) for package in each["packages"]},
-                warm=bool(each["warm"]),
-            )
-            for each in json.loads(content)["environments"]
-        ]
+def _read_environment(body: Mapping[str, Any]) -> Environment:
+    packages = {_text(each["name"]): _text(each["version"]) for each in body["packages"]}
+    return _build(Environment, body, packages=packages)
 
 
-def read_server(content: bytes) -> Server:
-    """Of GET /v1/info."""
-    with _reading(content):
-        body = json.loads(content)
-        return Server(
-            version=_text(body["version"]),
-            backend=_text(body["backend"]),
-            isolation={
-                _text(name): Wall(state=_text(wall["state"]), detail=_text(wall.get("detail") or ""))
-                for name, wall in body["isolation"].items()
-            },
-            default_limits=Limits.from_json(body["limits"]["default"]),
-            ceiling_limits=Limits.from_json(body["limits"]["ceiling"]),
-        )
+def _read_server(body: Mapping[str, Any]) -> Server:
+    return _build(
+        Server,
+        body,
+        isolation={
+            _text(name): _build(Wall, wall, detail=_text(wall.get("detail") or ""))
+            for name, wall in body["isolation"].items()
+        },
+        default_limits=Limits.from_json(body["limits"]["default"]),
+        ceiling_limits=Limits.from_json(body["limits"]["ceiling"]),
+    )
 
 
-def read_health(content: bytes) -> Health:
-    """Of GET /health, well or not."""
-    with _reading(content):
-        body = json.loads(content)
-        told = body.get("error") or {}
-        word = _text(body.get("status") or told.get("code") or "unavailable")
-        return Health(ok=word == "ok", status=word, details={**body, **told})
+def _read_health(body: Mapping[str, Any]) -> Health:
+    error = body.get("error") or {}
+    status = _text(body.get("status") or error.get("code") or "unavailable")
+    return Health(ok=status == "ok", status=status, details={**body, **error})
+
+
+def _read_work_file(body: Mapping[str, Any]) -> WorkFile:
+    return _build(WorkFile, body, size_bytes=int(body["bytes"]), modified_at=_read_time(body["modified_at"]))
 
 
 # ---- streams
 
 
-class EventLines:
-    """Cuts what arrives into lines of JSON. Only at a newline: JSON text may hold every other line separator."""
-
-    def __init__(self) -> None:
-        self._open: list[bytes] = []  # pieces of a line that has not ended
-
-    def feed(self, chunk: bytes) -> Iterator[dict[str, Any]]:
-        """Yield the objects whose lines end in this chunk."""
-        first, *others = chunk.split(b"\n")
-        self._open.append(first)
-        for piece in others:
-            line = b"".join(self._open)
-            self._open = [piece]
-            if not line or line.isspace():
-                continue
-            with _reading(line):
-                told = json.loads(line)
-                if not isinstance(told, dict):
-                    raise TypeError("not an object")
-            yield told
-
-
 class _Reader:
-    """What all streams have in common: an end, good or bad."""
+    """Reads a stream of JSON lines, which ends with a last event or an error."""
 
     def __init__(self) -> None:
-        self._lines = EventLines()
+        self._line: list[bytes] = []  # the pieces of an incomplete line
         self.is_finished = False
 
-    def send(self, chunk: bytes) -> Iterator[dict[str, Any]]:
-        """Yield what this chunk completes.
+    def read_objects(self, chunk: bytes) -> Iterator[dict[str, Any]]:
+        """Yield the objects whose lines end in this chunk.
 
         Raises:
             BelljarError: the server ends the stream with an error.
         """
-        for told in self._lines.feed(chunk):
-            if self.is_finished:
-                return
-            if told.get("event") == "error":
-                with _reading(told):
-                    error = _error(told["error"])
+        first, *others = chunk.split(b"\n")  # only newlines: JSON text may contain every other line separator
+        self._line.append(first)
+        for piece in others:
+            line = b"".join(self._line)
+            self._line = [piece]
+            if self.is_finished or not line or line.isspace():
+                continue
+            with _reading(line):
+                body = _mapping(json.loads(line))
+                error = _read_error_object(body["error"]) if body.get("event") == "error" else None
+            if error is not None:
                 raise error
-            yield told
+            yield body
 
     @contextlib.contextmanager
     def to_the_end(self) -> Iterator[None]:
-        """Read the whole answer in this; what breaks after its last line is no loss.
+        """Read the whole answer in this block; a connection that breaks after the last event does not matter.
 
         Raises:
-            AnswerLost: it ended too early.
+            AnswerLost: the stream ended before its last event.
         """
         try:
             yield
@@ -241,11 +170,11 @@ class _Reader:
             if not self.is_finished:
                 raise
         if not self.is_finished:
-            raise AnswerLost("the stream ended before its program did; whether that went on is unknown")
+            raise AnswerLost("the stream ended before its program did; whether the program finished is unknown")
 
 
 class EventReader(_Reader):
-    """Makes events of an NDJSON answer. The last one gets a whole outcome, though the wire says nothing twice."""
+    """Reads the events of an NDJSON answer, and adds to the last one the output and displays of those before."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -253,61 +182,61 @@ class EventReader(_Reader):
         self._displays: list[Display] = []
 
     def feed(self, chunk: bytes) -> Iterator[Event]:
-        """Yield the events that are complete with this chunk. Raises BelljarError if one is an error."""
-        for told in self.send(chunk):
-            with _reading(told):
-                event = self._read(told)
+        """Yield the events that this chunk completes. Raises BelljarError if one is an error."""
+        for body in self.read_objects(chunk):
+            with _reading(body):
+                event = self._read(body)
             if event is not None:
                 yield event
 
-    def _read(self, told: Mapping[str, Any]) -> Event | None:
-        kind = told["event"]
+    def _read(self, body: Mapping[str, Any]) -> Event | None:
+        kind = body["event"]
         if kind in self._texts:
-            self._texts[kind].append(_text(told["text"]))
-            return Output(stream=kind, text=told["text"])
+            self._texts[kind].append(_text(body["text"]))
+            return Output(stream=kind, text=body["text"])
         if kind == "display":
-            self._displays.append(_display(told))
+            self._displays.append(_read_display(body))
             return self._displays[-1]
         if kind == "started":
-            return Started(id=_text(told["id"]))
+            return _build(Started, body)
         if kind == "tool_call":
             return ToolCalled(
-                number=int(told["number"]), tool=_text(told["tool"]), arguments=_mapping(told["arguments"])
+                number=int(body["number"]), tool=_text(body["tool"]), arguments=_mapping(body["arguments"])
             )
         if kind == "tool_result":
-            return ToolAnswered(number=int(told["number"]), call=_tool_call(told), result=told["result"])
+            return ToolAnswered(number=int(body["number"]), call=_build(ToolCall, body), result=body["result"])
         if kind == "finished":
-            said = {stream: "".join(texts) for stream, texts in self._texts.items()}
-            outcome = _outcome({**told, **said, "displays": []}, displays=tuple(self._displays))
+            texts = {stream: "".join(parts) for stream, parts in self._texts.items()}
+            outcome = _read_outcome({**body, **texts}, displays=tuple(self._displays))
             self.is_finished = True
             return Finished(outcome=outcome)
         return None
 
 
 class BatchReader(_Reader):
-    """Puts the results of a batch, which come as they finish, back into the order of the request."""
+    """Reads the results of a batch, which arrive as they finish, into the order of the request."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, request: Mapping[str, Any]) -> None:
         super().__init__()
-        self._count = count
+        self._count = len(request["cases"] if "cases" in request else request["executions"])
         self._results: dict[int, Result] = {}
         self._counts = (0, 0)
 
     def feed(self, chunk: bytes) -> None:
-        """Take in what is complete with this chunk. Raises BelljarError if it is an error."""
-        for told in self.send(chunk):
-            with _reading(told):
-                if told["event"] == "result":
-                    self._results[int(told["index"])] = _result(told)
-                elif told["event"] == "finished":
-                    self._counts = int(told["passed"]), int(told["failed"])
+        """Read the results that this chunk completes. Raises BelljarError if one is an error."""
+        for body in self.read_objects(chunk):
+            with _reading(body):
+                if body["event"] == "result":
+                    self._results[int(body["index"])] = _read_result(body)
+                elif body["event"] == "finished":
+                    self._counts = int(body["passed"]), int(body["failed"])
                     self.is_finished = True
 
     def batch(self) -> Batch:
-        """The whole answer.
+        """Return the whole batch.
 
         Raises:
-            AnswerLost: it is not whole.
+            AnswerLost: results are missing.
         """
         if sorted(self._results) != list(range(self._count)):
             raise AnswerLost("some results of the batch are missing; whether their programs ran is unknown")
@@ -318,137 +247,89 @@ class BatchReader(_Reader):
 # ---- the parts
 
 
-def _outcome(body: Mapping[str, Any], displays: tuple[Display, ...] = ()) -> Outcome:
-    usage, truncated = body["usage"], body["truncated"]
-    return Outcome(
-        id=_text(body["id"]),
-        language=_text(body["language"]),
-        status=Status(body["status"]),
-        exit_code=None if body["exit_code"] is None else int(body["exit_code"]),
-        signal=_text_or_none(body["signal"]),
-        stdout=_text(body["stdout"]),
-        stderr=_text(body["stderr"]),
+def _build(kind: Callable[..., _T], body: Mapping[str, Any], **parts: Any) -> _T:
+    """Build a dataclass from the fields of the same names; `parts` are those that the wire has in another form.
+
+    A field may be missing if its default is None or an empty tuple.
+    """
+    for name, read, is_optional in _fields(kind):
+        if name in parts:
+            continue
+        value = body.get(name) if is_optional else body[name]
+        if value is not None or not is_optional:
+            parts[name] = read(value)
+    return kind(**parts)
+
+
+@functools.cache
+def _fields(kind: Any) -> list[tuple[str, Callable[[Any], Any], bool]]:
+    hints = get_type_hints(kind)
+    return [(each.name, _reader_of(hints[each.name]), each.default in (None, ())) for each in dataclasses.fields(kind)]
+
+
+def _reader_of(hint: Any) -> Callable[[Any], Any]:
+    """How to read a JSON value of this type."""
+    if hint in _READERS:
+        return _READERS[hint]
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return functools.partial(_build, hint)
+    inner = [_reader_of(each) for each in get_args(hint) if each not in (NoneType, ...)]
+    if get_origin(hint) is UnionType and len(inner) == 1:
+        return lambda value: None if value is None else inner[0](value)
+    if get_origin(hint) is tuple and ... in get_args(hint):
+        return lambda value: tuple(map(inner[0], value))
+    if get_origin(hint) is tuple:
+        return lambda value: tuple(read(each) for read, each in zip(inner, value, strict=True))
+    return lambda value: value
+
+
+def _read_outcome(body: Mapping[str, Any], **parts: Any) -> Outcome:
+    truncated, compilation = body["truncated"], body.get("compile")
+    return _build(
+        Outcome,
+        body,
         stdout_cut=bool(truncated["stdout"]),
         stderr_cut=bool(truncated["stderr"]),
-        error=_program_error(body["error"]),
-        displays=displays or tuple(map(_display, body["displays"])),
-        artifacts=tuple(map(_file, body["artifacts"])),
-        compilation=_compilation(body.get("compile")),
-        tool_calls=tuple(map(_tool_call, body.get("tool_calls") or ())),
-        coverage=_coverage(body.get("coverage")),
-        usage=Usage(
-            wall_seconds=float(usage["wall_seconds"]),
-            cpu_seconds=float(usage["cpu_seconds"]),
-            memory_peak_bytes=int(usage["memory_peak_bytes"]),
-            queue_seconds=float(usage["queue_seconds"]),
-            network=_network_use(usage.get("network")),
-        ),
-        cell=None if body.get("cell") is None else int(body["cell"]),
+        compilation=None
+        if compilation is None
+        else _build(Compilation, compilation, was_cached=bool(compilation["cached"])),
+        **parts,
     )
 
 
-def _network_use(used: Mapping[str, Any] | None) -> NetworkUse | None:
-    if used is None:
-        return None
-    return NetworkUse(
-        connections=int(used["connections"]),
-        refused=int(used["refused"]),
-        sent_bytes=int(used["sent_bytes"]),
-        received_bytes=int(used["received_bytes"]),
-    )
+def _read_result(body: Mapping[str, Any]) -> Result:
+    """One result of a batch: an outcome and its verdict, or why there is none."""
+    outcome = _read_outcome(body) if "status" in body else None
+    error = _read_error_object(body["error"]) if outcome is None and body.get("error") else None
+    return _build(Result, body, outcome=outcome, error=error)
 
 
-def _result(body: Mapping[str, Any]) -> Result:
-    verdict = _text_or_none(body.get("verdict"))
-    if "status" not in body:
-        return Result(outcome=None, verdict=verdict, error=_error(body["error"]) if body.get("error") else None)
-    return Result(outcome=_outcome(body), verdict=verdict)
+def _read_error_object(body: Mapping[str, Any]) -> BelljarError:
+    """An error within an answer whose status is 200."""
+    return build_error(None, _text(body["code"]), _text(body["message"]), dict(body.get("details") or {}), None)
 
 
-def _error(told: Mapping[str, Any]) -> BelljarError:
-    """An error that is part of a good answer."""
-    return build_error(None, _text(told["code"]), _text(told["message"]), dict(told.get("details") or {}), None)
+def _read_display(body: Mapping[str, Any]) -> Display:
+    content = _text(body["data"])
+    display = _build(Display, body, content=content.encode(), is_result=bool(body.get("result")))
+    if display.is_text:
+        return display
+    return dataclasses.replace(display, content=base64.b64decode(content, validate=True))
 
 
-def _program_error(body: Mapping[str, Any] | None) -> ProgramError | None:
-    if body is None:
-        return None
-    return ProgramError(
-        type=_text(body["type"]), message=_text(body["message"]), traceback=tuple(map(_text, body["traceback"]))
-    )
-
-
-def _compilation(body: Mapping[str, Any] | None) -> Compilation | None:
-    if body is None:
-        return None
-    return Compilation(
-        status=Status(body["status"]),
-        exit_code=None if body["exit_code"] is None else int(body["exit_code"]),
-        stdout=_text(body["stdout"]),
-        stderr=_text(body["stderr"]),
-        wall_seconds=float(body["wall_seconds"]),
-        was_cached=bool(body["cached"]),
-    )
-
-
-def _tool_call(body: Mapping[str, Any]) -> ToolCall:
-    return ToolCall(tool=_text(body["tool"]), ok=bool(body["ok"]), seconds=float(body["seconds"]))
-
-
-def _coverage(body: Mapping[str, Any] | None) -> CoverageReport | None:
-    if body is None:
-        return None
-    return CoverageReport(percent=float(body["percent"]), files=tuple(map(_file_coverage, body["files"])))
-
-
-def _file_coverage(body: Mapping[str, Any]) -> FileCoverage:
-    branches = body.get("missing_branches")
-    return FileCoverage(
-        path=_text(body["path"]),
-        percent=float(body["percent"]),
-        executed=tuple(map(int, body["executed"])),
-        missing=tuple(map(int, body["missing"])),
-        missing_branches=None if branches is None else tuple((int(start), int(end)) for start, end in branches),
-    )
-
-
-def _display(body: Mapping[str, Any]) -> Display:
-    mime, content = _text(body["mime"]), _text(body["data"])
-    bundle = body.get("bundle")
-    shown = Display(
-        mime=mime,
-        content=content.encode(),
-        bundle=None if bundle is None else int(bundle),
-        is_result=bool(body.get("result")),
-    )
-    return shown if shown.is_text else replace(shown, content=base64.b64decode(content, validate=True))
-
-
-def _file(body: Mapping[str, Any]) -> File:
+def _read_file(body: Mapping[str, Any]) -> File:
     content = _text(body["content"])
     is_text = body.get("encoding", "base64") == "utf-8"
-    raw = content.encode() if is_text else base64.b64decode(content, validate=True)
-    return File(path=_text(body["path"]), content=raw)
+    return _build(File, body, content=content.encode() if is_text else base64.b64decode(content, validate=True))
 
 
-def _session(body: Mapping[str, Any]) -> SessionState:
-    return SessionState(
-        id=_text(body["id"]),
-        language=_text(body["language"]),
-        environment=_text(body["environment"]),
-        is_busy=body["state"] == "busy",
-        cells=int(body["cells"]),
-        memory_bytes=int(body["memory_bytes"]),
-        created_at=_seconds(body["created_at"]),
-        last_used_at=_seconds(body["last_used_at"]),
-        expires_at=_seconds(body["expires_at"]),
-        parent=_text_or_none(body["parent"]),
-        limits=Limits.from_json(body["limits"]),
-    )
+def _read_session(body: Mapping[str, Any]) -> SessionState:
+    times = {name: _read_time(body[name]) for name in ("created_at", "last_used_at", "expires_at")}
+    return _build(SessionState, body, is_busy=body["state"] == "busy", **times)
 
 
-def _seconds(moment: object) -> float:
-    return datetime.fromisoformat(_text(moment)).timestamp()
+def _read_time(value: object) -> float:
+    return datetime.fromisoformat(_text(value)).timestamp()
 
 
 def _text(value: object) -> str:
@@ -463,5 +344,24 @@ def _mapping(value: object) -> dict[str, Any]:
     return value
 
 
-def _text_or_none(value: object) -> str | None:
-    return None if value is None else _text(value)
+# Types that are not read by `_build` alone.
+_READERS: dict[Any, Callable[[Any], Any]] = {
+    str: _text,
+    int: int,
+    float: float,
+    bool: bool,
+    Status: Status,
+    Limits: Limits.from_json,
+    Display: _read_display,
+    File: _read_file,
+}
+
+read_outcome = _json_reader(_read_outcome)
+read_session = _json_reader(_read_session)
+read_sessions = _json_reader(lambda body: [_read_session(each) for each in body["sessions"]])
+read_interrupted = _json_reader(lambda body: bool(body["interrupted"]))
+read_work_files = _json_reader(lambda body: [_read_work_file(each) for each in body["files"]])
+read_languages = _json_reader(lambda body: [_build(Language, each) for each in body["languages"]])
+read_environments = _json_reader(lambda body: [_read_environment(each) for each in body["environments"]])
+read_server = _json_reader(_read_server)
+read_health = _json_reader(_read_health)

@@ -1,4 +1,4 @@
-"""What only a server can tell, typed: verdicts, languages, environments, itself."""
+"""Types of answers that only a server gives: batches, languages, environments, information, health."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from belljar.contract.execution import Limits, Outcome
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """One program or case of a batch: its outcome, or why there is none."""
+    """One program or case of a batch: its outcome, or why it has none."""
 
     outcome: Outcome | None
-    #: Of a case: "passed", "wrong_answer", "skipped" or the word of a status; of any: "not_run" or "not_kept".
+    #: For a case: "passed", "wrong_answer", "skipped" or a status; for any program: "not_run" or "not_kept".
     verdict: str | None = None
     error: BelljarError | None = None
 
     @property
     def passed(self) -> bool:
-        """Whether the case was answered rightly, or the program without expectations ended well."""
+        """Whether the output was correct or, without an expected output, the program succeeded."""
         if self.verdict is not None:
             return self.verdict == "passed"
         return self.outcome is not None and self.outcome.ok
@@ -29,7 +29,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """The answer to a batch, in the order of the request."""
+    """The results of a batch, in the order of the request."""
 
     results: tuple[Result, ...]
     passed: int
@@ -38,19 +38,19 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Language:
-    """A language the server knows, and what it takes to have it there."""
+    """A language that the server knows, and how to install it if it is not available."""
 
     name: str
     title: str
     aliases: tuple[str, ...]
     available: bool
-    version: str | None
-    install: str | None
+    version: str | None = None
+    install: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """A guest environment: its Python and what is installed in it, versions by package."""
+    """A guest environment: its Python version and its packages, as versions by name."""
 
     name: str
     python: str
@@ -60,7 +60,7 @@ class Environment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wall:
-    """One wall of the jail: "on", "off" or "missing"."""
+    """One isolation layer: "on", "off" or "missing"."""
 
     state: str
     detail: str
@@ -68,7 +68,7 @@ class Wall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """What a server is and gives."""
+    """The version, isolation layers and limits of a server."""
 
     version: str
     backend: str
@@ -79,7 +79,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """Whether a program could be run right now."""
+    """Whether the server can run a program now."""
 
     ok: bool
     status: str

@@ -1,8 +1,8 @@
-"""Whether to send again, and when.
+"""Decides whether and when a failed request is sent again.
 
-Only what surely did not run is sent again: a refused connection, or an answer that says "not now". An answer that
-was lost on its way is not, because the program behind it may have run, and nobody but the caller knows whether twice
-is once too often. Questions that run nothing are free to ask again.
+A request is sent again only if its program surely did not run: the connection was refused, or the server answered
+"not now". If the answer was lost, the program may have run, and only the caller knows whether it may run twice.
+Requests that run no code are always safe to send again.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from belljar.contract.errors import BelljarError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retries:
-    """How patient a client is. `Retries(attempts=1)` never sends twice."""
+    """How often and how long a client tries. `Retries(attempts=1)` never sends a request twice."""
 
-    attempts: int = 6  # the first one included
-    total_seconds: float = 60.0  # from the first attempt to the last; a pause that would end later is not begun
+    attempts: int = 6  # including the first
+    total_seconds: float = 60.0  # from the first attempt to the last; no pause may end later
     first_pause_seconds: float = 0.25  # without Retry-After; doubled each time
-    longest_pause_seconds: float = 10.0  # … up to this; what a server asks for is never cut
+    longest_pause_seconds: float = 10.0  # the longest of these; Retry-After is always honoured
 
 
 class Refused(Exception):
-    """One attempt failed. Never leaves the client: the caller gets `error`."""
+    """One attempt failed. Internal to the client: the caller gets `error`."""
 
     def __init__(self, error: BelljarError, *, may_send_again: bool, retry_after_seconds: float | None = None) -> None:
         super().__init__(str(error))
@@ -54,10 +54,10 @@ class Tries:
         self._deadline = now() + retries.total_seconds
 
     def pause_seconds(self, refused: Refused) -> float:
-        """How long to wait before the next attempt.
+        """Return how long to wait before the next attempt.
 
         Raises:
-            BelljarError: the one that was refused with, when there should be no next attempt.
+            BelljarError: the error of this attempt, if there must be no other.
         """
         self._made += 1
         pause = self._choose_pause(refused.retry_after_seconds)
@@ -66,24 +66,24 @@ class Tries:
             raise refused.error from refused.__cause__
         return pause
 
-    def _choose_pause(self, asked_seconds: float | None) -> float:
-        """Spread out: clients that were refused together must not come back together."""
-        if asked_seconds is not None:
-            return asked_seconds + self._spread() * max(0.1, asked_seconds / 4)
+    def _choose_pause(self, retry_after_seconds: float | None) -> float:
+        """Choose with some randomness, so that clients that were refused together do not come back together."""
+        if retry_after_seconds is not None:
+            return retry_after_seconds + self._spread() * max(0.1, retry_after_seconds / 4)
         doubled = self._retries.first_pause_seconds * 2.0 ** min(self._made - 1, 32)
         return min(doubled, self._retries.longest_pause_seconds) * (0.5 + self._spread() / 2)
 
 
 def read_retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds to wait as asked by the server, or None when it did not say, or nothing that makes sense."""
-    asked = headers.get("retry-after", "").strip()
-    if asked.isascii() and asked.replace(".", "", 1).isdigit():
-        seconds = float(asked)
+    """Return the seconds of Retry-After, or None if the header is missing or invalid."""
+    value = headers.get("retry-after", "").strip()
+    if value.isascii() and value.replace(".", "", 1).isdigit():
+        seconds = float(value)
         return seconds if math.isfinite(seconds) else None
-    moment = _read_date(asked)
+    moment = _read_date(value)
     if moment is None:
         return None
-    # Against the server's own clock where it tells it: ours may be minutes off.
+    # Relative to the server's own clock if possible: this machine's may be minutes off.
     now = _read_date(headers.get("date", "")) or datetime.now(UTC)
     return max(0.0, (moment - now).total_seconds())
 

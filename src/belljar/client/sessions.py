@@ -1,4 +1,4 @@
-"""A session on a server, held by ordinary code or by an event loop."""
+"""Sessions on a server: `Session` for blocking code, `AsyncSession` for event loops."""
 
 from __future__ import annotations
 
@@ -9,14 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack
 
-from belljar.client.request import build_aside
-from belljar.client.session_request import (
-    SessionCalls,
-    SessionOptions,
-    build_cell,
-    build_session,
-    read_content,
-)
+from belljar.client.request import SessionOptions, build_aside, build_cell, build_session, read_content
+from belljar.client.routes import SessionCalls
 from belljar.contract.errors import BelljarError, NotFound
 from belljar.contract.execution import Event, Outcome
 from belljar.contract.request import CellOptions
@@ -28,11 +22,11 @@ if TYPE_CHECKING:
 
 
 class _Handle:
-    """What both kinds know of their session."""
+    """What `Session` and `AsyncSession` have in common."""
 
     def __init__(self, state: SessionState, room_seconds: float) -> None:
         self.id = state.id
-        self.opened = state  # as it was when this handle was made
+        self.opened = state  # its state when this object was made
         self._calls = SessionCalls(id=state.id, room_seconds=room_seconds, wall_seconds=state.limits.wall_seconds)
 
     def __repr__(self) -> str:
@@ -40,31 +34,31 @@ class _Handle:
 
 
 class Session(_Handle):
-    """An interpreter that stays, on the server. Close it, or use `with`."""
+    """An interpreter on the server that keeps its state. Close it, or use `with`."""
 
     def __init__(self, client: Client, state: SessionState) -> None:
         super().__init__(state, client._calls.room_seconds)
         self._client = client
 
     def open(self) -> Self:
-        """Nothing: it is open. A session of a Sandbox is opened so."""
+        """Return the session, which is open already; a session of a Sandbox needs this call."""
         return self
 
-    def run(self, code: str, **asked: Unpack[CellOptions]) -> Outcome:
+    def run(self, code: str, **options: Unpack[CellOptions]) -> Outcome:
         """Run one cell to its end; an interrupt (Ctrl-C) hangs up, which interrupts the cell.
 
         Raises:
-            SessionEnded: the session is gone, and `details["reason"]` says why. SessionBusy: with `wait=False`.
-            AnswerLost: the cell may have run, and nobody can say how it went.
+            SessionEnded: the session has ended; `details["reason"]` says why. SessionBusy: with `wait=False`.
+            AnswerLost: the cell may have run; its outcome is unknown.
         """
-        return self._client._request(self._calls.run(build_cell(code, **asked)))
+        return self._client._request(self._calls.run(build_cell(code, **options)))
 
-    def stream(self, code: str, **asked: Unpack[CellOptions]) -> Generator[Event, None, None]:
-        """Yield what a cell does while it does it; closing this early hangs up, which interrupts the cell."""
-        yield from self._client._events(self._calls.stream(build_cell(code, **asked)))
+    def stream(self, code: str, **options: Unpack[CellOptions]) -> Generator[Event, None, None]:
+        """Yield the events of a cell as they happen; closing this early hangs up, which interrupts the cell."""
+        yield from self._client._events(self._calls.stream(build_cell(code, **options)))
 
     def branch(self, count: int = 1, *, reseed: bool = True) -> Branches:
-        """Copies of the live state: sessions of their own, closed by `with`, or one by one.
+        """Make independent copies of the session; `with` closes them all, or close each of them.
 
         Raises:
             CannotBranch: the state cannot be copied now; the message says why.
@@ -73,33 +67,33 @@ class Session(_Handle):
         return Branches(Session(self._client, state) for state in states)
 
     def interrupt(self) -> bool:
-        """KeyboardInterrupt in the cell that another thread runs; False when none does."""
+        """Raise KeyboardInterrupt in the cell that another thread runs; False if no cell runs."""
         return self._client._request(self._calls.interrupt())
 
     def upload(self, path: str, content: str | bytes | Path) -> None:
-        """Make or replace a file in the work directory; a Path is read here."""
+        """Create or replace a file in the work directory; a Path is read here."""
         self._client._request(self._calls.upload(path, read_content(content)))
 
     def download(self, path: str) -> bytes:
-        """What is in a file of the work directory. Raises FileNotInSession."""
+        """Return the content of a file in the work directory. Raises FileNotInSession."""
         return self._client._request(self._calls.download(path))
 
     def delete(self, path: str) -> None:
-        """Delete a file of the work directory. Raises FileNotInSession."""
+        """Delete a file in the work directory. Raises FileNotInSession."""
         self._client._request(self._calls.delete(path))
 
     def files(self) -> list[WorkFile]:
-        """The files of the work directory, at any depth."""
+        """List the files in the work directory, at any depth."""
         return self._client._request(self._calls.files())
 
-    write_file, read_file, delete_file = upload, download, delete  # by the names they have in a Sandbox
+    write_file, read_file, delete_file = upload, download, delete  # their names in a Sandbox
 
     def state(self) -> SessionState:
-        """How it is now: busy or idle, cells run, memory, when it expires."""
+        """Return its current state: busy or idle, cells run, memory, when it expires."""
         return self._client._request(self._calls.state())
 
     def close(self) -> None:
-        """End it and everything it started; one that has ended already is fine."""
+        """End the session and everything it started; does nothing if it has ended already."""
         with contextlib.suppress(NotFound):
             self._client._request(self._calls.close())
 
@@ -128,31 +122,31 @@ class Branches(list[Session]):
 
 
 class AsyncSession(_Handle):
-    """An interpreter that stays, on the server. Close it, or use `async with`."""
+    """An interpreter on the server that keeps its state. Close it, or use `async with`."""
 
     def __init__(self, client: AsyncClient, state: SessionState) -> None:
         super().__init__(state, client._calls.room_seconds)
         self._client = client
 
     async def open(self) -> Self:
-        """Nothing: it is open. A session of a Sandbox is opened so."""
+        """Return the session, which is open already; a session of a Sandbox needs this call."""
         return self
 
-    async def run(self, code: str, **asked: Unpack[CellOptions]) -> Outcome:
+    async def run(self, code: str, **options: Unpack[CellOptions]) -> Outcome:
         """Run one cell to its end; cancelling this interrupts it.
 
         Raises:
-            SessionEnded: the session is gone, and `details["reason"]` says why. SessionBusy: with `wait=False`.
-            AnswerLost: the cell may have run, and nobody can say how it went.
+            SessionEnded: the session has ended; `details["reason"]` says why. SessionBusy: with `wait=False`.
+            AnswerLost: the cell may have run; its outcome is unknown.
         """
-        return await self._client._request(self._calls.run(build_cell(code, **asked)))
+        return await self._client._request(self._calls.run(build_cell(code, **options)))
 
-    def stream(self, code: str, **asked: Unpack[CellOptions]) -> AsyncGenerator[Event, None]:
-        """Yield what a cell does while it does it; closing this early (`aclose`) interrupts the cell."""
-        return self._client._events(self._calls.stream(build_cell(code, **asked)))
+    def stream(self, code: str, **options: Unpack[CellOptions]) -> AsyncGenerator[Event, None]:
+        """Yield the events of a cell as they happen; closing this early (`aclose`) interrupts the cell."""
+        return self._client._events(self._calls.stream(build_cell(code, **options)))
 
     async def branch(self, count: int = 1, *, reseed: bool = True) -> AsyncBranches:
-        """Copies of the live state: sessions of their own, closed by `async with`, or one by one.
+        """Make independent copies of the session; `async with` closes them all, or close each of them.
 
         Raises:
             CannotBranch: the state cannot be copied now; the message says why.
@@ -161,35 +155,35 @@ class AsyncSession(_Handle):
         return AsyncBranches(AsyncSession(self._client, state) for state in states)
 
     async def interrupt(self) -> bool:
-        """KeyboardInterrupt in the cell that another task runs; False when none does."""
+        """Raise KeyboardInterrupt in the cell that another task runs; False if no cell runs."""
         return await self._client._request(self._calls.interrupt())
 
     async def upload(self, path: str, content: str | bytes | Path) -> None:
-        """Make or replace a file in the work directory; a Path is read here."""
+        """Create or replace a file in the work directory; a Path is read here."""
         is_local = isinstance(content, Path)
         raw = await asyncio.to_thread(read_content, content) if is_local else read_content(content)
         await self._client._request(self._calls.upload(path, raw))
 
     async def download(self, path: str) -> bytes:
-        """What is in a file of the work directory. Raises FileNotInSession."""
+        """Return the content of a file in the work directory. Raises FileNotInSession."""
         return await self._client._request(self._calls.download(path))
 
     async def delete(self, path: str) -> None:
-        """Delete a file of the work directory. Raises FileNotInSession."""
+        """Delete a file in the work directory. Raises FileNotInSession."""
         await self._client._request(self._calls.delete(path))
 
     async def files(self) -> list[WorkFile]:
-        """The files of the work directory, at any depth."""
+        """List the files in the work directory, at any depth."""
         return await self._client._request(self._calls.files())
 
-    write_file, read_file, delete_file = upload, download, delete  # by the names they have in a Sandbox
+    write_file, read_file, delete_file = upload, download, delete  # their names in a Sandbox
 
     async def state(self) -> SessionState:
-        """How it is now: busy or idle, cells run, memory, when it expires."""
+        """Return its current state: busy or idle, cells run, memory, when it expires."""
         return await self._client._request(self._calls.state())
 
     async def close(self) -> None:
-        """End it and everything it started; one that has ended already is fine."""
+        """End the session and everything it started; does nothing if it has ended already."""
         with contextlib.suppress(NotFound):
             await self._client._request(self._calls.close())
 
@@ -219,11 +213,11 @@ class AsyncBranches(list[AsyncSession]):
 
 
 class Opening:
-    """A session that is opened when it is awaited, or entered with `async with`."""
+    """A session that opens when it is awaited, or entered with `async with`."""
 
-    def __init__(self, client: AsyncClient, asked: SessionOptions) -> None:
+    def __init__(self, client: AsyncClient, options: SessionOptions) -> None:
         self._client = client
-        self._asked = asked
+        self._options = options
         self._session: AsyncSession | None = None
 
     def __await__(self) -> Generator[object, None, AsyncSession]:
@@ -241,13 +235,13 @@ class Opening:
 
     async def open(self) -> AsyncSession:
         """Open it now, as `await` does."""
-        body = await build_aside(build_session, reads=[self._asked], **self._asked)
+        body = await build_aside(build_session, reads=[self._options], **self._options)
         return AsyncSession(self._client, await self._client._request(self._client._calls.open_session(body)))
 
 
 @contextlib.contextmanager
 def _keeping(error: BaseException | None) -> Generator[None, None, None]:
-    """What went wrong inside a `with` counts for more than that the session could not be closed after it."""
+    """Let the error inside a `with` block win over the error of closing the session after it."""
     try:
         yield
     except BelljarError:

@@ -1,4 +1,4 @@
-"""httpx, loaded on first use: how a server is reached, and what a failure on the way means."""
+"""Connects to a server with httpx, which is imported on first use, and interprets its failures."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 DEFAULT_URL = "http://127.0.0.1:8000"
 
 _CONNECT_SECONDS = 10.0
-# Shorter than servers keep an idle connection, usually 5 s. The other way round, a request now and then meets a
-# connection that is just being closed, and whether its program ran can then not be told.
+# Shorter than servers keep an idle connection, usually 5 s. Otherwise a request would sometimes meet a connection that
+# the server is closing, and it would be unknown whether its program ran.
 _KEEPALIVE_SECONDS = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """How a server is reached. The key stays out of every repr and message."""
+    """The address of a server and how to connect to it. The key is in no repr and no message."""
 
     url: str
     api_key: str | None = field(repr=False)
@@ -36,15 +36,15 @@ class Connection:
     verify: ssl.SSLContext | bool
 
     def options(self) -> dict[str, Any]:
-        """What httpx.Client and httpx.AsyncClient are made with.
+        """Return the arguments of httpx.Client and httpx.AsyncClient.
 
         Raises:
-            CallerError: the URL, the key or a header cannot be one.
+            CallerError: the URL, the key or a header is invalid.
         """
         headers = {"User-Agent": "belljar-client", **self.headers}
         if self.api_key:
             if not (self.api_key.isascii() and self.api_key.isprintable()):
-                raise CallerError("the API key has characters that no header can carry; check where it comes from")
+                raise CallerError("the API key has characters that are invalid in a header; check where it comes from")
             headers["Authorization"] = f"Bearer {self.api_key}"
         limits = load_httpx().Limits(
             max_connections=None, max_keepalive_connections=None, keepalive_expiry=_KEEPALIVE_SECONDS
@@ -61,14 +61,14 @@ class Connection:
         try:
             url: httpx.URL = library.URL(self.url)
         except (library.InvalidURL, TypeError) as error:
-            raise CallerError(f"this is no URL of a server: {error}") from error
+            raise CallerError(f"invalid URL of a server: {error}") from error
         if url.scheme not in ("http", "https") or not url.host or (url.port or 0) > 65535:
             raise CallerError("the URL of the server must start with http:// or https:// and name a host and its port")
         return url
 
 
-class Connected:
-    """What the two clients have in common: how they are made."""
+class BaseClient:
+    """What `Client` and `AsyncClient` have in common: how they are made."""
 
     _http: httpx.Client | httpx.AsyncClient
 
@@ -82,10 +82,10 @@ class Connected:
         headers: Mapping[str, str] | None = None,
         verify: ssl.SSLContext | bool = True,
     ) -> None:
-        """No connection is made yet. `room_seconds` is waited for an answer on top of the program's own limit.
+        """No connection is made yet. A client waits `room_seconds` for an answer on top of the program's own limit.
 
         Raises:
-            CallerError: the URL, the key or a header cannot be one.
+            CallerError: the URL, the key or a header is invalid.
             ImportError: httpx is not installed.
         """
         self._retries = retries or Retries()
@@ -95,30 +95,29 @@ class Connected:
         self._prepare()
 
     def _prepare(self) -> None:
-        """Make what the kind of client sends with."""
         raise NotImplementedError
 
     def _check_usable(self) -> None:
-        """See that something can be sent now.
+        """Check that requests can be sent; after a fork, make new connections.
 
         Raises:
-            CallerError: not with this client.
+            CallerError: the client is closed.
         """
         if self._http.is_closed:
             raise CallerError("this client is closed; make a new one")
-        if os.getpid() != self._pid:  # forked: on the connections of its parent it would read its parent's answers
+        if os.getpid() != self._pid:  # forked: it must not read its parent's answers
             self._prepare()
             self._pid = os.getpid()
 
     @classmethod
     def from_env(cls, **options: Any) -> Self:
-        """A client of the server in BELLJAR_URL, with the key in BELLJAR_API_KEY; `options` as for the class."""
+        """Make a client of the server in BELLJAR_URL, with the key in BELLJAR_API_KEY; `options` as for the class."""
         found = {"url": os.environ.get("BELLJAR_URL"), "api_key": os.environ.get("BELLJAR_API_KEY")}
         return cls(**{name: value for name, value in found.items() if value} | options)
 
     @classmethod
-    def like(cls, other: Connected) -> Self:
-        """A client of the same server with the same patience."""
+    def like(cls, other: BaseClient) -> Self:
+        """Make a client of the same server with the same settings."""
         return cls(
             other._connection.url,
             api_key=other._connection.api_key,
@@ -129,7 +128,7 @@ class Connected:
         )
 
     def _tries(self, call: Call[Any]) -> Tries:
-        return Tries(Retries(attempts=1) if call.is_asked_once else self._retries)
+        return Tries(Retries(attempts=1) if call.is_sent_once else self._retries)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(load_httpx().URL(self._connection.url).copy_with(userinfo=b''))!r})"
@@ -139,12 +138,12 @@ def _check_headers(headers: Mapping[str, str]) -> httpx.Headers:
     try:
         checked: httpx.Headers = load_httpx().Headers(headers)
     except (TypeError, UnicodeEncodeError) as error:
-        raise CallerError(f"there is a header that cannot be sent: {error}") from None
+        raise CallerError(f"a header cannot be sent: {error}") from None
     return checked
 
 
 def load_httpx() -> ModuleType:
-    """Import httpx now: a server has no use for it, so it comes with an extra.
+    """Import httpx, which only the extra `client` installs, because servers do not need it.
 
     Raises:
         ImportError: it is not installed.
@@ -157,19 +156,19 @@ def load_httpx() -> ModuleType:
 
 
 def request_of(call: Call[Any]) -> dict[str, Any]:
-    """What httpx wants to know of a call."""
-    headers = {"Accept": call.accept}
+    """Return the arguments of httpx for a call."""
+    headers = {"Accept": "application/x-ndjson" if call.is_stream else "application/json"}
     if call.content is not None:
         headers["Content-Type"] = call.content_type
     if call.is_stream:
-        headers["Accept-Encoding"] = "identity"  # nothing shall wait in a compressor
+        headers["Accept-Encoding"] = "identity"  # a compressor would delay events
     timeout = load_httpx().Timeout(call.silence_seconds, connect=_CONNECT_SECONDS, pool=None)
     return {"method": call.method, "url": call.path, "content": call.content, "headers": headers, "timeout": timeout}
 
 
 @contextlib.contextmanager
 def attempting(call: Call[Any]) -> Iterator[None]:
-    """Say of whatever goes wrong in httpx whether the program may have run.
+    """Turn errors of httpx into those of the client, which say whether the program may have run.
 
     Raises:
         Refused: the attempt failed.
@@ -181,11 +180,11 @@ def attempting(call: Call[Any]) -> Iterator[None]:
     except (httpx.InvalidURL, httpx.UnsupportedProtocol, httpx.LocalProtocolError) as error:
         raise CallerError(f"this cannot be sent: {_reason(error)}") from error
     except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError) as error:
-        unreachable = Unreachable(f"there is no connection to the server: {_reason(error)}; nothing was sent")
+        unreachable = Unreachable(f"no connection to the server: {_reason(error)}; nothing was sent")
         raise Refused(unreachable, may_send_again=not _is_untrusted(error)) from error
     except httpx.HTTPError as error:
         is_late = isinstance(error, httpx.TimeoutException)
-        reason = f"nothing was heard for {call.silence_seconds:g} seconds" if is_late else _reason(error)
+        reason = f"the server was silent for {call.silence_seconds:g} seconds" if is_late else _reason(error)
         unsure = "; the program may have run, so it was not sent again" if call.runs_code else ""
         lost = AnswerLost(f"the connection was lost before the answer: {reason}{unsure}")
         raise Refused(lost, may_send_again=not call.runs_code) from error
@@ -196,7 +195,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _is_untrusted(error: BaseException | None) -> bool:
-    """Whether this came of a certificate, which the next attempt would find unchanged."""
+    """Whether the cause is a certificate, which the next attempt would find unchanged."""
     while error is not None:
         if isinstance(error, ssl.SSLError):
             return True

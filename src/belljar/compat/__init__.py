@@ -1,1 +1,1 @@
-"""Functions that people know from other systems' clients, to be imported in their place."""
+"""Drop-in replacements for the client functions of other systems."""

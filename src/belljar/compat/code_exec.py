@@ -1,12 +1,12 @@
-"""The client functions of code_exec_server, with their names, arguments and answers.
+"""The client functions of code_exec_server, with the same names, arguments and results.
 
-Change `from code_exec_reqs import …` to `from belljar.compat.code_exec import …`, and nothing else. What is different:
+Change `from code_exec_reqs import …` to `from belljar.compat.code_exec import …`, and nothing else. Differences:
 
 - A server that does not answer is tried again for `PATIENCE_SECONDS`, not for ever.
-- `run_coverage` understands the server's answer; the original's always ended as -3.
-- Batches keep at most `IN_FLIGHT_MAX` requests open at once instead of a thread for each, and wait for all of them:
-  the original gives up on whatever is not there after twice the timeout, also when it still waits for its turn.
-- One that went wrong says why.
+- `run_coverage` understands the server's answer; the original always returned -3.
+- Batches keep at most `IN_FLIGHT_MAX` requests open at once instead of one thread for each, and wait for all of them:
+  the original drops every result that is not there after twice the timeout, even if its program is still queued.
+- A failed call says why it failed.
 
 It works against the original server as well. Needs httpx: pip install 'belljar[client]'.
 """
@@ -42,10 +42,10 @@ def exec_test(
     json_resp: bool = True,
     testhash: tuple[str, str] | None = None,
 ) -> Result:
-    """Run Python code with its test after it: whether it exited with 0, and what it printed, or why it failed.
+    """Run Python code followed by its test; return whether it exited with 0, and what it printed or why it failed.
 
-    EXECUTOR_URL in the environment overrides `server`; EXECUTOR_AUTH is sent as Authorization, in the form of a
-    service that wraps the server ("Bearer KEY" for one of ours).
+    EXECUTOR_URL in the environment overrides `server`. EXECUTOR_AUTH is sent as the Authorization header ("Bearer KEY"
+    for a Belljar server), and the request takes the form of a service that wraps the server.
     """
     with _Connection(server, timeout * 2 if timeout_on_client else None) as connection:
         return connection.exec_test(code, test, timeout, stdin, json_resp, testhash)
@@ -54,7 +54,7 @@ def exec_test(
 def exec_test_multipl_e(
     server: str, code: str, test: str, lang: str, timeout: int = 30, timeout_on_client: bool = False
 ) -> Result:
-    """Run code of any language with its test after it: whether it exited with 0, and all that it printed."""
+    """Run code of any language followed by its test; return whether it exited with 0, and all that it printed."""
     with _Connection(server, timeout + _MARGIN_SECONDS if timeout_on_client else None) as connection:
         return connection.exec_test_multipl_e(code, test, lang, timeout)
 
@@ -68,7 +68,7 @@ def exec_test_batched(
     timeout_on_client: bool = False,
     stdins: Sequence[str | None] | None = None,
 ) -> list[Result]:
-    """Run many, each with its test; `lang` is Python unless given, and only Python takes `stdins`."""
+    """Run many programs, each with its test; `lang` is Python by default, and only Python takes `stdins`."""
     if lang and lang != "python":
         if stdins is not None:
             raise ValueError("stdins are for Python only; leave them out")
@@ -76,7 +76,9 @@ def exec_test_batched(
     inputs = list(stdins) if stdins is not None else [None] * len(codes)
     _check_lengths(codes, tests, inputs)
     with _Connection(server, timeout * 2 if timeout_on_client else None) as connection:
-        return _all(lambda at: connection.exec_test(codes[at], tests[at], timeout, inputs[at], True, None), len(codes))
+        return _in_threads(
+            lambda at: connection.exec_test(codes[at], tests[at], timeout, inputs[at], True, None), len(codes)
+        )
 
 
 def exec_test_multipl_e_batched(
@@ -87,16 +89,16 @@ def exec_test_multipl_e_batched(
     timeout: int = 30,
     timeout_on_client: bool = False,
 ) -> list[Result]:
-    """Run many of one language."""
+    """Run many programs of one language, each with its test."""
     _check_lengths(codes, tests)
     with _Connection(server, timeout + _MARGIN_SECONDS if timeout_on_client else None) as connection:
-        return _all(lambda at: connection.exec_test_multipl_e(codes[at], tests[at], lang, timeout), len(codes))
+        return _in_threads(lambda at: connection.exec_test_multipl_e(codes[at], tests[at], lang, timeout), len(codes))
 
 
 def run_coverage(
     server: str, code: str, tests: Sequence[str], timeout: int = 60, timeout_on_client: bool = False
 ) -> int:
-    """How much of the code its tests run, in percent; -1 if they failed, -3 if there was no answer."""
+    """Return how much of the code its tests run, in percent; -1 if they failed, -3 if there was no answer."""
     with _Connection(server, timeout + _COVERAGE_MARGIN_SECONDS if timeout_on_client else None) as connection:
         return connection.run_coverage(code, tests, timeout)
 
@@ -108,14 +110,14 @@ def run_coverage_batched(
     timeout: int = 60,
     timeout_on_client: bool = False,
 ) -> list[int]:
-    """Measure many, each with its tests."""
+    """Measure many programs, each with its tests."""
     _check_lengths(codes, tests)
     with _Connection(server, timeout + _COVERAGE_MARGIN_SECONDS if timeout_on_client else None) as connection:
-        return _all(lambda at: connection.run_coverage(codes[at], tests[at], timeout), len(codes))
+        return _in_threads(lambda at: connection.run_coverage(codes[at], tests[at], timeout), len(codes))
 
 
 def check_executor_alive(executor: str) -> bool:
-    """Whether somebody answers there."""
+    """Return whether a server answers at this URL."""
     try:
         return httpx.get(executor.rstrip("/") + "/").status_code in (200, 404)
     except httpx.HTTPError:
@@ -123,7 +125,7 @@ def check_executor_alive(executor: str) -> bool:
 
 
 class _Connection:
-    """One server for one call, or for all of a batch."""
+    """The connections to one server, for one call or for all of a batch."""
 
     def __init__(self, server: str, read_seconds: float | None) -> None:
         self._url = (os.environ.get("EXECUTOR_URL") or server).rstrip("/")
@@ -177,7 +179,7 @@ class _Connection:
             return -3
 
     def _post(self, path: str, body: dict[str, Any]) -> str:
-        """The text of the answer; a server that cannot be reached, or is too busy, is given some time."""
+        """Return the text of the answer; keep trying for a while if the server cannot be reached or is too busy."""
         headers = {"Content-Type": "application/json"}
         if self._auth:
             headers["Authorization"] = self._auth
@@ -199,7 +201,7 @@ class _Connection:
 
 
 class _NoAnswer(Exception):
-    """There is nothing to tell about the program."""
+    """The server gave no result; the message says why."""
 
 
 def _read_python(text: str, json_resp: bool, *, is_wrapped: bool) -> Result:
@@ -230,16 +232,16 @@ def _read_any(text: str) -> Result:
     if rest.strip() == "Timeout":
         return False, "Timeout"
     try:
-        told = json.loads(rest)
-        return told["exit_code"] == 0, (told["stdout"] or "") + (told["stderr"] or "")
+        answer = json.loads(rest)
+        return answer["exit_code"] == 0, (answer["stdout"] or "") + (answer["stderr"] or "")
     except (ValueError, LookupError, TypeError):
         return False, f"Failed to parse output: {rest}"
 
 
 def _read_percent(text: str) -> int:
     try:
-        told = json.loads(text)
-        return int(told["coverage"]) if isinstance(told, dict) else int(told)
+        answer = json.loads(text)
+        return int(answer["coverage"]) if isinstance(answer, dict) else int(answer)
     except (ValueError, LookupError, TypeError) as error:
         raise _NoAnswer(text) from error
 
@@ -251,7 +253,7 @@ def _detail(text: str) -> str:
         return ""
 
 
-def _all(work: Callable[[int], _T], count: int) -> list[_T]:
+def _in_threads(work: Callable[[int], _T], count: int) -> list[_T]:
     with ThreadPoolExecutor(max_workers=max(1, min(count, IN_FLIGHT_MAX))) as pool:
         return list(pool.map(work, range(count)))
 
@@ -263,4 +265,6 @@ def _check_timeout(timeout: object) -> None:
 
 def _check_lengths(*lists: Sequence[object]) -> None:
     if len({len(each) for each in lists}) > 1:
-        raise ValueError(f"there must be as many of each: {', '.join(str(len(each)) for each in lists)} were given")
+        raise ValueError(
+            f"the lists must have the same length; they have {', '.join(str(len(each)) for each in lists)} items"
+        )

@@ -1,4 +1,4 @@
-"""Two servers on real sockets: one that does whatever a test wants of the outside world, and the real one."""
+"""Two servers on real sockets: one that answers as a test scripts it, and the real one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Seen(NamedTuple):
 Answer = Callable[["_Exchange"], None]
 
 
-class OutsideWorld:
+class ScriptedServer:
     """A server that answers each request with the next of its script, and the last one for ever."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class OutsideWorld:
         self.running = 0
         self.most_running = 0
         self.lock = threading.Condition()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (_Exchange,), {"world": self}))
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (_Exchange,), {"scripted": self}))
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -60,7 +60,7 @@ class OutsideWorld:
         self._server.server_close()
         self._thread.join()
 
-    def is_left_alone(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether every client is gone, now or before long."""
         with self.lock:
             return self.lock.wait_for(lambda: self.running == 0, _DEADLINE_SECONDS)
@@ -93,7 +93,7 @@ class OutsideWorld:
         """The request was read; then the connection is gone."""
         return lambda exchange: exchange.end()
 
-    def tell(self, lines: Iterable[object], then: Answer | None = None) -> Answer:
+    def stream(self, lines: Iterable[object], then: Answer | None = None) -> Answer:
         """A stream of JSON lines; without `then` it ends as it should."""
 
         def answer(exchange: _Exchange) -> None:
@@ -123,10 +123,10 @@ class OutsideWorld:
 
 
 class _Exchange(BaseHTTPRequestHandler):
-    """One connection to the outside world."""
+    """One connection to a scripted server."""
 
     protocol_version = "HTTP/1.1"
-    world: OutsideWorld
+    scripted: ScriptedServer
 
     def do_GET(self) -> None:
         self._answer()
@@ -145,20 +145,20 @@ class _Exchange(BaseHTTPRequestHandler):
         headers = {name.lower(): value for name, value in self.headers.items()}
         is_json = headers.get("content-type") == "application/json"
         body = (json.loads(content) if is_json else content) if content else None
-        with self.world.lock:
-            self.world.seen.append(Seen(self.command, self.path, headers, body, time.monotonic()))
-            answer = self.world.script.pop(0) if len(self.world.script) > 1 else self.world.script[0]
-            self.world.running += 1
-            self.world.most_running = max(self.world.most_running, self.world.running)
-            self.world.lock.notify_all()
+        with self.scripted.lock:
+            self.scripted.seen.append(Seen(self.command, self.path, headers, body, time.monotonic()))
+            answer = self.scripted.script.pop(0) if len(self.scripted.script) > 1 else self.scripted.script[0]
+            self.scripted.running += 1
+            self.scripted.most_running = max(self.scripted.most_running, self.scripted.running)
+            self.scripted.lock.notify_all()
         try:
             answer(self)
         except ConnectionError:
             self.close_connection = True
         finally:
-            with self.world.lock:
-                self.world.running -= 1
-                self.world.lock.notify_all()
+            with self.scripted.lock:
+                self.scripted.running -= 1
+                self.scripted.lock.notify_all()
 
     def send_chunk(self, chunk: bytes) -> None:
         self.wfile.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
@@ -195,9 +195,9 @@ def a_body(**changed: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def world() -> Iterator[OutsideWorld]:
+def server() -> Iterator[ScriptedServer]:
     """A server under the test's command."""
-    opened = OutsideWorld()
+    opened = ScriptedServer()
     opened.script = [opened.outcome()]
     yield opened
     opened.close()

@@ -1,4 +1,4 @@
-"""The client and what the world does to it: what is sent, what comes back, what breaks in between."""
+"""The client and what can happen to it: what is sent, what comes back, what breaks in between."""
 
 from __future__ import annotations
 
@@ -50,23 +50,23 @@ ONCE = Retries(attempts=1)
 
 
 @pytest.fixture
-def client(world: Any) -> Any:
-    """A client of the world."""
-    with Client(world.url, api_key="bj_secret", retries=ONCE, room_seconds=0.5) as opened:
+def client(server: Any) -> Any:
+    """A client of the scripted server."""
+    with Client(server.url, api_key="bj_secret", retries=ONCE, room_seconds=0.5) as opened:
         yield opened
 
 
 # ---- what is sent
 
 
-def test_only_what_is_named_is_sent(world: Any, client: Client) -> None:
+def test_only_what_is_named_is_sent(server: Any, client: Client) -> None:
     client.execute("print(1)")
-    assert world.seen[0].body == {"code": "print(1)"}
-    assert world.seen[0].headers["authorization"] == "Bearer bj_secret"
-    assert world.seen[0].headers["content-type"] == "application/json"
+    assert server.seen[0].body == {"code": "print(1)"}
+    assert server.seen[0].headers["authorization"] == "Bearer bj_secret"
+    assert server.seen[0].headers["content-type"] == "application/json"
 
 
-def test_everything_that_is_named_is_sent(world: Any, client: Client, tmp_path: Path) -> None:
+def test_everything_that_is_named_is_sent(server: Any, client: Client, tmp_path: Path) -> None:
     (tmp_path / "local.bin").write_bytes(b"\xff")
     client.execute(
         "1",
@@ -85,7 +85,7 @@ def test_everything_that_is_named_is_sent(world: Any, client: Client, tmp_path: 
         coverage={"branch": True},
         restrict={"imports": ["math"]},
     )
-    assert world.seen[0].body == {
+    assert server.seen[0].body == {
         "code": "1",
         "language": "cpp",
         "stdin": "ü",
@@ -107,24 +107,24 @@ def test_everything_that_is_named_is_sent(world: Any, client: Client, tmp_path: 
     }
 
 
-def test_what_a_sandbox_takes_is_sent_in_the_words_of_the_api(world: Any, client: Client) -> None:
+def test_what_a_sandbox_takes_is_sent_in_the_words_of_the_api(server: Any, client: Client) -> None:
     client.execute("1", coverage=Coverage(branch=True), restrict=Restriction(imports=("math",), print_characters=9))
-    assert world.seen[0].body == {
+    assert server.seen[0].body == {
         "code": "1",
         "coverage": {"branch": True},
         "restrict": {"imports": ["math"], "max_print_length": 9},
     }
 
 
-def test_files_may_be_a_list(world: Any, client: Client, tmp_path: Path) -> None:
+def test_files_may_be_a_list(server: Any, client: Client, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a")
     client.execute("1", files=[tmp_path / "a.txt", File(path="d/b", content=b"b")])
-    assert [file["path"] for file in world.seen[0].body["files"]] == ["a.txt", "d/b"]
+    assert [file["path"] for file in server.seen[0].body["files"]] == ["a.txt", "d/b"]
 
 
-def test_whole_limits_are_a_base_for_the_short_names(world: Any, client: Client) -> None:
+def test_whole_limits_are_a_base_for_the_short_names(server: Any, client: Client) -> None:
     client.execute("1", limits=Limits(memory_bytes=100 * MIB, output_bytes=512), timeout=2)
-    assert world.seen[0].body["limits"] == {
+    assert server.seen[0].body["limits"] == {
         "wall_seconds": 2,
         "cpu_seconds": 10.0,
         "memory_mb": 100,
@@ -155,10 +155,10 @@ def test_whole_limits_are_a_base_for_the_short_names(world: Any, client: Client)
         pytest.param({"env": {"K": object()}}, "cannot be written as JSON", id="an_object"),
     ],
 )
-def test_what_cannot_be_sent_is_refused_here(client: Client, world: Any, asked: Any, message: str) -> None:
+def test_what_cannot_be_sent_is_refused_here(client: Client, server: Any, asked: Any, message: str) -> None:
     with pytest.raises(InvalidExecution, match=message):
         client.execute("1", **asked)
-    assert not world.seen
+    assert not server.seen
 
 
 def test_a_misspelt_name_is_an_error(client: Client) -> None:
@@ -219,19 +219,19 @@ def test_the_whole_outcome_is_whole() -> None:
             assert getattr(part, each.name) not in (None, (), "", 0, False), each.name
 
 
-def test_an_outcome_has_the_shapes_of_the_contract(world: Any, client: Client) -> None:
-    world.script = [world.reply(200, WHOLE.as_json() | {"of_tomorrow": 1})]
+def test_an_outcome_has_the_shapes_of_the_contract(server: Any, client: Client) -> None:
+    server.script = [server.reply(200, WHOLE.as_json() | {"of_tomorrow": 1})]
     assert client.execute("1") == WHOLE
 
 
-def test_a_result_of_a_batch_has_the_whole_outcome(world: Any, client: Client) -> None:
+def test_a_result_of_a_batch_has_the_whole_outcome(server: Any, client: Client) -> None:
     result = {"event": "result", "index": 0, **WHOLE.as_json()}
-    world.script = [world.tell([result, {"event": "finished", "passed": 0, "failed": 1}])]
+    server.script = [server.stream([result, {"event": "finished", "passed": 0, "failed": 1}])]
     (answer,) = client.batch(["1"]).results
     assert answer.outcome == WHOLE
 
 
-def test_a_stream_has_every_event_and_the_whole_outcome(world: Any, client: Client) -> None:
+def test_a_stream_has_every_event_and_the_whole_outcome(server: Any, client: Client) -> None:
     events: list[Event] = [
         Started(id="x_9"),
         Output(stream="stdout", text=WHOLE.stdout),
@@ -243,11 +243,11 @@ def test_a_stream_has_every_event_and_the_whole_outcome(world: Any, client: Clie
         *WHOLE.displays,
         Finished(outcome=WHOLE),
     ]
-    world.script = [world.tell([describe(event) for event in events])]
+    server.script = [server.stream([describe(event) for event in events])]
     assert list(client.stream("1")) == events
 
 
-def test_events_have_the_shapes_of_the_contract(world: Any, client: Client, body: Any) -> None:
+def test_events_have_the_shapes_of_the_contract(server: Any, client: Client, body: Any) -> None:
     finished = {key: value for key, value in body().items() if key not in ("stdout", "stderr", "displays")}
     events = [
         {"event": "started", "id": "x_1"},
@@ -260,7 +260,7 @@ def test_events_have_the_shapes_of_the_contract(world: Any, client: Client, body
     ]
     # Cut where it hurts: inside characters and lines, with the separators that only look like line ends unescaped.
     wire = b"".join(json.dumps(event, ensure_ascii=False).encode() + b"\n" for event in events)
-    world.script = [world.tell([wire[at : at + 7] for at in range(0, len(wire), 7)])]
+    server.script = [server.stream([wire[at : at + 7] for at in range(0, len(wire), 7)])]
     *before, last = list(client.stream("1"))
     picture = Display(mime="image/png", content=b"png")
     assert before == [
@@ -272,37 +272,37 @@ def test_events_have_the_shapes_of_the_contract(world: Any, client: Client, body
     ]
     assert isinstance(last, Finished)
     assert (last.outcome.stdout, last.outcome.stderr, last.outcome.displays) == ("a\u2028b", "e", (picture,))
-    assert world.seen[0].headers["accept"] == "application/x-ndjson"
+    assert server.seen[0].headers["accept"] == "application/x-ndjson"
 
 
-def test_events_arrive_while_the_program_runs(world: Any, client: Client) -> None:
-    world.script = [world.tell([{"event": "stdout", "text": "early"}], then=world.wait_for_hang_up())]
+def test_events_arrive_while_the_program_runs(server: Any, client: Client) -> None:
+    server.script = [server.stream([{"event": "stdout", "text": "early"}], then=server.wait_for_hang_up())]
     with contextlib.closing(client.stream("1", timeout=30)) as events:
         assert next(events) == Output(stream="stdout", text="early")
-    assert world.is_left_alone()
+    assert server.is_idle()
 
 
-def test_an_abandoned_stream_hangs_up_in_an_event_loop_too(world: Any) -> None:
-    world.script = [world.tell([{"event": "stdout", "text": "early"}], then=world.wait_for_hang_up())]
+def test_an_abandoned_stream_hangs_up_in_an_event_loop_too(server: Any) -> None:
+    server.script = [server.stream([{"event": "stdout", "text": "early"}], then=server.wait_for_hang_up())]
 
     async def abandon() -> None:
-        async with AsyncClient(world.url) as client, contextlib.aclosing(client.stream("1", timeout=30)) as events:
+        async with AsyncClient(server.url) as client, contextlib.aclosing(client.stream("1", timeout=30)) as events:
             assert await anext(events) == Output(stream="stdout", text="early")
 
     asyncio.run(abandon())
-    assert world.is_left_alone()
+    assert server.is_idle()
 
 
-def test_cancelling_an_execution_hangs_up(world: Any) -> None:
-    world.script = [world.wait_for_hang_up()]
+def test_cancelling_an_execution_hangs_up(server: Any) -> None:
+    server.script = [server.wait_for_hang_up()]
 
     async def give_up() -> None:
-        async with AsyncClient(world.url) as client:
+        async with AsyncClient(server.url) as client:
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(client.execute("1", timeout=30), 0.3)
 
     asyncio.run(give_up())
-    assert world.is_left_alone()
+    assert server.is_idle()
 
 
 # ---- what breaks
@@ -324,44 +324,44 @@ def test_cancelling_an_execution_hangs_up(world: Any) -> None:
         pytest.param([{"event": "display", "mime": "image/png", "data": "%"}], id="no_base64"),
     ],
 )
-def test_a_broken_stream_is_an_answer_lost(world: Any, client: Client, lines: list[object]) -> None:
-    world.script = [world.tell(lines)]
+def test_a_broken_stream_is_an_answer_lost(server: Any, client: Client, lines: list[object]) -> None:
+    server.script = [server.stream(lines)]
     with pytest.raises(AnswerLost):
         list(client.stream("1"))
 
 
-def test_a_stream_that_is_cut_is_an_answer_lost(world: Any, client: Client) -> None:
-    world.script = [world.tell([{"event": "stdout", "text": "a"}], then=world.hang_up())]
+def test_a_stream_that_is_cut_is_an_answer_lost(server: Any, client: Client) -> None:
+    server.script = [server.stream([{"event": "stdout", "text": "a"}], then=server.hang_up())]
     events = client.stream("1")
     assert next(events) == Output(stream="stdout", text="a")
     with pytest.raises(AnswerLost, match="may have run"):
         next(events)
-    assert len(world.seen) == 1
+    assert len(server.seen) == 1
 
 
 @pytest.mark.parametrize("kind", ["blocking", "asynchronous"])
-def test_what_breaks_after_the_last_line_is_no_loss(world: Any, body: Any, kind: str) -> None:
+def test_what_breaks_after_the_last_line_is_no_loss(server: Any, body: Any, kind: str) -> None:
     async def in_a_loop() -> tuple[list[Event], int]:
-        async with AsyncClient(world.url, retries=ONCE) as client:
+        async with AsyncClient(server.url, retries=ONCE) as client:
             return [event async for event in client.stream("1")], (await client.batch(["1"])).passed
 
     def here() -> tuple[list[Event], int]:
-        with Client(world.url, retries=ONCE) as client:
+        with Client(server.url, retries=ONCE) as client:
             return list(client.stream("1")), client.batch(["1"]).passed
 
     result = {"event": "result", "index": 0, **body()}
-    world.script = [
-        world.tell([{"event": "finished", **body()}], then=world.hang_up()),
-        world.tell([result, {"event": "finished", "passed": 1, "failed": 0}], then=world.hang_up()),
+    server.script = [
+        server.stream([{"event": "finished", **body()}], then=server.hang_up()),
+        server.stream([result, {"event": "finished", "passed": 1, "failed": 0}], then=server.hang_up()),
     ]
     events, passed = here() if kind == "blocking" else asyncio.run(in_a_loop())
     assert [type(event) for event in events] == [Finished]
     assert passed == 1
 
 
-def test_an_error_in_a_stream_is_raised(world: Any, client: Client) -> None:
+def test_an_error_in_a_stream_is_raised(server: Any, client: Client) -> None:
     told = {"event": "error", "error": {"code": "zygote_died", "message": "gone", "details": {}}}
-    world.script = [world.tell([told])]
+    server.script = [server.stream([told])]
     with pytest.raises(SandboxFault, match="gone"):
         list(client.stream("1"))
 
@@ -378,8 +378,8 @@ def test_an_error_in_a_stream_is_raised(world: Any, client: Client) -> None:
         pytest.param(b"[" * 100_000, id="a_nesting_bomb"),
     ],
 )
-def test_garbage_is_an_answer_lost(world: Any, client: Client, content: bytes) -> None:
-    world.script = [world.reply(200, content)]
+def test_garbage_is_an_answer_lost(server: Any, client: Client, content: bytes) -> None:
+    server.script = [server.reply(200, content)]
     with pytest.raises(AnswerLost, match="is the URL right"):
         client.execute("1")
     for ask in (client.languages, client.environments, client.info):
@@ -396,116 +396,116 @@ def test_garbage_is_an_answer_lost(world: Any, client: Client, content: bytes) -
         pytest.param({"usage": {}}, id="nothing_used"),
     ],
 )
-def test_an_outcome_that_makes_no_sense_is_an_answer_lost(world: Any, client: Client, changed: Any) -> None:
-    world.script = [world.outcome(**changed)]
+def test_an_outcome_that_makes_no_sense_is_an_answer_lost(server: Any, client: Client, changed: Any) -> None:
+    server.script = [server.outcome(**changed)]
     with pytest.raises(AnswerLost, match="is the URL right"):
         client.execute("1")
 
 
-def test_a_status_word_of_tomorrow_is_told_as_such(world: Any, client: Client) -> None:
-    world.script = [world.outcome(status="enlightened")]
+def test_a_status_word_of_tomorrow_is_told_as_such(server: Any, client: Client) -> None:
+    server.script = [server.outcome(status="enlightened")]
     with pytest.raises(AnswerLost, match="version"):
         client.execute("1")
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b'{"error": 1}', b'{"error": {"code": 1}}', b"[" * 100_000])
-def test_a_garbled_error_is_told_by_its_status(world: Any, client: Client, content: bytes) -> None:
-    world.script = [world.reply(404, content)]
+def test_a_garbled_error_is_told_by_its_status(server: Any, client: Client, content: bytes) -> None:
+    server.script = [server.reply(404, content)]
     with pytest.raises(CallerError, match="404"):
         client.execute("1")
 
 
-def test_a_redirect_is_named(world: Any, client: Client) -> None:
-    world.script = [world.reply(301, b"", Location="https://elsewhere.test/")]
+def test_a_redirect_is_named(server: Any, client: Client) -> None:
+    server.script = [server.reply(301, b"", Location="https://elsewhere.test/")]
     with pytest.raises(CallerError, match=r"301 to https://elsewhere\.test/"):
         client.execute("1")
 
 
-def test_an_error_keeps_its_words(world: Any, client: Client) -> None:
-    world.script = [world.refuse(422, "unknown_language", "no cobol", {"languages": ["python"], "message": "x"})]
+def test_an_error_keeps_its_words(server: Any, client: Client) -> None:
+    server.script = [server.refuse(422, "unknown_language", "no cobol", {"languages": ["python"], "message": "x"})]
     with pytest.raises(UnknownLanguage, match="no cobol") as caught:
         client.execute("1")
     assert caught.value.details == {"languages": ["python"], "message": "x", "http_status": 422}
-    world.script = [world.refuse(401, "unauthorized", "no key")]
+    server.script = [server.refuse(401, "unauthorized", "no key")]
     with pytest.raises(CallerError, match="no key") as unknown:
         client.execute("1")
     assert unknown.value.code == "unauthorized"
     assert CallerError.code == "invalid_request"
 
 
-def test_a_silent_server_is_given_up_only_after_the_programs_own_limit(world: Any, client: Client) -> None:
+def test_a_silent_server_is_given_up_only_after_the_programs_own_limit(server: Any, client: Client) -> None:
     """The room is half a second here: shorter than the program, which would otherwise be given up."""
     release = threading.Event()
 
     def slow(exchange: Any) -> None:
         release.wait(1.0)  # what the program takes
-        world.outcome()(exchange)
+        server.outcome()(exchange)
 
-    world.script = [slow]
+    server.script = [slow]
     assert client.execute("1", timeout=5).ok
     assert client.execute("1", limits={"wall_seconds": 5}).ok
     assert client.execute("1").ok  # no limit named: the server's own may be long
-    world.script = [world.wait_for_hang_up()]
-    with pytest.raises(AnswerLost, match=r"nothing was heard for 0\.6 seconds"):
+    server.script = [server.wait_for_hang_up()]
+    with pytest.raises(AnswerLost, match=r"silent for 0\.6 seconds"):
         client.execute("1", timeout=0.1)
-    assert world.is_left_alone()
+    assert server.is_idle()
 
 
 # ---- many
 
 
-def test_many_keep_their_order_and_their_bound(world: Any, client: Client) -> None:
+def test_many_keep_their_order_and_their_bound(server: Any, client: Client) -> None:
     programs = [str(number) for number in range(40)]
     assert len(list(client.run_many(programs, max_in_flight=4))) == 40
-    assert sorted(int(seen.body["code"]) for seen in world.seen) == list(range(40))
-    assert 1 <= world.most_running <= 4
+    assert sorted(int(seen.body["code"]) for seen in server.seen) == list(range(40))
+    assert 1 <= server.most_running <= 4
 
 
 @pytest.mark.parametrize("kind", ["blocking", "asynchronous"])
-def test_many_come_back_in_order_however_they_finish(world: Any, kind: str) -> None:
+def test_many_come_back_in_order_however_they_finish(server: Any, kind: str) -> None:
     """The first program is answered last, and each answer says whose it is."""
     others = threading.Semaphore(0)
 
     class Echo:
         def __call__(self, exchange: Any) -> None:
-            with world.lock:
-                body = next(seen.body for seen in world.seen if seen.body.get("mine") is None)
+            with server.lock:
+                body = next(seen.body for seen in server.seen if seen.body.get("mine") is None)
                 body["mine"] = True
             if body["code"] == "0":
                 for _ in range(5):
                     assert others.acquire(timeout=20)
             else:
                 others.release()
-            world.outcome(stdout=body["code"])(exchange)
+            server.outcome(stdout=body["code"])(exchange)
 
-    world.script = [Echo()]
+    server.script = [Echo()]
     programs = [str(number) for number in range(6)]
 
     async def in_a_loop() -> list[str]:
-        async with AsyncClient(world.url) as client:
+        async with AsyncClient(server.url) as client:
             return [outcome.stdout async for outcome in client.run_many(programs, max_in_flight=6)]
 
     if kind == "asynchronous":
         assert asyncio.run(in_a_loop()) == programs
     else:
-        with Client(world.url) as client:
+        with Client(server.url) as client:
             assert [outcome.stdout for outcome in client.run_many(programs, max_in_flight=6)] == programs
 
 
-def test_leaving_many_early_hangs_up_on_all_of_them(world: Any, client: Client) -> None:
-    world.script = [*[world.outcome()] * 3, world.wait_for_hang_up()]  # whichever of the first three comes first
+def test_leaving_many_early_hangs_up_on_all_of_them(server: Any, client: Client) -> None:
+    server.script = [*[server.outcome()] * 3, server.wait_for_hang_up()]  # whichever of the first three comes first
     outcomes = client.run_many(({"code": "1", "timeout": 30} for _ in range(100)), max_in_flight=3)
     assert next(outcomes).ok
     outcomes.close()
-    assert world.is_left_alone()
-    assert len(world.seen) < 100
+    assert server.is_idle()
+    assert len(server.seen) < 100
 
 
-def test_an_error_ends_many_or_takes_its_place(world: Any, client: Client) -> None:
-    world.script = [world.outcome(), world.refuse(429, "queue_full"), world.outcome()]
+def test_an_error_ends_many_or_takes_its_place(server: Any, client: Client) -> None:
+    server.script = [server.outcome(), server.refuse(429, "queue_full"), server.outcome()]
     kept = list(client.run_many(["1", "2", "3"], max_in_flight=1, return_exceptions=True))
     assert [isinstance(each, QueueFull) for each in kept] == [False, True, False]
-    world.script = [world.refuse(429, "queue_full")]
+    server.script = [server.refuse(429, "queue_full")]
     with pytest.raises(QueueFull):
         list(client.run_many(["1"]))
     with pytest.raises(InvalidExecution, match="at least 1"):
@@ -514,14 +514,14 @@ def test_an_error_ends_many_or_takes_its_place(world: Any, client: Client) -> No
         list(client.run_many([{"language": "python"}]))
 
 
-def test_a_bar_counts_to_the_end_on_standard_error(world: Any, client: Client, capfd: Any) -> None:
+def test_a_bar_counts_to_the_end_on_standard_error(server: Any, client: Client, capfd: Any) -> None:
     assert len(list(client.run_many(["1", "2", "3"], progress=True))) == 3
     printed = capfd.readouterr()
     assert "3/3" in printed.err
     assert not printed.out
 
 
-def test_many_from_an_endless_source(world: Any, client: Client) -> None:
+def test_many_from_an_endless_source(server: Any, client: Client) -> None:
     def forever() -> Any:
         while True:
             yield "1"
@@ -530,38 +530,42 @@ def test_many_from_an_endless_source(world: Any, client: Client) -> None:
         assert [next(outcomes).ok for _ in range(5)] == [True] * 5
 
 
-def test_an_interpreter_that_exits_in_the_middle_does_not_hang(world: Any, sources: Path) -> None:
-    world.script = [world.outcome(), world.wait_for_hang_up()]
-    code = "import sys; from belljar.client import Client\nmany = Client(sys.argv[1]).run_many(['1'] * 9); next(many)"
-    subprocess.run([sys.executable, "-c", code, world.url], env={"PYTHONPATH": str(sources)}, timeout=60, check=True)
+def test_an_interpreter_that_exits_in_the_middle_does_not_hang(server: Any, sources: Path) -> None:
+    server.script = [server.outcome(), server.wait_for_hang_up()]
+    code = (
+        "import sys; from belljar.client import Client\n"
+        "many = Client(sys.argv[1]).run_many(['1'] * 9, max_in_flight=1)\n"  # else any of them may get the outcome
+        "next(many)"
+    )
+    subprocess.run([sys.executable, "-c", code, server.url], env={"PYTHONPATH": str(sources)}, timeout=60, check=True)
 
 
 # ---- batches and the rest
 
 
-def test_programs_of_their_own_go_in_one_request(world: Any, client: Client, body: Any) -> None:
+def test_programs_of_their_own_go_in_one_request(server: Any, client: Client, body: Any) -> None:
     fault = {"code": "zygote_died", "message": "gone", "details": {}}
     lines = [
         {"event": "result", "index": 1, "error": fault, "verdict": "not_run"},
         {"event": "result", "index": 0, **body()},
         {"event": "finished", "passed": 1, "failed": 1},
     ]
-    world.script = [world.tell(lines)]
+    server.script = [server.stream(lines)]
     answer = client.batch(["1", {"code": "2", "timeout": 1}])
-    assert world.seen[0].body == {"executions": [{"code": "1"}, {"code": "2", "timeout": 1}]}
+    assert server.seen[0].body == {"executions": [{"code": "1"}, {"code": "2", "timeout": 1}]}
     good, bad = answer.results
     assert (good.passed, good.verdict, bad.passed, bad.verdict, bad.outcome) == (True, None, False, "not_run", None)
     assert isinstance(bad.error, ZygoteDied)
 
 
-def test_one_program_against_cases(world: Any, client: Client, body: Any) -> None:
+def test_one_program_against_cases(server: Any, client: Client, body: Any) -> None:
     lines = [
         {"event": "result", "index": at, **body(verdict=word)} for at, word in enumerate(("passed", "wrong_answer"))
     ]
-    world.script = [world.tell([*lines, {"event": "finished", "passed": 1, "failed": 1}])]
+    server.script = [server.stream([*lines, {"event": "finished", "passed": 1, "failed": 1}])]
     cases: list[Any] = [Case(stdin="1", expected_stdout="1\n"), {"args": ["x"]}]
     answer = client.batch("code", cases=cases, compare="tokens", stop_on_failure=True, timeout=2)
-    assert world.seen[0].body == {
+    assert server.seen[0].body == {
         "code": "code",
         "timeout": 2,
         "cases": [{"stdin": "1", "expected_stdout": "1\n"}, {"args": ["x"]}],
@@ -594,8 +598,8 @@ def test_one_program_against_cases(world: Any, client: Client, body: Any) -> Non
         ),
     ],
 )
-def test_a_broken_batch_is_an_answer_lost(world: Any, client: Client, lines: list[object]) -> None:
-    world.script = [world.tell(lines)]
+def test_a_broken_batch_is_an_answer_lost(server: Any, client: Client, lines: list[object]) -> None:
+    server.script = [server.stream(lines)]
     with pytest.raises(AnswerLost):
         client.batch(["1", "2"])
 
@@ -603,17 +607,17 @@ def test_a_broken_batch_is_an_answer_lost(world: Any, client: Client, lines: lis
 def test_the_two_forms_of_a_batch_do_not_mix(client: Client) -> None:
     with pytest.raises(InvalidExecution, match="needs cases"):
         client.batch("code")
-    with pytest.raises(InvalidExecution, match="each carry theirs"):
+    with pytest.raises(InvalidExecution, match="each program carries its own"):
         client.batch(["code"], cases=[Case()])  # type: ignore[call-overload]
-    with pytest.raises(InvalidExecution, match="each carry theirs"):
+    with pytest.raises(InvalidExecution, match="each program carries its own"):
         client.batch(["code"], timeout=1)  # type: ignore[call-overload]
 
 
-def test_a_server_that_cannot_run_programs_says_so(world: Any, client: Client) -> None:
-    world.script = [
-        world.reply(503, {"status": "stuck"}),
-        world.refuse(503, "draining"),
-        world.reply(200, {"status": "ok"}),
+def test_a_server_that_cannot_run_programs_says_so(server: Any, client: Client) -> None:
+    server.script = [
+        server.reply(503, {"status": "stuck"}),
+        server.refuse(503, "draining"),
+        server.reply(200, {"status": "ok"}),
     ]
     assert [(health.ok, health.status) for health in (client.health(), client.health(), client.health())] == [
         (False, "stuck"),
@@ -649,18 +653,18 @@ def test_a_key_is_never_shown(client: Client) -> None:
     assert "secret" not in repr(Client("http://user:secret@host"))
 
 
-def test_a_client_can_come_from_the_environment(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BELLJAR_URL", world.url)
+def test_a_client_can_come_from_the_environment(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BELLJAR_URL", server.url)
     monkeypatch.setenv("BELLJAR_API_KEY", "bj_env")
     with Client.from_env(retries=ONCE) as client:
         client.execute("1")
-    assert world.seen[0].headers["authorization"] == "Bearer bj_env"
+    assert server.seen[0].headers["authorization"] == "Bearer bj_env"
 
 
-def test_a_path_in_the_url_is_kept(world: Any) -> None:
-    with Client(world.url + "/behind/a/proxy/") as client:
+def test_a_path_in_the_url_is_kept(server: Any) -> None:
+    with Client(server.url + "/behind/a/proxy/") as client:
         client.execute("1")
-    assert world.seen[0].path == "/behind/a/proxy/v1/execute"
+    assert server.seen[0].path == "/behind/a/proxy/v1/execute"
 
 
 def test_a_closed_client_says_so(client: Client) -> None:
@@ -670,9 +674,9 @@ def test_a_closed_client_says_so(client: Client) -> None:
             use()
 
 
-def test_a_client_in_a_loop_says_so_too(world: Any) -> None:
+def test_a_client_in_a_loop_says_so_too(server: Any) -> None:
     async def use() -> None:
-        client = AsyncClient(world.url)
+        client = AsyncClient(server.url)
         await client.close()
         with pytest.raises(CallerError, match="closed"):
             await client.execute("1")
@@ -680,8 +684,8 @@ def test_a_client_in_a_loop_says_so_too(world: Any) -> None:
     asyncio.run(use())
 
 
-def test_a_client_of_another_event_loop_says_so(world: Any) -> None:
-    client = AsyncClient(world.url)
+def test_a_client_of_another_event_loop_says_so(server: Any) -> None:
+    client = AsyncClient(server.url)
 
     async def once() -> None:
         await client.execute("1")
@@ -695,18 +699,18 @@ def test_a_client_of_another_event_loop_says_so(world: Any) -> None:
         first.run(client.execute("1"))
         second.run(again())
         first.run(once())
-    assert len(world.seen) == 2
+    assert len(server.seen) == 2
 
 
-def test_a_forked_child_has_connections_of_its_own(world: Any, sources: Path) -> None:
+def test_a_forked_child_has_connections_of_its_own(server: Any, sources: Path) -> None:
     """On one connection, parent and child would read each other's answers."""
     peers: dict[str, int] = {}
 
     def answer(exchange: Any) -> None:
-        peers[world.seen[-1].body["code"]] = exchange.client_address[1]
-        world.outcome()(exchange)
+        peers[server.seen[-1].body["code"]] = exchange.client_address[1]
+        server.outcome()(exchange)
 
-    world.script = [answer]
+    server.script = [answer]
     code = """
 import os, sys
 from belljar.client import Client
@@ -718,7 +722,7 @@ if os.fork() == 0:
 assert os.wait()[1] == 0
 client.execute("after")
 """
-    subprocess.run([sys.executable, "-c", code, world.url], env={"PYTHONPATH": str(sources)}, timeout=60, check=True)
+    subprocess.run([sys.executable, "-c", code, server.url], env={"PYTHONPATH": str(sources)}, timeout=60, check=True)
     assert peers.keys() == {"before", "child", "after"}
     assert peers["child"] != peers["before"]
 
@@ -732,20 +736,20 @@ client.execute("after")
         pytest.param("list(client.run_many([{'code': '1'}] * 500, max_in_flight=500))", id="many_as_they_start"),
     ],
 )
-def test_an_interrupt_hangs_up(world: Any, sources: Path, use: str) -> None:
-    world.script = [world.wait_for_hang_up()]
+def test_an_interrupt_hangs_up(server: Any, sources: Path, use: str) -> None:
+    server.script = [server.wait_for_hang_up()]
     code = f"import sys; from belljar.client import Client\nclient = Client(sys.argv[1]); {use}"
-    command = [sys.executable, "-c", code, world.url]
+    command = [sys.executable, "-c", code, server.url]
     with subprocess.Popen(command, env={"PYTHONPATH": str(sources)}, stderr=subprocess.PIPE) as process:
-        with world.lock:
-            assert world.lock.wait_for(lambda: world.running, 60)
+        with server.lock:
+            assert server.lock.wait_for(lambda: server.running, 60)
         process.send_signal(signal.SIGINT)
         try:
-            _, said = process.communicate(timeout=25)  # the world waits longer
+            _, said = process.communicate(timeout=25)  # the server waits longer
         finally:
             process.kill()
     assert said.rstrip().endswith(b"KeyboardInterrupt")
-    assert world.is_left_alone()
+    assert server.is_idle()
 
 
 def test_without_httpx_it_says_what_to_install(sources: Path) -> None:

@@ -33,18 +33,18 @@ Execute = Callable[..., Outcome]
 
 
 @pytest.fixture(params=["blocking", "asynchronous"])
-def execute(request: pytest.FixtureRequest, world: Any) -> Execute:
+def execute(request: pytest.FixtureRequest, server: Any) -> Execute:
     """Run one program with either client, which must behave alike."""
 
     def in_a_loop(code: str, **asked: Any) -> Outcome:
         async def once() -> Outcome:
-            async with AsyncClient(world.url, retries=QUICK) as client:
+            async with AsyncClient(server.url, retries=QUICK) as client:
                 return await client.execute(code, **asked)
 
         return asyncio.run(once())
 
     def here(code: str, **asked: Any) -> Outcome:
-        with Client(world.url, retries=QUICK) as client:
+        with Client(server.url, retries=QUICK) as client:
             return client.execute(code, **asked)
 
     return here if request.param == "blocking" else in_a_loop
@@ -62,29 +62,29 @@ def execute(request: pytest.FixtureRequest, world: Any) -> Execute:
         pytest.param(503, "jail_setup_failed", id="the_jail_could_not_be_built"),
     ],
 )
-def test_a_server_that_says_later_is_asked_again(world: Any, execute: Execute, status: int, code: str) -> None:
-    world.script = [world.refuse(status, code), world.outcome()]
+def test_a_server_that_says_later_is_asked_again(server: Any, execute: Execute, status: int, code: str) -> None:
+    server.script = [server.refuse(status, code), server.outcome()]
     assert execute("print('hi')").ok
-    assert len(world.seen) == 2
-    assert world.seen[0].body == world.seen[1].body
+    assert len(server.seen) == 2
+    assert server.seen[0].body == server.seen[1].body
 
 
-def test_a_proxy_that_says_later_is_asked_again(world: Any, execute: Execute) -> None:
-    world.script = [world.reply(503, b"<html>busy</html>"), world.outcome()]
+def test_a_proxy_that_says_later_is_asked_again(server: Any, execute: Execute) -> None:
+    server.script = [server.reply(503, b"<html>busy</html>"), server.outcome()]
     assert execute("1").ok
 
 
-def test_retry_after_in_seconds_is_honoured(world: Any, execute: Execute) -> None:
-    world.script = [world.refuse(429, "queue_full", Retry_After="1"), world.outcome()]
+def test_retry_after_in_seconds_is_honoured(server: Any, execute: Execute) -> None:
+    server.script = [server.refuse(429, "queue_full", Retry_After="1"), server.outcome()]
     assert execute("1").ok
-    assert world.seen[1].at - world.seen[0].at >= 1.0
+    assert server.seen[1].at - server.seen[0].at >= 1.0
 
 
-def test_retry_after_as_a_date_is_honoured(world: Any, execute: Execute) -> None:
+def test_retry_after_as_a_date_is_honoured(server: Any, execute: Execute) -> None:
     later = format_datetime(datetime.now(UTC) + timedelta(seconds=2), usegmt=True)
-    world.script = [world.refuse(503, "draining", Retry_After=later), world.outcome()]
+    server.script = [server.refuse(503, "draining", Retry_After=later), server.outcome()]
     assert execute("1").ok
-    assert world.seen[1].at - world.seen[0].at >= 0.5  # dates have whole seconds
+    assert server.seen[1].at - server.seen[0].at >= 0.5  # dates have whole seconds
 
 
 def test_a_refused_connection_is_tried_again() -> None:
@@ -107,15 +107,15 @@ def test_a_refused_connection_is_tried_again() -> None:
         thread.join()
 
 
-def test_a_question_is_asked_again_when_its_answer_is_lost(world: Any) -> None:
-    world.script = [world.hang_up(), world.reply(200, {"languages": []})]
-    with Client(world.url, retries=QUICK) as client:
+def test_a_question_is_asked_again_when_its_answer_is_lost(server: Any) -> None:
+    server.script = [server.hang_up(), server.reply(200, {"languages": []})]
+    with Client(server.url, retries=QUICK) as client:
         assert client.languages() == []
 
 
-def test_a_stream_is_begun_again_when_it_was_refused(world: Any, body: Any) -> None:
-    world.script = [world.refuse(429, "queue_full"), world.tell([{"event": "finished", **body()}])]
-    with Client(world.url, retries=QUICK) as client:
+def test_a_stream_is_begun_again_when_it_was_refused(server: Any, body: Any) -> None:
+    server.script = [server.refuse(429, "queue_full"), server.stream([{"event": "finished", **body()}])]
+    with Client(server.url, retries=QUICK) as client:
         assert len(list(client.stream("1"))) == 1
 
 
@@ -123,11 +123,11 @@ def test_a_stream_is_begun_again_when_it_was_refused(world: Any, body: Any) -> N
 
 
 @pytest.mark.parametrize("status", [502, 504])
-def test_a_proxy_that_lost_the_answer_is_not_asked_again(world: Any, execute: Execute, status: int) -> None:
-    world.script = [world.reply(status, b"<html>Bad gateway</html>"), world.outcome()]
+def test_a_proxy_that_lost_the_answer_is_not_asked_again(server: Any, execute: Execute, status: int) -> None:
+    server.script = [server.reply(status, b"<html>Bad gateway</html>"), server.outcome()]
     with pytest.raises(AnswerLost, match="Bad gateway"):
         execute("1")
-    assert len(world.seen) == 1
+    assert len(server.seen) == 1
 
 
 @pytest.mark.parametrize(
@@ -139,22 +139,22 @@ def test_a_proxy_that_lost_the_answer_is_not_asked_again(world: Any, execute: Ex
     ],
 )
 def test_a_fault_that_may_have_come_late_is_not_asked_again(
-    world: Any, execute: Execute, code: str, kind: type[BelljarError]
+    server: Any, execute: Execute, code: str, kind: type[BelljarError]
 ) -> None:
-    world.script = [world.refuse(503, code, Retry_After="1"), world.outcome()]
+    server.script = [server.refuse(503, code, Retry_After="1"), server.outcome()]
     with pytest.raises(kind):
         execute("1")
-    assert len(world.seen) == 1
+    assert len(server.seen) == 1
 
 
-def test_a_connection_lost_after_sending_is_not_tried_again(world: Any, execute: Execute) -> None:
-    world.script = [world.hang_up(), world.outcome()]
+def test_a_connection_lost_after_sending_is_not_tried_again(server: Any, execute: Execute) -> None:
+    server.script = [server.hang_up(), server.outcome()]
     with pytest.raises(AnswerLost, match="may have run"):
         execute("1")
-    assert len(world.seen) == 1
+    assert len(server.seen) == 1
 
 
-def test_half_an_answer_is_not_asked_for_again(world: Any, execute: Execute) -> None:
+def test_half_an_answer_is_not_asked_for_again(server: Any, execute: Execute) -> None:
     def half(exchange: Any) -> None:
         exchange.send_response(200)
         exchange.send_header("Content-Length", "1000")
@@ -162,46 +162,46 @@ def test_half_an_answer_is_not_asked_for_again(world: Any, execute: Execute) -> 
         exchange.wfile.write(b'{"id": ')
         exchange.end()
 
-    world.script = [half, world.outcome()]
+    server.script = [half, server.outcome()]
     with pytest.raises(AnswerLost):
         execute("1")
-    assert len(world.seen) == 1
+    assert len(server.seen) == 1
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 413, 422, 500])
-def test_what_will_not_change_is_not_asked_again(world: Any, execute: Execute, status: int) -> None:
-    world.script = [world.refuse(status, "a_word_of_tomorrow"), world.outcome()]
+def test_what_will_not_change_is_not_asked_again(server: Any, execute: Execute, status: int) -> None:
+    server.script = [server.refuse(status, "a_word_of_tomorrow"), server.outcome()]
     with pytest.raises(CallerError if status < 500 else SandboxFault):
         execute("1")
-    assert len(world.seen) == 1
+    assert len(server.seen) == 1
 
 
-def test_health_is_asked_once(world: Any) -> None:
-    world.script = [world.refuse(429, "queue_full"), world.reply(200, {"status": "ok"})]
-    with Client(world.url, retries=QUICK) as client, pytest.raises(Overloaded):
+def test_health_is_asked_once(server: Any) -> None:
+    server.script = [server.refuse(429, "queue_full"), server.reply(200, {"status": "ok"})]
+    with Client(server.url, retries=QUICK) as client, pytest.raises(Overloaded):
         client.health()
-    assert len(world.seen) == 1
+    assert len(server.seen) == 1
 
 
 # ---- bounds
 
 
-def test_attempts_are_bounded_and_the_last_error_is_raised(world: Any, execute: Execute) -> None:
-    world.script = [world.refuse(429, "queue_full", "all full", {"queued": 7})]
+def test_attempts_are_bounded_and_the_last_error_is_raised(server: Any, execute: Execute) -> None:
+    server.script = [server.refuse(429, "queue_full", "all full", {"queued": 7})]
     with pytest.raises(QueueFull, match="all full") as caught:
         execute("1")
     assert caught.value.details["queued"] == 7
-    assert len(world.seen) == QUICK.attempts
+    assert len(server.seen) == QUICK.attempts
 
 
-def test_a_pause_past_the_total_time_is_not_begun(world: Any, execute: Execute) -> None:
-    world.script = [world.refuse(503, "draining", Retry_After="3600")]
+def test_a_pause_past_the_total_time_is_not_begun(server: Any, execute: Execute) -> None:
+    server.script = [server.refuse(503, "draining", Retry_After="3600")]
     begun = time.monotonic()
     with pytest.raises(Draining) as caught:
         execute("1")
     assert caught.value.retry_after_seconds == 3600
     assert time.monotonic() - begun < 10
-    assert len(world.seen) == 1
+    assert len(server.seen) == 1
 
 
 def test_nobody_listening_is_unreachable_in_the_end() -> None:
@@ -258,8 +258,8 @@ def test_retry_after_is_read(headers: dict[str, str], seconds: float | None) -> 
     assert read_retry_after(headers) == seconds
 
 
-def test_the_step_of_a_jail_is_kept(world: Any, execute: Execute) -> None:
-    world.script = [world.refuse(503, "jail_setup_failed", "no", {"step": "mounts"})]
+def test_the_step_of_a_jail_is_kept(server: Any, execute: Execute) -> None:
+    server.script = [server.refuse(503, "jail_setup_failed", "no", {"step": "mounts"})]
     with pytest.raises(JailSetupFailed) as caught:
         execute("1")
     assert caught.value.step == "mounts"

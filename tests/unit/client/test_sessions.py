@@ -31,7 +31,7 @@ from belljar.contract.errors import FileNotInSession, InvalidExecution, UnsafePa
 from belljar.contract.execution import Limits
 from belljar.contract.sessions import SessionState
 
-from .conftest import OutsideWorld
+from .conftest import ScriptedServer
 
 LOOP = "import time\nprint('up', flush=True)\nwhile True: time.sleep(0.01)"
 STATE = SessionState(
@@ -204,9 +204,9 @@ def test_event_loop(real_url: str) -> None:
 
 
 @pytest.fixture
-def far(world: OutsideWorld) -> Iterator[Client]:
+def far(server: ScriptedServer) -> Iterator[Client]:
     retries = Retries(attempts=3, first_pause_seconds=0.01, total_seconds=5)
-    with Client(world.url, retries=retries, room_seconds=2) as opened:
+    with Client(server.url, retries=retries, room_seconds=2) as opened:
         yield opened
 
 
@@ -220,47 +220,49 @@ def far(world: OutsideWorld) -> Iterator[Client]:
         pytest.param(lambda session: session.delete("a"), id="delete"),
     ],
 )
-def test_what_may_have_happened_is_not_sent_again(world: OutsideWorld, far: Client, use: Callable[[Any], Any]) -> None:
-    world.script = [world.reply(201, STATE.as_json()), world.hang_up()]
+def test_what_may_have_happened_is_not_sent_again(
+    server: ScriptedServer, far: Client, use: Callable[[Any], Any]
+) -> None:
+    server.script = [server.reply(201, STATE.as_json()), server.hang_up()]
     session = far.session()
     with pytest.raises(AnswerLost):
         use(session)
-    assert len(world.seen) == 2
+    assert len(server.seen) == 2
 
 
-def test_opening_is_not_sent_again(world: OutsideWorld, far: Client) -> None:
-    world.script = [world.hang_up()]
+def test_opening_is_not_sent_again(server: ScriptedServer, far: Client) -> None:
+    server.script = [server.hang_up()]
     with pytest.raises(AnswerLost):
         far.session()
-    assert len(world.seen) == 1
+    assert len(server.seen) == 1
 
 
-def test_full_server_is_asked_again(world: OutsideWorld, far: Client) -> None:
-    full = world.refuse(429, "too_many_sessions", Retry_After="0")
-    world.script = [full, world.reply(201, STATE.as_json()), world.reply(204, b"")]
+def test_full_server_is_asked_again(server: ScriptedServer, far: Client) -> None:
+    full = server.refuse(429, "too_many_sessions", Retry_After="0")
+    server.script = [full, server.reply(201, STATE.as_json()), server.reply(204, b"")]
     with far.session() as session:
         assert session.opened == STATE
-    assert [each.method for each in world.seen] == ["POST", "POST", "DELETE"]
+    assert [each.method for each in server.seen] == ["POST", "POST", "DELETE"]
 
 
-def test_questions_are_asked_again(world: OutsideWorld, far: Client) -> None:
-    world.script = [world.reply(201, STATE.as_json()), world.hang_up(), world.reply(200, b"\0content")]
+def test_questions_are_asked_again(server: ScriptedServer, far: Client) -> None:
+    server.script = [server.reply(201, STATE.as_json()), server.hang_up(), server.reply(200, b"\0content")]
     assert far.session().download("d/a b%é") == b"\0content"
-    assert world.seen[-1].path == "/v1/sessions/s%201%2F%C3%A9/files/d/a%20b%25%C3%A9"
+    assert server.seen[-1].path == "/v1/sessions/s%201%2F%C3%A9/files/d/a%20b%25%C3%A9"
 
 
-def test_upload_sends_raw_bytes(world: OutsideWorld, far: Client) -> None:
-    world.script = [world.reply(201, STATE.as_json()), world.reply(204, b"")]
+def test_upload_sends_raw_bytes(server: ScriptedServer, far: Client) -> None:
+    server.script = [server.reply(201, STATE.as_json()), server.reply(204, b"")]
     far.session().upload("a", b"\0\xff")
-    assert (world.seen[-1].method, world.seen[-1].body) == ("PUT", b"\0\xff")
-    assert world.seen[-1].headers["content-type"] == "application/octet-stream"
+    assert (server.seen[-1].method, server.seen[-1].body) == ("PUT", b"\0\xff")
+    assert server.seen[-1].headers["content-type"] == "application/octet-stream"
 
 
-def test_only_what_is_named_is_sent(world: OutsideWorld, far: Client) -> None:
-    world.script = [world.reply(201, STATE.as_json())]
+def test_only_what_is_named_is_sent(server: ScriptedServer, far: Client) -> None:
+    server.script = [server.reply(201, STATE.as_json())]
     far.session()
     far.session(timeout=3, memory_mb=64, idle_seconds=9, files={"a": "b"})
-    assert [each.body for each in world.seen] == [
+    assert [each.body for each in server.seen] == [
         {},
         {
             "limits": {"memory_mb": 64, "wall_seconds": 3},
@@ -281,32 +283,32 @@ def test_only_what_is_named_is_sent(world: OutsideWorld, far: Client) -> None:
     ],
 )
 def test_what_cannot_be_sent_is_refused_here(
-    world: OutsideWorld, far: Client, use: Callable[[Client], Any], message: str
+    server: ScriptedServer, far: Client, use: Callable[[Client], Any], message: str
 ) -> None:
-    world.script = [world.reply(200, STATE.as_json())]
+    server.script = [server.reply(200, STATE.as_json())]
     with pytest.raises(InvalidExecution, match=message):
         use(far)
-    assert not [each for each in world.seen if each.method != "GET"]
+    assert not [each for each in server.seen if each.method != "GET"]
 
 
-def test_whole_limits_are_a_base_for_the_short_names(world: OutsideWorld, far: Client) -> None:
-    world.script = [world.reply(201, STATE.as_json())]
+def test_whole_limits_are_a_base_for_the_short_names(server: ScriptedServer, far: Client) -> None:
+    server.script = [server.reply(201, STATE.as_json())]
     far.session(limits=Limits(), timeout=3)
-    assert world.seen[0].body["limits"] == {**Limits().as_json(), "wall_seconds": 3}
+    assert server.seen[0].body["limits"] == {**Limits().as_json(), "wall_seconds": 3}
 
 
-def test_failure_inside_counts_more_than_failure_to_close(world: OutsideWorld, far: Client) -> None:
-    world.script = [world.reply(201, STATE.as_json()), world.hang_up()]
+def test_failure_inside_counts_more_than_failure_to_close(server: ScriptedServer, far: Client) -> None:
+    server.script = [server.reply(201, STATE.as_json()), server.hang_up()]
     with pytest.raises(ZeroDivisionError), far.session():
         raise ZeroDivisionError
     with pytest.raises(AnswerLost):
-        world.script = [world.reply(201, STATE.as_json()), world.hang_up()]
+        server.script = [server.reply(201, STATE.as_json()), server.hang_up()]
         with far.session():
             pass
 
 
-def test_nonsense_is_said_to_be(world: OutsideWorld, far: Client) -> None:
-    world.script = [world.reply(201, {"id": "x"})]
+def test_nonsense_is_said_to_be(server: ScriptedServer, far: Client) -> None:
+    server.script = [server.reply(201, {"id": "x"})]
     with pytest.raises(AnswerLost):
         far.session()
     with pytest.raises(CallerError):

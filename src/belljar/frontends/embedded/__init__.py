@@ -1,1 +1,1 @@
-"""None"""
+"""Belljar inside a Python program: sandboxes and sessions without a server."""

@@ -1,60 +1,47 @@
 """Belljar inside a Python program: `with belljar.Sandbox() as box: box.run("print(1)")`.
 
 `AsyncSandbox` lives on the event loop that opens it. `Sandbox` keeps an event loop in a thread of its own, so that any
-number of ordinary threads can run programs at once, also beneath somebody else's event loop, as in a notebook.
+number of threads can run programs at once, even in a program with its own event loop, such as a notebook.
 
-A sandbox belongs to the process that made it. A forked child has copies of its descriptors but not its threads, and
-would speak into the middle of its parent's conversations; it gets an error instead.
+A sandbox belongs to the process that made it. A forked child inherits its descriptors but not its threads, and would
+write into the middle of its parent's messages; it gets an error instead.
 """
 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import dataclasses
-import functools
 import os
 import threading
 import warnings
 import weakref
-from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, Unpack, cast, overload
+from typing import Any, Literal, Self, Unpack, cast, overload
 
 from belljar.assembly import build_engine
 from belljar.contract.errors import BelljarError, CallerError, InvalidExecution
 from belljar.contract.execution import Event, Execution, Outcome
 from belljar.contract.files import File
 from belljar.contract.request import ExecutionRequest, ProgramKeywords
-from belljar.contract.tools import ALL_TOOLS
 from belljar.engine.admission.request import admit
 from belljar.engine.engine import Engine
-from belljar.frontends.embedded.portal import CLOSED, FORKED, Call, Life
-from belljar.frontends.embedded.sessions import AsyncSession, Session, SessionOptions, refuse_unknown
+from belljar.frontends.embedded.sessions import AsyncSession, Session, SessionOptions, lend_tools
+from belljar.portal import CLOSED, FORKED, Portal, Program, refuse_unknown, run_many, split_program
 from belljar.settings import Settings, load
-
-_AHEAD = 16  # `run_many` holds this many times `max_in_flight` answers, so that one slow program delays no others
-
-_NO_MORE = object()
-
-_T = TypeVar("_T")
 
 
 class RunOptions(ProgramKeywords, total=False):
-    """What may be asked beside the code. `timeout` is in seconds of wall time; a Path among `files` is read here."""
+    """The options of a program. `timeout` is in seconds of wall time; a Path among `files` is read here."""
 
     files: Mapping[str, str | bytes | Path] | Iterable[File | Path] | None
-    tools: bool | Sequence[str | Callable[..., Any]]  # functions of yours that the program may call; names of tools
-
-
-Program = str | Mapping[str, Any]  # the code, or a mapping with "code" and the names of Asked
+    tools: bool | Sequence[str | Callable[..., Any]]  # functions that the program may call, or names of tools
 
 
 class _Owned:
-    """The settings of a sandbox, and whose it is."""
+    """The settings of a sandbox, and the process that it belongs to."""
 
     def __init__(
         self,
@@ -63,10 +50,10 @@ class _Owned:
         without_walls: Iterable[str] = (),
         progress: Callable[[str], None] | None = None,
     ) -> None:
-        """Nothing is started yet; without `settings` they are read from the environment.
+        """Nothing is started yet. By default, settings are read from the environment.
 
         Raises:
-            InvalidSettings: a setting makes no sense, or `without_walls` names no wall.
+            InvalidSettings: a setting is invalid, or `without_walls` has an unknown name.
         """
         self.settings = _give_up_walls(load() if settings is None else settings, tuple(without_walls))
         self._progress = progress
@@ -75,20 +62,17 @@ class _Owned:
 
     def _check_usable(self) -> None:
         if os.getpid() != self._pid:
-            raise CallerError(FORKED)
+            raise CallerError(FORKED.format("sandbox"))
         if self._closed:
-            raise CallerError(CLOSED)
+            raise CallerError(CLOSED.format("sandbox"))
 
     def _width(self, max_in_flight: int | None) -> int:
-        if max_in_flight is None:
-            return 2 * self.settings.pool.max_running  # enough that a freed slot finds the next one waiting
-        if max_in_flight < 1:
-            raise InvalidExecution("max_in_flight must be at least 1", field="max_in_flight")
-        return max_in_flight
+        # By default enough that a freed slot finds the next program waiting.
+        return 2 * self.settings.pool.max_running if max_in_flight is None else max_in_flight
 
 
 class AsyncSandbox(_Owned):
-    """Runs programs from the event loop that first uses it. Close it, or use `async with`."""
+    """Runs programs on the event loop that first uses it. Close it, or use `async with`."""
 
     _engine: Engine | None = None
     _loop: asyncio.AbstractEventLoop | None = None
@@ -103,7 +87,7 @@ class AsyncSandbox(_Owned):
         return self
 
     async def close(self, grace_seconds: float = 5.0) -> None:
-        """Let running programs finish within the grace, cancel the rest, leave nothing behind."""
+        """Let running programs finish within the grace period, cancel the rest, and clean up."""
         if not self._closed and os.getpid() == self._pid:
             self._closed = True
             if self._engine is not None:
@@ -117,29 +101,31 @@ class AsyncSandbox(_Owned):
     ) -> None:
         await self.close(0.0 if error else 5.0)
 
-    async def run(self, code: str, **asked: Unpack[RunOptions]) -> Outcome:
+    async def run(self, code: str, **options: Unpack[RunOptions]) -> Outcome:
         """Run one program to its end; cancelling this ends it.
 
         Raises:
-            CallerError: the request must change. Overloaded: it may work later. SandboxFault: we broke.
+            CallerError: the request must change. Overloaded: it may work later. SandboxFault: Belljar failed.
         """
-        refuse_unknown("run", asked, RunOptions)
-        if asked.get("tools"):
-            with contextlib.ExitStack() as loans:
-                return await self._run(code, await self._lend(asked, loans))
-        return await self._run(code, asked)
+        refuse_unknown("run", options, RunOptions)
+        if options.get("tools"):
+            with contextlib.ExitStack() as stack:
+                options["tools"] = await lend_tools(self._ready, options["tools"], stack)
+                return await self._run(code, options)
+        return await self._run(code, options)
 
-    async def _run(self, code: str, asked: RunOptions) -> Outcome:
-        execution = await self._admit(code, asked)
+    async def _run(self, code: str, options: RunOptions) -> Outcome:
+        execution = await self._admit(code, options)
         engine = await self._ready()
         return await engine.run(execution)
 
-    async def stream(self, code: str, **asked: Unpack[RunOptions]) -> AsyncGenerator[Event, None]:
-        """Yield what a program does while it does it; closing this early (`aclose`) ends the program."""
-        refuse_unknown("stream", asked, RunOptions)
-        # Not an asynchronous context manager: an interpreter that exits would close it and this one side by side.
-        with contextlib.ExitStack() as loans:
-            execution = await self._admit(code, await self._lend(asked, loans))
+    async def stream(self, code: str, **options: Unpack[RunOptions]) -> AsyncGenerator[Event, None]:
+        """Yield the events of a program as they happen; closing this early (`aclose`) ends the program."""
+        refuse_unknown("stream", options, RunOptions)
+        # Not an asynchronous context manager: at exit, the interpreter would close it and this generator concurrently.
+        with contextlib.ExitStack() as stack:
+            options["tools"] = await lend_tools(self._ready, options.get("tools", ()), stack)
+            execution = await self._admit(code, options)
             engine = await self._ready()
             async with contextlib.aclosing(engine.stream(execution)) as events:
                 async for event in events:
@@ -162,68 +148,35 @@ class AsyncSandbox(_Owned):
     async def run_many(
         self, programs: Iterable[Program], *, max_in_flight: int | None = None, return_exceptions: bool = False
     ) -> AsyncGenerator[Outcome | BelljarError, None]:
-        """Run programs side by side and yield their outcomes in order; they are taken as there is room for them.
+        """Run programs concurrently and yield their outcomes in order; programs are taken as there is room for them.
 
-        With `return_exceptions`, a program that could not be run yields its error in its place.
+        With `return_exceptions`, a program that could not be run yields its error in place of an outcome.
         """
-        width = self._width(max_in_flight)
-        gate = asyncio.Semaphore(width)
-        source = iter(programs)
-        tasks: deque[asyncio.Task[Outcome | BelljarError]] = deque()
-        try:
-            while True:
-                while len(tasks) < width or (len(tasks) < _AHEAD * width and not tasks[0].done()):
-                    program = next(source, _NO_MORE)
-                    if program is _NO_MORE:
-                        break
-                    tasks.append(asyncio.create_task(self.run_gated(gate, program, return_exceptions)))
-                if not tasks:
-                    return
-                yield await tasks[0]
-                tasks.popleft()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        outcomes = run_many(self._run_program, programs, self._width(max_in_flight), return_exceptions)
+        async with contextlib.aclosing(outcomes):
+            async for outcome in outcomes:
+                yield outcome
 
-    async def run_gated(self, gate: asyncio.Semaphore, program: object, keep_error: bool) -> Outcome | BelljarError:
-        """Run one of many, once the gate lets it through."""
-        async with gate:
-            try:
-                code, asked = _unfold(program)
-                return await self.run(code, **asked)
-            except BelljarError as error:
-                if not keep_error:
-                    raise
-                return error
+    async def _run_program(self, program: object) -> Outcome:
+        code, fields = split_program(program, RunOptions)
+        return await self.run(code, **cast(RunOptions, fields))
 
-    def session(self, **asked: Unpack[SessionOptions]) -> AsyncSession:
-        """An interpreter that stays: `async with box.session() as s: await s.run("x = 1")`."""
+    def session(self, **options: Unpack[SessionOptions]) -> AsyncSession:
+        """A session: an interpreter that keeps its state. `async with box.session() as s: await s.run("x = 1")`."""
         self._check_usable()
-        refuse_unknown("session", asked, SessionOptions)
-        return AsyncSession(self.settings, self._ready, asked)
+        refuse_unknown("session", options, SessionOptions)
+        return AsyncSession(self.settings, self._ready, options)
 
     def facts(self) -> Mapping[str, Any]:
-        """Numbers for monitoring: what runs, what waits."""
+        """Numbers for monitoring, such as running and queued programs."""
         self._check_usable()
         return {} if self._engine is None else self._engine.facts()
 
-    async def _lend(self, asked: RunOptions, loans: contextlib.ExitStack) -> RunOptions:
-        """Functions among the tools are offered to this one program, until `loans` is closed."""
-        given = asked.get("tools")
-        if not given or given is True:
-            return {**asked, "tools": [ALL_TOOLS] if given else []}
-        if isinstance(given, str) or not isinstance(given, Sequence):
-            raise InvalidExecution("tools must be a list of functions and of names, or True for all", field="tools")
-        tools = (await self._ready()).tools
-        assert tools is not None
-        return {**asked, "tools": loans.enter_context(tools.lending(given))}
-
-    async def _admit(self, code: str, asked: RunOptions) -> Execution:
+    async def _admit(self, code: str, options: RunOptions) -> Execution:
         self._check_usable()
-        if any(isinstance(each, Path) for each in _contents(asked.get("files"))):
-            return await asyncio.to_thread(_admit, self.settings, code, asked)
-        return _admit(self.settings, code, asked)
+        if any(isinstance(each, Path) for each in _contents(options.get("files"))):
+            return await asyncio.to_thread(_admit, self.settings, code, options)
+        return _admit(self.settings, code, options)
 
     async def _ready(self) -> Engine:
         self._check_usable()
@@ -244,9 +197,9 @@ class AsyncSandbox(_Owned):
 
 
 class Sandbox(_Owned):
-    """Runs programs from ordinary code, from any number of threads. Close it, or use `with`."""
+    """Runs programs for blocking code, in any number of threads. Close it, or use `with`."""
 
-    _life: Life | None = None
+    _portal: Portal[AsyncSandbox] | None = None
 
     def __init__(
         self,
@@ -256,7 +209,7 @@ class Sandbox(_Owned):
         progress: Callable[[str], None] | None = None,
     ) -> None:
         super().__init__(settings=settings, without_walls=without_walls, progress=progress)
-        self._door = threading.Lock()  # one opens or closes at a time
+        self._door = threading.Lock()  # only one thread opens or closes it at a time
 
     def open(self) -> Self:
         """Start the sandbox now rather than at the first program.
@@ -268,14 +221,14 @@ class Sandbox(_Owned):
         return self
 
     def close(self, grace_seconds: float = 5.0) -> None:
-        """Let running programs finish within the grace, cancel the rest, leave nothing behind."""
+        """Let running programs finish within the grace period, cancel the rest, and clean up."""
         if os.getpid() != self._pid:
             return
         with self._door:
             self._closed = True
-            if self._life is not None:
-                self._life.stop(grace_seconds)
-                self._life.over.result()
+            if self._portal is not None:
+                self._portal.stop(grace_seconds)
+                self._portal.over.result()
 
     def __enter__(self) -> Self:
         return self.open()
@@ -285,19 +238,19 @@ class Sandbox(_Owned):
     ) -> None:
         self.close(0.0 if error else 5.0)
 
-    def run(self, code: str, **asked: Unpack[RunOptions]) -> Outcome:
+    def run(self, code: str, **options: Unpack[RunOptions]) -> Outcome:
         """Run one program to its end; an interrupt (Ctrl-C) ends it first.
 
         Raises:
-            CallerError: the request must change. Overloaded: it may work later. SandboxFault: we broke.
+            CallerError: the request must change. Overloaded: it may work later. SandboxFault: Belljar failed.
         """
-        life = self._ready()
-        return life.call(life.box.run(code, **asked)).result()
+        portal = self._ready()
+        return portal.call(portal.target.run(code, **options)).result()
 
-    def stream(self, code: str, **asked: Unpack[RunOptions]) -> Generator[Event, None, None]:
-        """Yield what a program does while it does it; closing this early ends the program."""
-        life = self._ready()
-        return self._iterate(life, life.box.stream(code, **asked))
+    def stream(self, code: str, **options: Unpack[RunOptions]) -> Generator[Event, None, None]:
+        """Yield the events of a program as they happen; closing this early ends the program."""
+        portal = self._ready()
+        return portal.iterate(portal.target.stream(code, **options), owner=self)
 
     @overload
     def run_many(
@@ -316,83 +269,39 @@ class Sandbox(_Owned):
     def run_many(
         self, programs: Iterable[Program], *, max_in_flight: int | None = None, return_exceptions: bool = False
     ) -> Generator[Outcome | BelljarError, None, None]:
-        """As AsyncSandbox.run_many; `programs` is read in the calling thread, so it may take its time."""
-        life = self._ready()
-        width = self._width(max_in_flight)
-        gate = asyncio.Semaphore(width)
-        source = iter(programs)
-        calls: deque[Call[Outcome | BelljarError]] = deque()
-        try:
-            while True:
-                while len(calls) < width or (len(calls) < _AHEAD * width and not calls[0].is_done):
-                    program = next(source, _NO_MORE)
-                    if program is _NO_MORE:
-                        break
-                    calls.append(life.call(life.box.run_gated(gate, program, return_exceptions)))
-                if not calls:
-                    return
-                yield calls[0].result()
-                calls.popleft()
-        finally:
-            for call in calls:
-                call.cancel()
-            for call in calls:
-                call.wait()
+        """As AsyncSandbox.run_many; `programs` is read in the calling thread, so it may block."""
+        portal = self._ready()
+        run = portal.target._run_program
+        yield from portal.run_many(run, programs, self._width(max_in_flight), return_exceptions)
 
-    def session(self, **asked: Unpack[SessionOptions]) -> Session:
-        """An interpreter that stays: `with box.session() as s: s.run("x = 1")`."""
-        life = self._ready()
-        return Session(life.box.session(**asked), functools.partial(self._answer, life))
+    def session(self, **options: Unpack[SessionOptions]) -> Session:
+        """A session: an interpreter that keeps its state. `with box.session() as s: s.run("x = 1")`."""
+        portal = self._ready()
+        return Session(portal.target.session(**options), portal, owner=self)
 
     def facts(self) -> Mapping[str, Any]:
-        """Numbers for monitoring: what runs, what waits."""
-        life = self._ready()
-        return life.call(_facts(life.box)).result()
+        """Numbers for monitoring, such as running and queued programs."""
+        portal = self._ready()
+        return portal.call(_facts(portal.target)).result()
 
-    def _answer(self, life: Life, work: Coroutine[Any, Any, _T]) -> _T:
-        """A method, so that the sandbox is not collected while somebody still has a session of it."""
-        return life.call(work).result()
-
-    def _iterate(self, life: Life, events: AsyncGenerator[Event, None]) -> Generator[Event, None, None]:
-        """A method, so that the sandbox is not collected while somebody still reads from it."""
-        try:
-            while (event := life.call(_next(events)).result()) is not None:
-                yield event
-        finally:
-            with contextlib.suppress(CallerError):  # closed meanwhile: the program is gone already
-                life.call(_end(events)).wait()
-
-    def _ready(self) -> Life:
+    def _ready(self) -> Portal[AsyncSandbox]:
         self._check_usable()
-        if self._life is None:
+        if self._portal is None:
             with self._door:
                 self._check_usable()
-                if self._life is None:
-                    self._life = self._start()
-        return self._life
+                if self._portal is None:
+                    self._portal = self._start()
+        return self._portal
 
-    def _start(self) -> Life:
-        life = Life(AsyncSandbox(settings=self.settings, progress=self._progress))
-        weakref.finalize(self, life.abandon)  # when dropped without `close`, or at the interpreter's exit
-        try:
-            life.opened.result()
-        except BaseException:
-            life.stop(grace_seconds=0.0)
-            concurrent.futures.wait([life.over])
-            raise
-        return life
+    def _start(self) -> Portal[AsyncSandbox]:
+        portal = Portal(AsyncSandbox(settings=self.settings, progress=self._progress), "sandbox")
+        weakref.finalize(self, portal.abandon)  # when dropped without `close`, or at the interpreter's exit
+        portal.wait_until_open()
+        return portal
 
 
 async def _facts(box: AsyncSandbox) -> Mapping[str, Any]:
     return box.facts()
-
-
-async def _next(events: AsyncGenerator[Event, None]) -> Event | None:
-    return await anext(events, None)
-
-
-async def _end(events: AsyncGenerator[Event, None]) -> None:
-    await events.aclose()
 
 
 def _give_up_walls(settings: Settings, walls: tuple[str, ...]) -> Settings:
@@ -403,24 +312,8 @@ def _give_up_walls(settings: Settings, walls: tuple[str, ...]) -> Settings:
     return dataclasses.replace(settings, jail=jail)
 
 
-def _unfold(program: object) -> tuple[str, RunOptions]:
-    """Take apart one of the programs of `run_many`."""
-    if isinstance(program, str):
-        return program, {}
-    if not isinstance(program, Mapping) or "code" not in program:
-        raise InvalidExecution("each program must be a string, or a mapping with 'code' in it", field="programs")
-    unknown = program.keys() - RunOptions.__annotations__.keys() - {"code"}
-    if unknown:
-        raise InvalidExecution(
-            f"a program has no {min(map(repr, unknown))}; known are: code, {', '.join(RunOptions.__annotations__)}",
-            field="programs",
-        )
-    asked = {name: value for name, value in program.items() if name != "code"}
-    return program["code"], cast(RunOptions, asked)
-
-
-def _admit(settings: Settings, code: str, asked: RunOptions) -> Execution:
-    rest: dict[str, Any] = dict(asked)
+def _admit(settings: Settings, code: str, options: RunOptions) -> Execution:
+    rest: dict[str, Any] = dict(options)
     if rest.get("files"):
         rest["files"] = _read_paths(rest["files"], settings.request.files_bytes)
     return admit(settings, ExecutionRequest(code, **rest))
@@ -433,7 +326,7 @@ def _contents(files: object) -> Iterable[object]:
 
 
 def _read_paths(files: object, bytes_max: int) -> object:
-    """Replace each Path by what it holds; what is no Path is left for admission to judge."""
+    """Replace each Path by its content; everything else is left for admission to check."""
     if isinstance(files, Mapping):
         return {name: _read(each, bytes_max) if isinstance(each, Path) else each for name, each in files.items()}
     if isinstance(files, (str, bytes)) or not isinstance(files, Iterable):
@@ -442,7 +335,7 @@ def _read_paths(files: object, bytes_max: int) -> object:
 
 
 def _read(path: Path, bytes_max: int) -> bytes:
-    """At most one byte more than is taken: enough for admission to refuse it."""
+    """Read at most one byte more than is allowed: enough for admission to refuse it."""
     try:
         with path.open("rb") as file:
             return file.read(bytes_max + 1)

@@ -14,8 +14,8 @@ from typing import Any, Protocol, Self, TypeVar
 
 from belljar.assembly import build_engine
 from belljar.client.async_client import AsyncClient
+from belljar.client.request import SessionOptions
 from belljar.client.retries import Retries
-from belljar.client.session_request import SessionOptions
 from belljar.client.sessions import AsyncSession
 from belljar.contract.errors import InvalidSettings
 from belljar.contract.execution import Event
