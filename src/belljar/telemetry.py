@@ -1,11 +1,11 @@
-"""What an operator sees: one log line per execution, and numbers for Prometheus.
+"""What an operator sees: one log line per execution, and metrics for Prometheus.
 
-Why a thread writes the log: whoever reads our standard error may stop reading, and a full pipe would stop the event
-loop and every program with it. The loop only appends to a list; when the reader is too far behind, lines are dropped
-and counted instead.
+Why a thread writes the log: the reader of standard error may stop reading, and a full pipe would block the event loop
+and every program with it. The loop only appends to a list; when the reader is too far behind, lines are dropped and
+counted instead.
 
-Why not prometheus_client's own counters: they lock and look names up, each time. An execution is counted in plain
-numbers on the event loop, and made into metrics when somebody asks.
+Why not prometheus_client's own counters: they take a lock and look up names each time. An execution is counted in plain
+numbers on the event loop; these become metrics when Prometheus requests them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Facts = Callable[[], Mapping[str, Any]]
 
 
 class Log:
-    """Structured lines, as JSON or as text for a person. Safe to use from any thread."""
+    """Structured lines, as JSON or as text for people. Thread-safe."""
 
     def __init__(self, descriptor: int = 2, log_format: str = "auto") -> None:
         self.dropped = 0
@@ -60,11 +60,11 @@ class Log:
         self._thread.start()
 
     def write(self, event: str, **fields: Any) -> None:
-        """Note that something happened; fields are plain values."""
+        """Log an event; fields are plain values."""
         self.put({"time": time.time(), "event": event, **fields})
 
     def put(self, line: dict[str, Any]) -> None:
-        """Note a whole line, `time` and `event` among its fields; it is the log's from now on."""
+        """Log a whole line with its fields `time` and `event`; the log changes it later."""
         if len(self._lines) >= _UNWRITTEN_LINES_MAX:
             self.dropped += 1
             return
@@ -73,7 +73,7 @@ class Log:
             self._something.set()
 
     def close(self) -> None:
-        """Write what is left, if anybody reads it."""
+        """Write what is left, unless that takes longer than a second."""
         self._closed = True
         self._something.set()
         self._thread.join(1.0)
@@ -82,7 +82,7 @@ class Log:
         while not (self._closed and not self._lines):
             self._something.wait()
             if not self._closed:
-                time.sleep(_FLUSH_SECONDS)  # lines come in crowds; one wake-up and one write serve them all
+                time.sleep(_FLUSH_SECONDS)  # lines come in bursts; one wake-up and one write serve them all
             self._something.clear()
             lines, self._lines = self._lines, []
             chunk = b"".join(map(self._encode, lines))
@@ -93,10 +93,10 @@ class Log:
                 self.dropped += chunk.count(b"\n")
 
     def _encode(self, line: dict[str, Any]) -> bytes:
-        """A line with its end; nothing at all if it cannot be written down, since the next one can."""
+        """One encoded line; empty if it cannot be encoded, so that the next lines are still written."""
         try:
             return (_encode_text if self._as_text else _encode_json)(_with_date(line)) + b"\n"
-        except Exception:  # noqa: BLE001  whatever a value breaks with; there is nobody to tell
+        except Exception:  # noqa: BLE001  a value may raise anything, and the log is where it would be reported
             self.dropped += 1
             return b""
 
@@ -104,7 +104,7 @@ class Log:
 def _encode_json(line: dict[str, Any]) -> bytes:
     try:
         return _encode_plain(line)
-    except UnicodeEncodeError:  # half of a surrogate pair, as names of files have
+    except UnicodeEncodeError:  # a lone surrogate, as file names may contain
         return _encode_plain({name: _escape(value) for name, value in line.items()})
 
 
@@ -124,36 +124,37 @@ def _with_date(line: dict[str, Any]) -> dict[str, Any]:
     return line
 
 
-@lru_cache(maxsize=8)  # lines come in crowds
+@lru_cache(maxsize=8)  # lines come in bursts
 def _write_date(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 class LogBridge(logging.Handler):
-    """Python's own logging, into the same lines."""
+    """Passes records of Python's logging on to a `Log`."""
 
     def __init__(self, log: Log) -> None:
         super().__init__()
         self._log = log
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one record; a traceback becomes a field of its own."""
+        """Write one record, with its traceback as a field."""
         try:
             fields: dict[str, Any] = {"level": record.levelname.lower(), "logger": record.name}
             fields["message"] = record.getMessage()
             if record.exc_info:
                 fields["traceback"] = logging.Formatter().formatException(record.exc_info)
-        except Exception:  # noqa: BLE001  the end of the line for a record that cannot be formatted
+        except Exception:  # noqa: BLE001  the record cannot be formatted
             self.handleError(record)
         else:
             self._log.write("log", **fields)
 
 
 class Telemetry(Collector):
-    """Counts and logs what happens. One per server."""
+    """Counts and logs outcomes, sessions and refusals: the engine's `Observer`. One per server."""
 
     def __init__(self, log: Log, facts: Facts, *, shows_content: bool = False) -> None:
         self.log = log
+        self.ran_at = 0.0  # when the latest program or cell had its outcome, as `time.monotonic` counts
         self._shows_content = shows_content
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
@@ -168,8 +169,9 @@ class Telemetry(Collector):
         self._cell: dict[str, _Histogram] = {}  # by language
         self._registry.register(self)
 
-    def executed(self, caller: str, execution: Execution, outcome: Outcome) -> None:
-        """One execution has its outcome."""
+    def executed(self, execution: Execution, outcome: Outcome) -> None:
+        """An execution has its outcome, whatever that is."""
+        self.ran_at = time.monotonic()
         usage = outcome.usage
         self._executions[outcome.language, str(outcome.status)] += 1
         self._queue.add(usage.queue_seconds)
@@ -179,22 +181,25 @@ class Telemetry(Collector):
         run.add(usage.wall_seconds)
         if usage.memory_peak_bytes:
             self._memory.add(usage.memory_peak_bytes)
-        self._log_outcome("execution", caller, execution, outcome)
+        self._log_outcome("execution", execution, outcome)
 
-    def ran_cell(self, caller: str, session_id: str, cell: Execution, outcome: Outcome) -> None:
-        """One cell of a session has its outcome."""
+    def ran_cell(self, session_id: str, cell: Execution, outcome: Outcome) -> None:
+        """A cell of a session has its outcome, whatever that is."""
+        self.ran_at = time.monotonic()
         self._cells[outcome.language, outcome.status.value] += 1
         self._cell.setdefault(outcome.language, _Histogram(_SECONDS)).add(outcome.usage.wall_seconds)
-        self._log_outcome("cell", caller, cell, outcome, session=session_id, cell=outcome.cell)
+        self._log_outcome("cell", cell, outcome, session=session_id, cell=outcome.cell)
 
-    def left_cell(self, caller: str, session_id: str, cell: Execution, cell_id: str) -> None:
-        """Whoever asked for a cell hung up, so it was interrupted, or never begun."""
+    def left_cell(self, session_id: str, cell: Execution, cell_id: str) -> None:
+        """The client hung up, so its cell was interrupted or never started."""
         status = Status.CANCELLED.value
         self._cells[cell.language, status] += 1
-        self.log.write("cell", id=cell_id, session=session_id, caller=caller, language=cell.language, status=status)
+        self.log.write(
+            "cell", id=cell_id, session=session_id, caller=cell.caller, language=cell.language, status=status
+        )
 
     def opened(self, caller: str, session: SessionState) -> None:
-        """A session is there, new or as a branch of another."""
+        """A session was opened, or branched from another."""
         self.log.write(
             "session_opened",
             id=session.id,
@@ -205,16 +210,16 @@ class Telemetry(Collector):
         )
 
     def ended(self, session_id: str, reason: str, cells: int) -> None:
-        """A session is gone."""
+        """A session has ended after so many cells."""
         self.log.write("session_ended", id=session_id, reason=reason, cells=cells)
 
-    def _log_outcome(self, event: str, caller: str, execution: Execution, outcome: Outcome, **more: Any) -> None:
+    def _log_outcome(self, event: str, execution: Execution, outcome: Outcome, **more: Any) -> None:
         usage = outcome.usage
         line = {
             "time": time.time(),
             "event": event,
             "id": outcome.id,
-            "caller": caller,
+            "caller": execution.caller,
             "language": outcome.language,
             "status": str(outcome.status),
             "exit_code": outcome.exit_code,
@@ -234,11 +239,11 @@ class Telemetry(Collector):
         self._refusals[str(status), code] += 1
 
     def expose(self) -> bytes:
-        """Everything, as Prometheus reads it."""
+        """All metrics, in the text format of Prometheus."""
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
-        """What was counted, as metrics."""
+        """The counts as metrics."""
         for name, meaning, names, counts in (
             ("belljar_executions", "Programs that have an outcome.", ["language", "status"], self._executions),
             ("belljar_cells", "Cells of sessions that have an outcome.", ["language", "status"], self._cells),
@@ -270,8 +275,6 @@ def _counted(
 
 
 class _Histogram:
-    """Counts between bounds."""
-
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.total = 0.0
         self._bounds = bounds
@@ -282,13 +285,13 @@ class _Histogram:
         self.total += value
 
     def buckets(self) -> list[tuple[str, float]]:
-        """As Prometheus has them: each with all below it."""
+        """Cumulative, as Prometheus expects them."""
         names = [*map(str, self._bounds), "+Inf"]
         return list(zip(names, accumulate(map(float, self._counts)), strict=True))
 
 
 class _FactsCollector(Collector):
-    """What the engine knows at the moment of asking."""
+    """The engine's own numbers, read when they are requested."""
 
     _GAUGES = (
         ("running", "belljar_running", "Programs running now."),
@@ -330,7 +333,6 @@ class _FactsCollector(Collector):
         self._log = log
 
     def collect(self) -> Iterator[Metric]:
-        """Read the facts once."""
         facts = self._facts()
         sandbox = facts.get("sandbox", {})
         for key, name, meaning in self._GAUGES:
@@ -354,7 +356,7 @@ class _FactsCollector(Collector):
 
 
 def set_up_logging(log: Log, *, is_debugging: bool) -> None:
-    """Send what Python's loggers say into `log`."""
+    """Send the records of Python's loggers to `log`."""
     logging.basicConfig(handlers=[LogBridge(log)], level=logging.DEBUG if is_debugging else logging.INFO, force=True)
     logging.getLogger("asyncio").setLevel(logging.WARNING)
     logging.getLogger("uvicorn").setLevel(logging.ERROR)

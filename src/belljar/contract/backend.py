@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from belljar.contract.execution import Display, Evidence, Execution, ToolAnswered, ToolCalled
+from belljar.contract.execution import Display, Evidence, Execution, Outcome, ToolAnswered, ToolCalled
 from belljar.contract.sessions import LiveSession, SessionOrder
 
 
@@ -54,3 +54,16 @@ class Sandbox(Protocol):
 
     def facts(self) -> Mapping[str, Any]:
         """Numbers for monitoring: ready guests, running programs, replaced zygotes."""
+
+
+class Observer(Protocol):
+    """Counts and logs what the engine does. Called on the event loop; must not block."""
+
+    def executed(self, execution: Execution, outcome: Outcome) -> None:
+        """An execution has its outcome."""
+
+    def ran_cell(self, session_id: str, cell: Execution, outcome: Outcome) -> None:
+        """A cell of a session has its outcome."""
+
+    def ended(self, session_id: str, reason: str, cells: int) -> None:
+        """A session has ended after so many cells."""

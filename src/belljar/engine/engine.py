@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
-from belljar.contract.backend import Sandbox, Watcher
+from belljar.contract.backend import Observer, Sandbox, Watcher
 from belljar.contract.errors import Draining
 from belljar.contract.execution import Event, Execution, Outcome
 from belljar.contract.tools import ToolHost
@@ -28,6 +28,7 @@ class Engine:
         self.settings = settings
         self.slots = Slots(settings.pool.max_running, settings.pool.max_queued)
         self.sessions = Sessions(sandbox, self.slots, settings.sessions, tools)
+        self._observer: Observer | None = None
         self._lock = asyncio.Lock()  # one opens or closes at a time
         self._opening: asyncio.Task[None] | None = None
         self._openers = 0  # how many wait for that
@@ -95,9 +96,15 @@ class Engine:
                 stack.push_async_callback(self.sandbox.close)
                 await self.sessions.end_all()
 
-    def run(
-        self, execution: Execution, *, id: str | None = None, watcher: Watcher | None = None
-    ) -> Coroutine[Any, Any, Outcome]:
+    def observe(self, observer: Observer) -> None:
+        """Report outcomes of executions and cells, and ended sessions, to `observer`."""
+        self._observer = observer
+        self.sessions.on_cell = observer.ran_cell
+        self.sessions.on_end = observer.ended
+
+    async def run(
+        self, execution: Execution, *, id: str | None = None, watcher: Watcher | None = None, is_observed: bool = True
+    ) -> Outcome:
         """Run one program to its end. Cancelling this ends the program before it returns.
 
         Raises:
@@ -105,12 +112,11 @@ class Engine:
             SandboxFault: the program could not be run.
         """
         if execution.tools:
-            return self._run_with_tools(execution, id, watcher)
-        return self.slots.run(execution, self.sandbox.run, id, watcher)
-
-    async def _run_with_tools(self, execution: Execution, id: str | None, watcher: Watcher | None) -> Outcome:
-        execution = dataclasses.replace(execution, tools=select_tools(self.tools, execution.tools))
-        return await self.slots.run(execution, self.sandbox.run, id, watcher)
+            execution = dataclasses.replace(execution, tools=select_tools(self.tools, execution.tools))
+        outcome = await self.slots.run(execution, self.sandbox.run, id, watcher)
+        if is_observed and self._observer is not None:
+            self._observer.executed(execution, outcome)
+        return outcome
 
     def stream(self, execution: Execution, *, id: str | None = None) -> AsyncGenerator[Event, None]:
         """Run one program and yield what it does while it does it; closing this early ends the program first.

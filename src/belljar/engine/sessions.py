@@ -201,6 +201,7 @@ class Sessions:
         self._opening: dict[_Key, asyncio.Event] = {}  # set once it is open, or could not be opened
         self._ended: Counter[str] = Counter()  # by reason
         self._opened = self._branched = 0
+        self.on_cell: Callable[[str, Execution, Outcome], None] | None = None  # called with id, cell and outcome
         self.on_end: Callable[[str, str, int], None] | None = None  # called with id, reason and cells of each that ends
 
     # ---- opening
@@ -350,7 +351,10 @@ class Sessions:
             finally:
                 session.touch()
         number = numbered[0] if numbered else session.cells + 1
-        return dataclasses.replace(outcome, cell=number, language=session.order.language)
+        outcome = dataclasses.replace(outcome, cell=number, language=session.order.language)
+        if self.on_cell is not None:
+            self.on_cell(id, cell, outcome)
+        return outcome
 
     def stream(
         self, caller: str, id: str, cell: Execution, *, waits: bool = True, execution_id: str | None = None

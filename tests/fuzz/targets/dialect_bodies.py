@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from belljar.frontends.access.refusals import Refusal
 from belljar.frontends.api.dialects import fastapi
 from belljar.frontends.api.dialects.api_proxy import routes
 from belljar.frontends.api.dialects.code_exec import multipl_e
@@ -13,7 +14,6 @@ from belljar.frontends.api.dialects.kernels import sessions
 from belljar.frontends.api.dialects.kernels.names import id_of, name_of
 from belljar.frontends.api.dialects.xmaster import routes as xmaster
 from belljar.frontends.api.dialects.xmaster import wrapping as programs
-from belljar.frontends.api.responses import Refusal
 
 ALLOWED = ()
 TOKENS = (

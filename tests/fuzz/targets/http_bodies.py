@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from belljar.contract.errors import CallerError
 from belljar.frontends.access.callers import Caller
-from belljar.frontends.access.keys import Key
+from belljar.frontends.access.refusals import Refusal
 from belljar.frontends.api import bodies
-from belljar.frontends.api.responses import Refusal
 from belljar.settings import Settings
 
 ALLOWED = ()
@@ -15,7 +14,7 @@ TOKENS = (
     *(f'"{name}":'.encode() for name in sorted(set(_FIELDS))),
     *(b'{"code":"1"}', b'"\\ud800"', b"1e999", b" - at `$.files`", b"null", b"base64"),
 )
-_CALLER = Caller(Key(name="fuzz", network=True, tools=True), Settings())
+_CALLER = Caller("fuzz", Settings())
 _READERS = (
     (bodies.read_execute, lambda process: bodies.admit_body(_CALLER, process)),
     (bodies.read_batch, lambda process: [bodies.admit_body(_CALLER, each) for each in process.executions or ()]),

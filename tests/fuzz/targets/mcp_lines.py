@@ -7,13 +7,13 @@ import json
 
 import harness
 
-from belljar.frontends.mcp.stdio_transport import Outlet, StdioLines
+from belljar.frontends.mcp.stdio import StdioLines, StdioWriter
 
 ALLOWED = ()
 TOKENS = (b'{"jsonrpc":"2.0","id":1,"method":"ping"}', b'"\\ud800"', b"\xff", b"\n", b'"id":"a"')
 
 
-class _Kept(Outlet):
+class _Kept(StdioWriter):
     """Keeps what is written."""
 
     def __init__(self) -> None:

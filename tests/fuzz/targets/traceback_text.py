@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from belljar.engine.tracebacks import read_error
-from belljar.frontends.api.dialects.kernels.events import _KeptBack
+from belljar.frontends.api.dialects.kernels.events import _HeldBack
 from belljar.frontends.api.dialects.xmaster.wrapping import read_traceback
 
 ALLOWED = ()
@@ -25,6 +25,6 @@ def run(data: bytes) -> None:
         assert error.type
         assert len(error.message) <= len(text)
     read_traceback(text)
-    kept = _KeptBack()
+    kept = _HeldBack()
     told = [kept.take(each) for each in text.splitlines(keepends=True)]
     assert len("".join(told)) <= len(text)

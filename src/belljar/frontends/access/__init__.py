@@ -1,1 +1,1 @@
-"""Who may use the server, and how much of it: API keys, callers, quotas."""
+"""Access control, used by the HTTP API, MCP and every dialect: API keys, callers, quotas and refusals."""

@@ -1,11 +1,11 @@
-"""API keys: named, hashed at rest, each with what its holder may use.
+"""API keys: named, hashed at rest, each with what it grants.
 
-A key reads `bj_ID_SECRET`. The id is not secret: it finds the entry, so that a check costs one comparison however
-many keys there are, and that one takes the same time wherever it differs. The secret has 256 random bits; no
-dictionary holds it, so a plain SHA-256 is enough at rest.
+A key has the form `bj_ID_SECRET`. The id is not secret: it selects the entry, so a check costs one constant-time
+comparison however many keys exist. The secret has 256 random bits and is in no dictionary, so plain SHA-256 is enough
+at rest.
 
-The file is replaced as a whole by rename; the server looks at its time and size whenever it is asked, at most every
-twentieth of a second, so a revoked key is refused from then on.
+The file is replaced as a whole by rename. The server checks its time and size at each request, at most every 50 ms, so
+a revoked key is refused from then on.
 """
 
 from __future__ import annotations
@@ -34,17 +34,13 @@ OPERATOR = "operator"  # the key given by a setting
 _FORMAT = 1
 _LOOK_SECONDS = 0.05
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_NOBODY = hashlib.sha256(b"").hexdigest()
+_NO_KEY = hashlib.sha256(b"").hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Key:
-    """What a key's holder may use; None means as much as the server gives anybody."""
+class Grants:
+    """What a caller may use; None means as much as the server gives any caller."""
 
-    name: str
-    id: str = ""
-    digest: str = _NOBODY
-    created_at: str = ""
     max_concurrent: int | None = None
     requests_per_minute: int | None = None
     max_sessions: int | None = None
@@ -53,8 +49,21 @@ class Key:
     tools: bool | Sequence[str] = False  # all of them, or these
 
 
+EVERYTHING = Grants(network=True, tools=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key(Grants):
+    """A named key, and what it grants."""
+
+    name: str
+    id: str = ""
+    digest: str = _NO_KEY
+    created_at: str = ""
+
+
 def keys_path(settings: Settings) -> Path:
-    """Where the keys of this installation are."""
+    """The key file of this installation."""
     return Path(settings.server.keys_file or settings.state_dir / "keys.json").expanduser()
 
 
@@ -65,10 +74,10 @@ class KeyFile:
         self.path = path
 
     def read(self) -> list[Key]:
-        """All keys, in the order they were made.
+        """All keys, oldest first.
 
         Raises:
-            InvalidSettings: the file cannot be read or is not ours.
+            InvalidSettings: the file cannot be read or is not a key file.
         """
         try:
             tree = json.loads(self.path.read_text("utf-8"))
@@ -81,10 +90,10 @@ class KeyFile:
             raise InvalidSettings(f"cannot read the keys in {self.path}: {error}") from error
 
     def create(self, key: Key) -> str:
-        """Keep a new key under the name and with the ceilings of `key`; return its text, which is kept nowhere.
+        """Store a new key with the name and grants of `key`; return its text, which is not stored.
 
         Raises:
-            CallerError: the name is taken or cannot be one, or a ceiling makes no sense.
+            CallerError: the name is taken or invalid, or a ceiling is out of range.
         """
         _check(key)
         key_id, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
@@ -93,20 +102,20 @@ class KeyFile:
         with self._locked():
             keys = self.read()
             if any(each.name == key.name for each in keys):
-                raise CallerError(f"there is a key named {key.name!r} already; revoke it or choose another name")
+                raise CallerError(f"a key named {key.name!r} exists already; revoke it or choose another name")
             self._write([*keys, Key(**{**asdict(key), **made})])
         return text
 
     def revoke(self, name: str) -> None:
-        """Forget a key.
+        """Remove a key.
 
         Raises:
-            CallerError: there is none of that name.
+            CallerError: no key has that name.
         """
         with self._locked():
             keys = self.read()
             if all(each.name != name for each in keys):
-                raise CallerError(f"there is no key named {name!r}; `belljar key list` shows them")
+                raise CallerError(f"no key is named {name!r}; `belljar key list` shows them")
             self._write([each for each in keys if each.name != name])
 
     @contextlib.contextmanager
@@ -136,10 +145,10 @@ class KeyFile:
 
 
 class KeyRing:
-    """Whose key is it? Follows the file as it changes."""
+    """Finds keys by their text; follows the file as it changes."""
 
     def __init__(self, file: KeyFile, operator_key: str = "") -> None:
-        """Raises InvalidSettings if the file is there and cannot be read."""
+        """Raises InvalidSettings if the file exists and cannot be read."""
         self._file = file
         self._operator_digest = _digest(operator_key) if operator_key else ""
         self._operator = Key(name=OPERATOR, network=True, tools=True)
@@ -150,12 +159,12 @@ class KeyRing:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no key at all."""
+        """Whether no key exists."""
         self._look()
         return not self._by_id and not self._operator_digest
 
     def find(self, text: str) -> Key | None:
-        """The key that reads `text`, if any. One that was made a moment ago is found, too."""
+        """The key with that text, if it exists. A key created a moment ago is found, too."""
         self._look()
         found = self._compare(text)
         return self._compare(text) if found is None and self._look(at_once=True) else found
@@ -164,14 +173,14 @@ class KeyRing:
         digest = _digest(text)
         parts = text.split("_", 2)
         candidate = self._by_id.get(parts[1]) if len(parts) == 3 and parts[0] == "bj" else None
-        is_theirs = hmac.compare_digest(digest, candidate.digest if candidate else _NOBODY)
-        is_operators = hmac.compare_digest(digest, self._operator_digest or _NOBODY)
-        if candidate and is_theirs:
+        is_candidates = hmac.compare_digest(digest, candidate.digest if candidate else _NO_KEY)
+        is_operators = hmac.compare_digest(digest, self._operator_digest or _NO_KEY)
+        if candidate and is_candidates:
             return candidate
         return self._operator if self._operator_digest and is_operators else None
 
     def _look(self, *, at_once: bool = False) -> bool:
-        """Read the file if it has changed; whether that was so."""
+        """Read the file if it has changed; return whether it has."""
         moment = time.monotonic()
         if moment < self._look_again_at and not at_once:
             return False
@@ -189,7 +198,7 @@ class KeyRing:
         except InvalidSettings:
             if is_first:
                 raise
-            self._by_id = {}  # a file we cannot read lets nobody in
+            self._by_id = {}  # an unreadable file admits no caller
         self._seen = now
         return True
 

@@ -1,1 +1,1 @@
-"""The HTTP server: who may ask, what is asked, and how it is answered."""
+"""The HTTP server: the native API, and the dialects of other systems."""

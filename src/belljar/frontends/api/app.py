@@ -1,29 +1,39 @@
-"""The application: from a request to its route, and from whatever goes wrong to an answer.
+"""The ASGI application: checks every request, finds its route, and turns every error into an answer.
 
-Plain ASGI instead of a framework: a route costs a dictionary look-up, and the checks every request must pass are in
-one function that can be read from top to bottom. Whatever brings its own application is mounted under a prefix.
+Plain ASGI instead of a framework: a route costs a dictionary look-up, and the checks that every request must pass are
+in one function that can be read from top to bottom. Other ASGI applications (MCP) are mounted under a prefix.
+
+Why the Host header is checked: a web page can let its own name resolve to 127.0.0.1, and the browser then treats this
+server as that page's own. The name stays in the Host header. An IP address cannot be made to resolve elsewhere, so
+addresses are accepted.
+
+Why the Origin header is checked: browsers send it with requests of pages of another origin, and no other client sends
+it by itself.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
+import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from belljar.contract.errors import SandboxFault
+from belljar.frontends.access.refusals import Headers, Refusal
 from belljar.frontends.api import batch, pages, sessions, v1
 from belljar.frontends.api.context import Service
-from belljar.frontends.api.origins import check_repeated
 from belljar.frontends.api.request import CONNECTION, Request
-from belljar.frontends.api.responses import Message, Receive, Refusal, Send, encode_json, refusal_of, reply
+from belljar.frontends.api.responses import Message, Receive, Send, encode_json, reply
 from belljar.frontends.api.routing import Answer, Dialect, Methods, RouteTable
+from belljar.settings import ServerSettings
 
 _log = logging.getLogger("belljar.api")
+_HOSTS_MAX = 1024
+_ONCE = frozenset({b"host", b"origin", b"authorization", b"x-api-key", b"content-type", b"content-length"})
 
 Application = Callable[[Mapping[str, Any], Receive, Send], Awaitable[None]]
 
-#: Each path with its methods.
 ROUTES: Mapping[str, Methods] = {
     "/v1/execute": {"POST": v1.execute},
     "/v1/batch": {"POST": batch.run_batch},
@@ -48,15 +58,99 @@ ROUTES: Mapping[str, Methods] = {
     "/": {"GET": pages.show_home},
 }
 
-#: What is the same for everybody, or must answer whoever asks.
+#: Paths that need no key: they are the same for every caller, or must always answer.
 OPEN_TO_ALL = frozenset({"/", "/health", "/docs", "/openapi.json"})
 
 
+class Guard:
+    """Checks the Host and Origin headers before anything else is read."""
+
+    def __init__(self, server: ServerSettings) -> None:
+        self._any_host = "*" in server.allowed_hosts
+        self._hosts = {"localhost", socket.gethostname().lower(), server.host.lower()}
+        self._hosts.update(name.lower() for name in server.allowed_hosts)
+        self._origins = {origin.rstrip("/").lower().encode() for origin in server.allowed_origins}
+        self._good_hosts: set[bytes] = set()  # accepted before: the check is expensive
+
+    def check(self, headers: Mapping[bytes, bytes]) -> Headers:
+        """Return the headers that let the page that sent the request read the answer.
+
+        Raises:
+            Refusal: 403; the message says which setting allows the request.
+        """
+        host = headers.get(b"host")
+        if host is not None and host not in self._good_hosts:
+            self._check_host(host)
+        origin = headers.get(b"origin")
+        return () if origin is None else self._check_origin(origin, host)
+
+    def _check_host(self, host: bytes) -> None:
+        name = _name_in(host)
+        if not (self._any_host or name in self._hosts or _is_address(name)):
+            raise Refusal(
+                403,
+                "host_not_allowed",
+                "the name in the Host header is not a name of this server; the operator adds names with "
+                "server.allowed_hosts",
+            )
+        if len(self._good_hosts) < _HOSTS_MAX:
+            self._good_hosts.add(host)
+
+    def _check_origin(self, origin: bytes, host: bytes | None) -> Headers:
+        lowered = origin.lower()
+        if host is not None and lowered in (b"http://" + host.lower(), b"https://" + host.lower()):
+            return ()
+        if lowered not in self._origins:
+            raise Refusal(
+                403,
+                "origin_not_allowed",
+                "web pages of that origin may not call this server; the operator adds origins with "
+                "server.allowed_origins",
+            )
+        return (
+            (b"access-control-allow-origin", origin),
+            (b"access-control-allow-methods", b"GET, POST, PUT, DELETE"),
+            (
+                b"access-control-allow-headers",
+                b"authorization, content-type, x-api-key, "
+                b"mcp-protocol-version, mcp-session-id, mcp-method, mcp-name, last-event-id",
+            ),
+            (b"access-control-expose-headers", b"mcp-session-id"),
+            (b"access-control-max-age", b"600"),
+            (b"vary", b"origin"),
+        )
+
+
+def check_repeated(headers: Sequence[tuple[bytes, bytes]]) -> None:
+    """Raise Refusal if a header that decides access is sent twice: a proxy in front may have read the other one."""
+    names = [name for name, _ in headers if name in _ONCE]
+    for name in names:
+        if names.count(name) > 1:
+            raise Refusal(400, "bad_request", f"the request has several {name.decode().title()} headers; send one")
+
+
+def _name_in(host: bytes) -> str:
+    """The Host header without its port."""
+    text = host.decode("latin-1").strip().lower()
+    if text.startswith("["):
+        return text[1:].partition("]")[0]
+    return text.rpartition(":")[0] if text.count(":") == 1 else text
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
 class App:
-    """An ASGI application over one service: our own API and, beside it, the dialects; or one dialect alone."""
+    """Serves the native API together with the dialects, or one dialect alone."""
 
     def __init__(self, service: Service, dialects: Sequence[Dialect] = (), *, is_native: bool = True) -> None:
         self._service = service
+        self._guard = Guard(service.settings.server)
         self._mounted: list[tuple[str, Application]] = []
         self._table = RouteTable()
         self._alone = None if is_native else dialects[0]
@@ -66,21 +160,20 @@ class App:
             self._table.add(dialect.routes, dialect.open_to_all, dialect)
 
     def mount(self, prefix: str, application: Application) -> None:
-        """Hand everything below `prefix` to another application, once the caller is known to be allowed in."""
+        """Pass every request below `prefix` to another application, after the caller has been identified."""
         self._mounted.append((prefix, application))
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
-        """Answer one request."""
         if scope["type"] != "http":
             return
         service = self._service
         headers = dict(scope["headers"])
-        request = Request(scope, headers, receive, send, service.room)
+        request = Request(scope, headers, receive, send, service.memory, service.callers.unidentified)
         request.dialect = self._alone
         try:
             if len(headers) != len(scope["headers"]):
                 check_repeated(scope["headers"])
-            allowed = service.guard.check(headers)
+            allowed = self._guard.check(headers)
             if allowed:
                 request.send = send = _with_headers(send, allowed)
                 if scope["method"] == "OPTIONS":
@@ -89,11 +182,11 @@ class App:
             await self._route(scope, request)
             await request.drained()
         except ConnectionError:
-            scope[CONNECTION].abandon()  # nobody is there to be answered
-        except Exception as error:  # noqa: BLE001  the boundary of the API: whatever went wrong becomes an answer
+            scope[CONNECTION].abandon()  # the client has left
+        except Exception as error:  # noqa: BLE001  the boundary of the API: every error becomes an answer
             await self._refuse(request, error)
         except asyncio.CancelledError:
-            _log.warning("a request was still open when the grace was over")
+            _log.warning("a request was still open at the end of the grace period")
         finally:
             request.release()
 
@@ -103,17 +196,17 @@ class App:
         if found is None:
             await self._enter_mounted(path, request)
             return
-        place, request.parameters = found
-        request.dialect = place.dialect
-        if not place.is_open:
+        match, request.parameters = found
+        request.dialect = match.dialect
+        if not match.is_open:
             self._identify(request)
-        route = place.methods.get("GET" if method == "HEAD" else method)
+        route = match.methods.get("GET" if method == "HEAD" else method)
         if route is None:
-            offered = ", ".join(place.methods)
+            offered = ", ".join(match.methods)
             raise Refusal(
                 405,
                 "method_not_allowed",
-                f"{path} does not take {method}; use {offered}",
+                f"{path} does not support {method}; use {offered}",
                 headers=((b"allow", offered.encode()),),
             )
         await route(self._service, request)
@@ -125,39 +218,31 @@ class App:
                 scope = {**request.scope, "belljar.caller": request.caller}
                 await application(scope, request.receive, request.send)
                 return
-        raise Refusal(404, "not_found", "there is nothing at this path; /docs lists what there is")
+        raise Refusal(404, "not_found", "this path does not exist; /docs lists those that do")
 
     def _identify(self, request: Request) -> None:
         client = request.scope["client"]
         request.caller = self._service.callers.identify(request.headers, client[0] if client else "")
 
     async def _refuse(self, request: Request, error: Exception) -> None:
-        refusal = refusal_of(error)
-        if refusal.code == "internal_error" or isinstance(error, SandboxFault):
-            _log.error("a request could not be answered: %s", error, exc_info=error)
-            self._service.health.doubt()
-        self._service.telemetry.refused(refusal.status, refusal.code)
+        refusal = self._service.refuse(error)
         answer = Answer(encode_json(refusal.as_json())) if request.dialect is None else request.dialect.refuse(refusal)
         body, status = answer.body, answer.status or refusal.status
-        asked = request.scope["method"], request.scope["path"]
-        if self._alone is not None and asked == ("GET", "/") and status in (401, 403):
-            status = 404  # clients of other systems look here for signs of life, and take these for none
+        target = request.scope["method"], request.scope["path"]
+        if self._alone is not None and target == ("GET", "/") and status in (401, 403):
+            status = 404  # clients of other systems check here whether a server runs, and take 401 and 403 for "no"
+        content_type = (b"content-type", answer.content_type)
         if refusal.status != 413:
-            kind = (b"content-type", answer.content_type)
-            await reply(request.send, body, status, kind, headers=refusal.headers)
+            await reply(request.send, body, status, content_type, headers=refusal.headers)
             return
-        head = [
-            (b"content-type", answer.content_type),
-            (b"content-length", b"%d" % len(body)),
-            (b"connection", b"close"),
-        ]
+        head = [content_type, (b"content-length", b"%d" % len(body)), (b"connection", b"close")]
         await request.send({"type": "http.response.start", "status": status, "headers": head})
         await request.send({"type": "http.response.body", "body": body, "more_body": True})
         await request.linger()
         await request.send({"type": "http.response.body", "body": b""})
 
 
-def _with_headers(send: Send, headers: tuple[tuple[bytes, bytes], ...]) -> Send:
+def _with_headers(send: Send, headers: Headers) -> Send:
     async def send_with(message: Message) -> None:
         if message["type"] == "http.response.start":
             message["headers"] = [*message["headers"], *headers]

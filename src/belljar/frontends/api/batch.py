@@ -20,6 +20,7 @@ from msgspec import UNSET
 from belljar.contract.errors import CallerError, Draining, Overloaded, SandboxFault, TooLarge
 from belljar.contract.execution import Execution, Outcome, Status, Usage
 from belljar.engine.outcomes import new_id
+from belljar.frontends.access.refusals import Refusal, refusal_of
 from belljar.frontends.api.bodies import (
     CaseBody,
     Comparison,
@@ -29,10 +30,9 @@ from belljar.frontends.api.bodies import (
 )
 from belljar.frontends.api.context import Service
 from belljar.frontends.api.large_answers import LARGE, LATER, pieces_of
-from belljar.frontends.api.large_bodies import decode
-from belljar.frontends.api.request import Request
-from belljar.frontends.api.responses import JSON_TYPE, NO_SNIFFING, Refusal, encode_json, refusal_of
-from belljar.frontends.api.streaming import Stream, wanted_stream
+from belljar.frontends.api.request import Request, decode
+from belljar.frontends.api.responses import JSON_TYPE, NO_SNIFFING, encode_json
+from belljar.frontends.api.streaming import Stream
 from belljar.frontends.api.verdicts import PASSED, judge_case
 
 SKIPPED = "skipped"
@@ -110,7 +110,7 @@ async def run_batch(service: Service, request: Request) -> None:
     request.caller.count_request()
     check = lambda body: _admit(service, request, body)  # noqa: E731
     batch = await decode(await request.read(), read_batch, check, _ADMITTED_BYTES)
-    if (kind := wanted_stream(request)) is None:
+    if (kind := request.wanted_stream()) is None:
         await _answer_whole(service, request, batch)
     else:
         await _answer_as_they_finish(service, request, batch, kind)
@@ -127,7 +127,7 @@ class _Kept:
 
     def __init__(self, service: Service, request: Request, count: int) -> None:
         self._request = request
-        self._most_bytes = min(service.settings.server.batch_bytes, service.room.all_bytes // 4)
+        self._most_bytes = min(service.settings.server.batch_bytes, service.memory.all_bytes // 4)
         self._bytes = 0
         self._is_full = False
         self._results: list[Sequence[bytes]] = [()] * count
@@ -214,9 +214,7 @@ async def _answer_as_they_finish(service: Service, request: Request, batch: Batc
     except Exception as error:  # the status is sent; the error can only be part of the stream
         if not stream.has_begun:
             raise
-        refusal = refusal_of(error)
-        service.telemetry.refused(refusal.status, refusal.code)
-        await stream.send({"event": "error", **refusal.as_json()})
+        await stream.send({"event": "error", **service.refuse(error).as_json()})
     else:
         await stream.send({"event": "finished", "passed": batch.passed, "failed": batch.failed})
     await stream.end()
@@ -291,12 +289,11 @@ async def _run_one(service: Service, batch: Batch, index: int) -> tuple[dict[str
             waited_seconds += 0.0 if others_run else seconds
         except SandboxFault as error:
             _log.error("execution %s of a batch could not be run: %s", execution_id, error, exc_info=error)
-            service.health.doubt()
+            service.health.check_soon()
             return {**refusal_of(error).as_json(), "verdict": NOT_RUN}, 0
         except CallerError as error:
             return batch.refuse(error), 0
         else:
-            service.executed(execution, outcome)
             return await batch.judge(index, outcome), outcome.size_bytes
         finally:
             batch.running.discard(execution_id)

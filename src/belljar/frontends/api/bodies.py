@@ -224,13 +224,13 @@ def _check_permitted(caller: Caller, body: ExecuteBody | SessionBody) -> None:
     Raises:
         NotAllowed: the key does not permit them.
     """
-    if body.network and not caller.key.network:
+    if body.network and not caller.grants.network:
         raise NotAllowed(
             f"key {caller.name!r} may not use the network; leave it out, or ask the operator", field="network"
         )
     if not body.tools:
         return
-    allowed = caller.key.tools
+    allowed = caller.grants.tools
     if not allowed:
         raise NotAllowed(f"key {caller.name!r} may not use tools; leave them out, or ask the operator", field="tools")
     if isinstance(allowed, bool):

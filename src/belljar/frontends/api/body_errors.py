@@ -9,7 +9,7 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import Raw, Struct
 
-from belljar.frontends.api.responses import Refusal
+from belljar.frontends.access.refusals import Refusal
 
 _LAST_HALF = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?=[^\\]{0,5}$)", re.DOTALL)
 _TAIL_BYTES = 16

@@ -1,13 +1,13 @@
 """One HTTP connection, with bounds that uvicorn leaves to a proxy in front.
 
-And with one write per answer instead of two: uvloop sends what it is given at once, so the head would travel alone, and
-wake the client and us once more for nothing.
+It writes each answer at once, not in two writes: uvloop sends data immediately, so the head would travel alone, and
+wake both client and server once more for nothing.
 
-A route can ask to be told when its client leaves, which costs it no task.
+A route can be notified when its client leaves, without a task of its own.
 
-Who is slow on purpose is let go: in sending a request (its headers within a time, its body at some rate), and in
-reading the answer. Nothing is timed per request: each connection notes when it began to wait, and one sweep looks at
-all of them.
+Clients that are too slow are disconnected: in sending a request (its headers within a time, its body at some rate), and
+in reading the answer. No request has a timer: each connection records when it began to wait, and one sweep checks all
+of them.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from belljar.frontends.access.refusals import Refusal
 from belljar.frontends.api.request import CONNECTION
-from belljar.frontends.api.responses import Refusal, encode_json
+from belljar.frontends.api.responses import encode_json
 
 _HEAD_BYTES_MAX = 64 * 1024
 _JOINED_BYTES_MAX = 64 * 1024  # copying more costs more than a second write
-_BYTES_PER_SECOND = 16 * 1024  # slower than this, in sending or reading, is not a slow line any more
+_BYTES_PER_SECOND = 16 * 1024  # slower clients, in sending or reading, are disconnected
 _PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _PROBED_SECONDS = (0.02, 0.1, 0.4)  # after a probe; then with every sweep
-_WITHOUT_WAITING = struct.pack("ii", 1, 0)  # reset: the kernel, too, forgets what was not taken
+_WITHOUT_WAITING = struct.pack("ii", 1, 0)  # reset: the kernel drops unread data, too
 _TCP_CLOSE = 7  # the state of a connection that was reset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What the connections of one server may take."""
+    """Limits for the connections of one server."""
 
     max_connections: int = 8192
     head_seconds: float = 20.0
@@ -43,7 +44,7 @@ class Bounds:
 
 
 class _Outlet:
-    """A transport that keeps an answer's head until its body comes. Only what uvicorn and we use of it."""
+    """A transport that keeps an answer's head until its body follows. Has only the methods that are used here."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
@@ -67,7 +68,6 @@ class _Outlet:
         self._transport.write(data)
 
     def write_at_once(self, data: bytes) -> None:
-        """Before any head."""
         self._transport.write(data)
 
     def flush(self) -> None:
@@ -82,22 +82,21 @@ class _Outlet:
 
 
 class Connection(HttpToolsProtocol):
-    """As uvicorn's, but nobody can hold it for ever."""
+    """Uvicorn's connection, bounded in time and size."""
 
     bounds = Bounds()
 
-    _waits_since: float | None = None  # for the rest of a request
+    _waits_since: float | None = None  # since when the rest of a request is awaited
     _head_is_open = True
     _head_bytes = 0
     _body_bytes = 0
-    _taken_bytes = 0  # by the client, when we began to count
+    _taken_bytes = 0  # that the client had read at `_taking_since`
     _taking_since: float | None = None
     _is_half_closed = False
     _probes_left = 8
-    _tell_left: Callable[[], object] | None = None  # who wants to hear that the client has left
+    _on_hang_up: Callable[[], object] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client has connected."""
         super().connection_made(transport)
         self.transport = self._outlet = _Outlet(transport)  # type: ignore[assignment]
         self._waits_since = self.loop.time()
@@ -106,7 +105,7 @@ class Connection(HttpToolsProtocol):
             self._answer_and_close(b"503 Service Unavailable", refusal, b"retry-after: 2\r\n")
 
     def data_received(self, data: bytes) -> None:
-        """Some of a request has arrived."""
+        """Bytes of a request have arrived."""
         self._head_bytes += len(data)
         super().data_received(data)
         if self._head_is_open and self._head_bytes > _HEAD_BYTES_MAX and not self.transport.is_closing():
@@ -114,11 +113,11 @@ class Connection(HttpToolsProtocol):
             self._answer_and_close(b"400 Bad Request", refusal)
 
     def send_400_response(self, msg: str) -> None:
-        """What cannot be read as HTTP."""
+        """Answer a request that is not valid HTTP."""
         self._answer_and_close(b"400 Bad Request", Refusal(400, "bad_request", "this is not valid HTTP/1.1"))
 
     def on_message_begin(self) -> None:
-        """The first line of a request."""
+        """A request begins."""
         super().on_message_begin()
         self.scope[CONNECTION] = self  # type: ignore[literal-required]
         self._head_is_open = True
@@ -126,49 +125,46 @@ class Connection(HttpToolsProtocol):
         self._waits_since = self.loop.time()
 
     def on_headers_complete(self) -> None:
-        """Now the body."""
         super().on_headers_complete()
         self._head_is_open = False
         self._head_bytes = 0
 
     def on_body(self, body: bytes) -> None:
-        """Some of the body."""
         self._body_bytes += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """All of it is here."""
         super().on_message_complete()
         self._waits_since = None
 
     def on_response_complete(self) -> None:
-        """An answer was given; one without a body ends with its head."""
-        self._tell_left = None
+        """An answer is complete; one without a body ends with its head."""
+        self._on_hang_up = None
         self._outlet.flush()
         super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client has left, or was let go."""
+        """The client has left, or was disconnected."""
         super().connection_lost(exc)
-        send, self._tell_left = self._tell_left, None
-        if send is not None:
-            send()
+        notify, self._on_hang_up = self._on_hang_up, None
+        if notify is not None:
+            notify()
 
     def abandon(self) -> None:
-        """Leave the answer at hand as it is if the client has left, even if the transport is still closing."""
+        """Give up the current answer if the client has left, even if the transport is still closing."""
         if self.transport.is_closing():
             self.cycle.disconnected = True
             self.transport.abort()
 
-    def on_hang_up(self, send: Callable[[], object]) -> None:
-        """Call `tell` if the client leaves before the answer to the request at hand is complete."""
+    def on_hang_up(self, notify: Callable[[], object]) -> None:
+        """Call `notify` if the client leaves before the answer to the current request is complete."""
         if self.transport.is_closing():
-            self.loop.call_soon(send)  # not before what it ends has begun
+            self.loop.call_soon(notify)  # not before the work that it cancels has begun
         else:
-            self._tell_left = send
+            self._on_hang_up = notify
 
     def sweep(self, now: float) -> None:
-        """Let go of a client that keeps us waiting."""
+        """Disconnect a client that keeps the server waiting."""
         if self._waits_since is not None:
             allowed_seconds = self.bounds.head_seconds + self._body_bytes / _BYTES_PER_SECOND
             if now - self._waits_since > allowed_seconds:
@@ -179,7 +175,7 @@ class Connection(HttpToolsProtocol):
         self._check_reading(now)
 
     def _check_reading(self, now: float) -> None:
-        """A client must take what it asked for: all of it, or at some rate."""
+        """Disconnect a client that neither reads the whole answer nor reads it at some rate."""
         unsent_bytes = self.transport.get_write_buffer_size()
         taken_bytes = self._outlet.written_bytes - unsent_bytes
         if not unsent_bytes or self._taking_since is None:
@@ -193,11 +189,12 @@ class Connection(HttpToolsProtocol):
             self._taking_since, self._taken_bytes = now, taken_bytes
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """The client sends no more: it has left, or only closed its side and waits for the answer.
+        """The client sends nothing more: it has left, or has only closed its side and waits for the answer.
 
-        Both look alike until something is sent, so an interim answer is: a client that has left resets the connection.
+        Both look alike until the server sends something, so it sends an interim answer: a client that has left resets
+        the connection.
         """
-        if self._waits_since is not None or self.transport.is_closing():  # for the rest of a request, or a first one
+        if self._waits_since is not None or self.transport.is_closing():  # for a request or the rest of one
             return False
         cycle = self.cycle
         if cycle.response_started or cycle.scope["http_version"] != "1.1":
@@ -210,7 +207,7 @@ class Connection(HttpToolsProtocol):
         return True
 
     def _look_if_reset(self) -> None:
-        """Nothing is read any more, so nobody else would notice."""
+        """Check for a reset: the loop does not read from this connection any more, so it would not notice."""
         wire = self.transport.get_extra_info("socket")
         if self.transport.is_closing():
             return
@@ -218,7 +215,7 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
         elif self._probes_left and not self.cycle.response_started:
             self._probes_left -= 1
-            self._outlet.write_at_once(_PROBE)  # a relay in between notices only the second that it cannot pass on
+            self._outlet.write_at_once(_PROBE)  # a relay in between notices only at the second probe
 
     def _answer_and_close(self, status: bytes, refusal: Refusal, headers: bytes = b"") -> None:
         body = encode_json(refusal.as_json())
@@ -230,7 +227,7 @@ class Connection(HttpToolsProtocol):
 
 
 def bounded_connection(given: Bounds) -> type[Connection]:
-    """What uvicorn makes a server's connections from."""
+    """The class from which uvicorn creates a server's connections."""
 
     class BoundedConnection(Connection):
         bounds = given
@@ -239,7 +236,7 @@ def bounded_connection(given: Bounds) -> type[Connection]:
 
 
 def sweep_all(connections: set[Any]) -> None:
-    """Look at every connection once."""
+    """Check every connection once."""
     now = asyncio.get_running_loop().time()
     for connection in list(connections):
         if isinstance(connection, Connection):

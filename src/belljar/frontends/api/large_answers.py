@@ -1,8 +1,8 @@
-"""Large answers, encoded a piece at a time while the client takes them.
+"""Large answers, encoded piece by piece while the client reads them.
 
-Encoding a large answer at once would stop every other request for as long as it takes, and hold it several times over.
-So the long texts and files of an answer are left out of its JSON at first, each with a mark in its place, and encoded
-in slices when their turn comes. Small answers have no long leaves and are one piece.
+Encoding a large answer at once would block every other request and hold several copies of it. So the long texts and
+files of an answer are left out of its JSON at first, with a mark in their place, and encoded in slices when they are
+sent. Small answers have no long leaves and are one piece.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from typing import Any
 
 import msgspec
 
-from belljar.contract.execution import Leaves, Outcome
-from belljar.frontends.api.request import Request
-from belljar.frontends.api.responses import encode_json, reply
+from belljar.contract.execution import Leaves
+from belljar.frontends.api.responses import encode_json
 
-LARGE = 64 * 1024  # answers from here on are sent in pieces
-_LONG = 4 * 1024  # bytes or characters of one leaf of such an answer, from which on it is encoded by itself
+LARGE = 64 * 1024  # larger answers are sent in pieces
+_LONG = 4 * 1024  # bytes or characters of one leaf of such an answer; longer leaves are encoded separately
 _SLICE = 192 * 1024  # a multiple of 3, for base64
-_MARK = os.urandom(16).hex()  # no answer holds it: it is never told to anybody
+_MARK = os.urandom(16).hex()  # no answer contains it: it never leaves the server
 _SPLIT = f'"{_MARK}"'.encode()
 
 
@@ -58,35 +57,16 @@ class _Base64:
 _LEAVES = (_Text, _Utf8, _Base64)
 
 
-def _text(text: str) -> Any:
-    return text if len(text) < _LONG else _Text(text)
-
-
-def _utf8(content: bytes) -> Any:
-    return content.decode("utf-8", "replace") if len(content) < _LONG else _Utf8(content)
-
-
-def _base64(content: bytes) -> Any:
-    return base64.b64encode(content).decode("ascii") if len(content) < _LONG else _Base64(content)
-
-
-#: For `as_json`: what is long is encoded later.
-LATER = Leaves(text=_text, utf8=_utf8, base64=_base64)
-
-
-async def reply_outcome(request: Request, outcome: Outcome) -> None:
-    """Answer with an outcome, counted until the client has taken it."""
-    size = outcome.size_bytes
-    if size <= LARGE:
-        await reply(request.send, encode_json(outcome.as_json()))
-        return
-    request.keep(size)
-    tree = outcome.as_json(LATER)
-    await request.reply_in_pieces(lambda: pieces_of(tree))
+#: For `as_json`: long leaves are encoded later.
+LATER = Leaves(
+    text=lambda text: text if len(text) < _LONG else _Text(text),
+    utf8=lambda content: content.decode("utf-8", "replace") if len(content) < _LONG else _Utf8(content),
+    base64=lambda content: base64.b64encode(content).decode("ascii") if len(content) < _LONG else _Base64(content),
+)
 
 
 def pieces_of(tree: Any) -> Iterator[bytes]:
-    """The JSON of `tree`, from which no piece takes more than some milliseconds to make."""
+    """The JSON of `tree`, in pieces that take a few milliseconds each to encode."""
     long: list[Any] = []
 
     def mark(leaf: Any) -> Any:

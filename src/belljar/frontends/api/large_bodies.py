@@ -1,9 +1,9 @@
-"""Bodies that are too large to be decoded in one go.
+"""Request bodies that are too large to be decoded at once.
 
-Decoding holds the interpreter, and with it every other request, for as long as it takes: seconds for a body full of
-one-letter arguments, a third of a second for one long text. So a large body is looked through first, in a thread and a
-slice at a time: its long texts are taken out, decoded in slices and put back afterwards, and what is left, the outline,
-must be small and hold a bounded number of values.
+Decoding holds the interpreter lock and so blocks every other request: for seconds if the body is full of one-letter
+arguments, for a third of a second if it is one long text. So a thread scans a large body first, one slice at a time:
+the long texts are taken out, decoded in slices and put back afterwards; the rest, the outline, must be small and hold a
+bounded number of values.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from belljar.frontends.api.responses import Refusal
+from belljar.frontends.access.refusals import Refusal
 
-AT_ONCE_BYTES = 1024 * 1024  # decoded in one go: 35 ms at worst
+AT_ONCE_BYTES = 1024 * 1024  # decoded at once: 35 ms at worst
 VALUES_MAX = 250_000  # texts, lists and objects in a larger body
 OUTLINE_BYTES_MAX = 8 * 1024 * 1024  # of such a body without its long texts
 _LONG = 256  # bytes of a text that is taken out
 _TEXT_BYTES_MAX = 16 * 1024 * 1024  # of one text that is neither a file nor standard input
 _SLICE = 256 * 1024
-_QUOTES = 64  # looked at one by one
+_QUOTES = 64  # checked one by one
 _BACKSLASH = ord("\\")
-_MARK = os.urandom(16).hex()  # stands where a text was taken out; never told to anybody
+_MARK = os.urandom(16).hex()  # replaces a text that was taken out; never leaves the server
 _BINARY = ("content", "stdin")  # fields that are bytes in the end
 
 _threads = ThreadPoolExecutor(2, thread_name_prefix="belljar-bodies")
@@ -36,27 +36,22 @@ _T = TypeVar("_T")
 _U = TypeVar("_U")
 
 
-async def decode(
-    body: bytes, read: Callable[[bytes], _T], use: Callable[[_T], _U], at_once_bytes: int = AT_ONCE_BYTES
-) -> _U:
-    """What `use` makes of what `read` makes of a body; both are called in a thread if the body is large.
+async def decode(body: bytes, read: Callable[[bytes], _T], use: Callable[[_T], _U]) -> _U:
+    """Return `use(read(body))`, called in a thread.
 
     Raises:
-        Refusal: 413 if it holds too many values, 400 if it is no JSON; and whatever the two raise.
+        Refusal: 413 if the body holds too many values, 400 if it is not JSON; and whatever `read` and `use` raise.
     """
-    if len(body) <= at_once_bytes:
-        return use(read(body))
     return await asyncio.get_running_loop().run_in_executor(_threads, lambda: use(_decode(body, read)))
 
 
 async def check(body: bytes) -> None:
-    """Refuse a large body that would take too long to decode; for those that others decode.
+    """Refuse a large body that would take too long to decode; for bodies that a library decodes.
 
     Raises:
-        Refusal: 413 if it holds too many values, 400 if it is no JSON.
+        Refusal: 413 if the body holds too many values, 400 if it is not JSON.
     """
-    if len(body) > AT_ONCE_BYTES:
-        await asyncio.get_running_loop().run_in_executor(_threads, _outline, body)
+    await asyncio.get_running_loop().run_in_executor(_threads, _outline, body)
 
 
 def _decode(body: bytes, read: Callable[[bytes], _T]) -> _T:
@@ -73,7 +68,7 @@ def _decode(body: bytes, read: Callable[[bytes], _T]) -> _T:
 
 
 def _outline(body: bytes) -> tuple[bytes, list[tuple[int, int]]]:
-    """A body without its long texts, and where these are."""
+    """A body without its long texts, and the positions of these."""
     pieces: list[bytes] = []
     places: list[tuple[int, int]] = []
     values = size = begin = at = 0
@@ -104,14 +99,14 @@ def _outline(body: bytes) -> tuple[bytes, list[tuple[int, int]]]:
 
 def _too_many(values: int) -> Refusal:
     if values > VALUES_MAX:
-        what = f"holds more than {VALUES_MAX:,} texts, lists and objects, the most that are"
+        what = f"holds more than {VALUES_MAX:,} texts, lists and objects"
     else:
-        what = f"has more than {OUTLINE_BYTES_MAX:,} bytes beside its texts of over {_LONG} bytes, the most that is"
-    return Refusal(413, "too_large", f"the body {what} taken in one request; send less, or in several requests")
+        what = f"has more than {OUTLINE_BYTES_MAX:,} bytes in addition to its texts of over {_LONG} bytes"
+    return Refusal(413, "too_large", f"the body {what}, the limit for one request; send less, or several requests")
 
 
 def _end_of_text(body: bytes, at: int) -> int:
-    """Where the quote is that ends the text which begins at `at`."""
+    """The position of the quote that ends the text which begins at `at`."""
     quote = at - 1
     for _ in range(_QUOTES):
         quote = body.find(b'"', quote + 1)
@@ -125,12 +120,12 @@ def _end_of_text(body: bytes, at: int) -> int:
         found = piece.find(b'"')
         if found >= 0:
             return at + found
-        at += len(piece) - (len(piece) > 1 and piece.endswith(b"\\"))  # which belongs to what comes next
+        at += len(piece) - (len(piece) > 1 and piece.endswith(b"\\"))  # which belongs to the next slice
     raise _no_end()
 
 
 def _is_escaped(body: bytes, start: int, at: int) -> bool:
-    """Whether an odd number of backslashes stands before `at`, in a text that begins at `start`."""
+    """Whether an odd number of backslashes precedes `at`, in a text that begins at `start`."""
     run, size = 0, 64
     while at - run > start and body[at - run - 1] == _BACKSLASH:
         before = body[max(start, at - run - size) : at - run]
@@ -144,7 +139,6 @@ def _no_end() -> Refusal:
 
 
 def _decode_text(body: bytes, at: int, end: int) -> bytes:
-    """A text as UTF-8."""
     parts: list[bytes] = []
     try:
         while at < end:
@@ -161,7 +155,7 @@ def _decode_text(body: bytes, at: int, end: int) -> bytes:
 
 
 def _cut_before(body: bytes, at: int, cut: int) -> int:
-    """The last place up to `cut` that is neither within a character nor within an escape or a pair of them."""
+    """The last position up to `cut` that splits neither a character nor an escape or a pair of escapes."""
     if _is_escaped(body, at, cut):
         cut -= 1
     escape = body.rfind(b"\\u", max(at, cut - 5), cut)
@@ -176,7 +170,7 @@ def _cut_before(body: bytes, at: int, cut: int) -> int:
 
 
 def _restore(value: Any, taken: list[bytes], field: str = "") -> Any:
-    """`value` with the texts back that were taken out: as bytes where it ends as bytes, else as text."""
+    """`value` with the texts put back that were taken out: as bytes in fields that become bytes, else as text."""
     if isinstance(value, str):
         return _text_at(value, taken, field) if value.startswith(_MARK) else value
     if isinstance(value, list):
@@ -196,6 +190,6 @@ def _text_at(mark: str, taken: list[bytes], field: str) -> str | bytes:
     if field in _BINARY:
         return text
     if len(text) > _TEXT_BYTES_MAX:
-        message = f"a text of {len(text):,} bytes is more than the {_TEXT_BYTES_MAX:,} taken; put data into files"
+        message = f"a text of {len(text):,} bytes is more than the limit of {_TEXT_BYTES_MAX:,}; put data into files"
         raise Refusal(413, "too_large", message, {"field": field or "$", "max": _TEXT_BYTES_MAX})
     return text.decode()

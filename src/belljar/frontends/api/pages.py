@@ -1,20 +1,21 @@
-"""What is looked at rather than called: health, metrics, documentation, and a page to try programs on."""
+"""Pages for people and monitoring: health, metrics, documentation, and a page to try programs."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from belljar import __version__
+from belljar.frontends.access.refusals import Headers, Refusal, retry_after
 from belljar.frontends.api import openapi
 from belljar.frontends.api.context import Service
 from belljar.frontends.api.request import Request
-from belljar.frontends.api.responses import Headers, Refusal, encode_json, reply, retry_after
+from belljar.frontends.api.responses import encode_json, reply
 from belljar.telemetry import METRICS_TYPE
 
 _HTML = (b"content-type", b"text/html; charset=utf-8")
 _RETRY_SECONDS = 5.0
 
-#: The pages bring all they need, so nothing else may be loaded. Pictures arrive as data.
+#: The pages are self-contained, so nothing else may be loaded. Pictures are data URLs.
 _PAGE_HEADERS: Headers = (
     (
         b"content-security-policy",
@@ -29,7 +30,6 @@ _HOME = (Path(__file__).parent / "home.html").read_bytes()
 
 
 async def show_health(service: Service, request: Request) -> None:
-    """GET /health."""
     trouble = service.health.trouble
     if trouble:
         raise Refusal(
@@ -44,22 +44,19 @@ async def show_health(service: Service, request: Request) -> None:
 
 
 async def show_metrics(service: Service, request: Request) -> None:
-    """GET /metrics."""
     await reply(request.send, service.telemetry.expose(), content_type=(b"content-type", METRICS_TYPE.encode()))
 
 
 async def show_schema(service: Service, request: Request) -> None:
-    """GET /openapi.json."""
     await reply(request.send, openapi.SCHEMA_JSON)
 
 
 async def show_docs(service: Service, request: Request) -> None:
-    """GET /docs."""
     await reply(request.send, openapi.DOCS_HTML, content_type=_HTML, headers=_PAGE_HEADERS)
 
 
 async def show_home(service: Service, request: Request) -> None:
-    """GET /: the page for browsers, JSON for everybody else."""
+    """The page for browsers, JSON for other clients."""
     if b"text/html" in request.headers.get(b"accept", b""):
         await reply(request.send, _HOME, content_type=_HTML, headers=_PAGE_HEADERS)
         return

@@ -1,4 +1,4 @@
-"""One request as a route sees it: who asks, the headers, the body within bounds, and whether anybody still listens."""
+"""One HTTP request as a route sees it: caller, headers, body within bounds, and whether the client is connected."""
 
 from __future__ import annotations
 
@@ -7,43 +7,67 @@ import re
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from belljar.contract.execution import Outcome
 from belljar.frontends.access.callers import Caller
-from belljar.frontends.api.memory_budget import BodyRoom, Holder
-from belljar.frontends.api.responses import JSON_TYPE, NO_SNIFFING, Headers, Receive, Refusal, Send
+from belljar.frontends.access.quotas import MemoryBudget
+from belljar.frontends.access.refusals import Refusal
+from belljar.frontends.api import large_bodies
+from belljar.frontends.api.large_answers import LARGE, LATER, pieces_of
+from belljar.frontends.api.responses import JSON_TYPE, NO_SNIFFING, Receive, Send, encode_json, reply
 
 if TYPE_CHECKING:
     from belljar.frontends.api.routing import Dialect
 
-CONNECTION = "belljar.connection"  # in a request's scope: the `Connection` that it came by
+CONNECTION = "belljar.connection"  # in a request's scope: the `Connection` that it arrived on
+NDJSON = b"application/x-ndjson"
+SSE = b"text/event-stream"
 _JOINED_BYTES_MAX = 4 * 1024 * 1024  # joining more takes so long that a thread does it
 _LINGER_SECONDS = 2.0
 _LINGER_BYTES = 256 * 1024 * 1024
 _LENGTH = re.compile(rb"[0-9]{1,18}")
 
-_UNKNOWN: Any = Holder()  # of paths that are open to all
-
 _T = TypeVar("_T")
+_U = TypeVar("_U")
+
+
+async def decode(
+    body: bytes, read: Callable[[bytes], _T], use: Callable[[_T], _U], at_once_bytes: int = large_bodies.AT_ONCE_BYTES
+) -> _U:
+    """Return `use(read(body))`; a large body is decoded in a thread, within bounds on what it may hold.
+
+    Raises:
+        Refusal: 413 if the body holds too many values, 400 if it is not JSON; and whatever `read` and `use` raise.
+    """
+    if len(body) <= at_once_bytes:
+        return use(read(body))
+    return await large_bodies.decode(body, read, use)
 
 
 class Request:
     """Valid until its route returns."""
 
     __slots__ = (
-        *("_kept", "_room", "_taken", "caller", "dialect", "headers", "is_read", "parameters", "receive", "scope"),
+        *("_kept", "_memory", "_taken", "caller", "dialect", "headers", "is_read", "parameters", "receive", "scope"),
         "send",
     )
 
     def __init__(
-        self, scope: Mapping[str, Any], headers: dict[bytes, bytes], receive: Receive, send: Send, room: BodyRoom
+        self,
+        scope: Mapping[str, Any],
+        headers: dict[bytes, bytes],
+        receive: Receive,
+        send: Send,
+        memory: MemoryBudget,
+        caller: Caller,
     ) -> None:
         self.scope = scope
         self.headers = headers
         self.receive = receive
         self.send = send
         self.parameters: Mapping[str, str] = {}
-        self.caller: Caller = _UNKNOWN
+        self.caller = caller
         self.dialect: Dialect | None = None
-        self._room = room
+        self._memory = memory
         self._taken = 0  # of the body
         self._kept = 0  # of the answer
         self.is_read = False
@@ -53,7 +77,7 @@ class Request:
 
         Raises:
             Refusal: it is too large, or not declared to be JSON.
-            Overloaded: too many large ones are being read.
+            Overloaded: too many large bodies are being read.
             ConnectionError: the client left before sending all of it.
         """
         if is_json:
@@ -61,7 +85,7 @@ class Request:
         declared = self.headers.get(b"content-length")
         if declared is not None:
             size = int(declared) if _LENGTH.fullmatch(declared) else 0
-            if size > self._room.each_bytes:
+            if size > self._memory.each_bytes:
                 raise self._too_large()
         message = await self.receive()
         body = self._piece(message)
@@ -77,27 +101,44 @@ class Request:
             return await asyncio.to_thread(b"".join, pieces)
         return b"".join(pieces)
 
-    async def reply_in_pieces(
-        self, pieces: Callable[[], Iterable[bytes]], status: int = 200, headers: Headers = ()
-    ) -> None:
-        """Send a large JSON answer as the client takes it.
+    def wanted_stream(self) -> bytes | None:
+        """The kind of stream that the client accepts (NDJSON or SSE), or None for one JSON document."""
+        accept = self.headers.get(b"accept")
+        if accept is None or accept == b"*/*":
+            return None
+        for part in accept.split(b","):
+            kind = part.partition(b";")[0].strip().lower()
+            if kind in (NDJSON, SSE):
+                return kind
+            if kind == b"application/json":
+                return None
+        return None
+
+    async def reply_outcome(self, outcome: Outcome) -> None:
+        """Answer with an outcome; a large one is sent in pieces, and counted until the client has read it.
 
         The pieces are made twice: first for their length, which clients rely on.
 
         Raises:
             ConnectionError: the client left.
         """
+        size = outcome.size_bytes
+        if size <= LARGE:
+            await reply(self.send, encode_json(outcome.as_json()))
+            return
+        self.keep(size)
+        tree = outcome.as_json(LATER)
         length = 0
-        for piece in pieces():
+        for piece in pieces_of(tree):
             length += len(piece)
             await asyncio.sleep(0)
-        head = [JSON_TYPE, (b"content-length", b"%d" % length), NO_SNIFFING, *headers]
-        await self.send({"type": "http.response.start", "status": status, "headers": head})
-        await self.send_pieces(pieces())
+        head = [JSON_TYPE, (b"content-length", b"%d" % length), NO_SNIFFING]
+        await self.send({"type": "http.response.start", "status": 200, "headers": head})
+        await self.send_pieces(pieces_of(tree))
         await self.send({"type": "http.response.body", "body": b""})
 
     async def send_pieces(self, pieces: Iterable[bytes]) -> None:
-        """Some more of an answer that has begun; waits while the client reads more slowly.
+        """Send more of an answer that has begun; waits while the client reads more slowly.
 
         Raises:
             ConnectionError: the client left.
@@ -110,54 +151,54 @@ class Request:
             await asyncio.sleep(0)
 
     async def drained(self) -> None:
-        """Wait until the client has taken the answer, but for a rest that is not worth counting."""
+        """Wait until the client has read the answer, except for a rest that is too small to count."""
         connection = self.scope[CONNECTION]
         if connection.flow.write_paused:
             self.keep(connection.transport.get_write_buffer_size())
             await connection.flow.drain()
 
     async def keep_ahead(self, size: int) -> int:
-        """As `keep`, for an answer that may become so large; waits for room, and returns what was counted.
+        """Like `keep`, for an answer that may become that large; waits for room, and returns what was counted.
 
         Raises:
-            Overloaded: there was none for some seconds.
+            Overloaded: there was no room for some seconds.
         """
-        size = min(size, self._room.all_bytes // 2)
-        await self._room.wait_to_answer(self.caller, size)
+        size = min(size, self._memory.all_bytes // 2)
+        await self._memory.wait_to_answer(self.caller, size)
         self.keep(size)
         return size
 
     def keep(self, size: int) -> None:
-        """Count an answer of this many bytes until the request is over, whether there is room for it or not."""
-        self._room.keep(self.caller, size)
+        """Count an answer of this many bytes until the request ends, even if there is no room for it."""
+        self._memory.keep(self.caller, size)
         self._kept += size
 
     def let_go(self, size: int) -> None:
         """Undo some of `keep`."""
-        self._room.let_go(self.caller, size)
+        self._memory.let_go(self.caller, size)
         self._kept -= size
 
-    def on_hang_up(self, send: Callable[[], object]) -> None:
-        """Call `tell` if the client leaves before its answer is complete. Only after the body was read."""
-        self.scope[CONNECTION].on_hang_up(send)
+    def on_hang_up(self, notify: Callable[[], object]) -> None:
+        """Call `notify` if the client leaves before its answer is complete. Only after the body was read."""
+        self.scope[CONNECTION].on_hang_up(notify)
 
     async def while_connected(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Do `work` as long as the client is there to hear of it. Only after the body was read.
+        """Run `work` as long as the client is connected. Only after the body was read.
 
         Raises:
-            ConnectionError: he has left, and `work` was cancelled to its end.
+            ConnectionError: the client left; `work` was cancelled and has ended.
         """
         task = asyncio.ensure_future(work)
         self.on_hang_up(task.cancel)
         try:
             return await task
         except asyncio.CancelledError:
-            if (ours := asyncio.current_task()) is not None and ours.cancelling():
+            if (current := asyncio.current_task()) is not None and current.cancelling():
                 raise
             raise ConnectionError("the client left") from None
 
     async def linger(self) -> None:
-        """Take what a client is still sending, for a while: closing on it would lose it our answer."""
+        """Read what a client is still sending, for a while: closing at once would lose the answer."""
         if self.is_read:
             return
         taken = 0
@@ -172,27 +213,27 @@ class Request:
             return
 
     def release(self) -> None:
-        """Give all memory back that was counted for this request."""
+        """Give back all memory that was counted for this request."""
         if self._taken:
-            self._room.give_back(self.caller, self._taken)
+            self._memory.give_back(self.caller, self._taken)
             self._taken = 0
         if self._kept:
             self.let_go(self._kept)
 
     def _check_type(self) -> None:
-        """A page of another origin can make a browser send text/plain without asking us first, but not JSON."""
+        """A web page of another origin can make a browser send text/plain without a preflight request, but not JSON."""
         kind = self.headers.get(b"content-type", b"")
         if kind != b"application/json" and kind.partition(b";")[0].strip().lower() != b"application/json":
             raise Refusal(
-                400, "not_json", "the body is not declared to be JSON; send it with 'Content-Type: application/json'"
+                400, "not_json", "the body is not declared as JSON; send it with 'Content-Type: application/json'"
             )
 
     def _too_large(self) -> Refusal:
-        most = self._room.each_bytes
+        most = self._memory.each_bytes
         return Refusal(
             413,
             "too_large",
-            f"the body is over the {most:,} bytes taken here; send less, or in several requests",
+            f"the body is larger than the {most:,} bytes that this server accepts; send less, or several requests",
             {"max": most},
         )
 
@@ -201,8 +242,8 @@ class Request:
             raise ConnectionError("the client left")
         body: bytes = message.get("body", b"")
         size = len(body)
-        if self._taken + size > self._room.each_bytes:
+        if self._taken + size > self._memory.each_bytes:
             raise self._too_large()
-        self._room.take(self.caller, size, self._taken)
+        self._memory.take(self.caller, size, self._taken)
         self._taken += size
         return body

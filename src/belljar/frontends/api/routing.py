@@ -1,4 +1,4 @@
-"""Which route answers a path: an exact look-up first, then patterns such as /v1/sessions/{id}/files/{path*}."""
+"""Finds the route for a path: an exact look-up first, then patterns such as /v1/sessions/{id}/files/{path*}."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from belljar.frontends.access.refusals import Refusal
 from belljar.frontends.api.context import Service
 from belljar.frontends.api.request import Request
-from belljar.frontends.api.responses import Refusal
 
 Route = Callable[[Service, Request], Awaitable[None]]
 Methods = Mapping[str, Route]
 
 
 class Answer(NamedTuple):
-    """How a refusal looks on the wire."""
+    """A refusal as it is sent."""
 
     body: bytes
     content_type: bytes = b"application/json"
@@ -24,11 +24,11 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """The wire behaviour of another system: its routes, and how it says that something went wrong."""
+    """The wire behaviour of another system: its routes, and the form of its errors."""
 
     name: str  # as in --listen NAME:PORT
     title: str
-    port: int  # where that system's clients look for it
+    port: int  # that the system's clients use by default
     routes: Mapping[str, Methods]
     refuse: Callable[[Refusal], Answer]
     open_to_all: frozenset[str] = frozenset()  # paths that need no key
@@ -36,34 +36,34 @@ class Dialect:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """What is at a path."""
+    """The routes at a path, by method."""
 
     methods: Methods
     is_open: bool
-    dialect: Dialect | None  # None: our own API
+    dialect: Dialect | None  # None: the native API
 
 
 class RouteTable:
-    """Paths and what is there. Of two that claim a path the first one added has it."""
+    """All paths with their routes. If a path is added twice, the first one counts."""
 
     def __init__(self) -> None:
         self._exact: dict[str, Match] = {}
         self._patterns: list[tuple[tuple[str, ...], Match]] = []
 
     def add(self, routes: Mapping[str, Methods], open_to_all: frozenset[str], dialect: Dialect | None = None) -> None:
-        """Take over routes. `{name}` in a path stands for one segment, `{name*}` at its end for all that follow."""
+        """Add routes. `{name}` in a path matches one segment, `{name*}` at its end all that follow."""
         for path, methods in routes.items():
-            place = Match(methods, path in open_to_all, dialect)
+            match = Match(methods, path in open_to_all, dialect)
             if "{" not in path:
-                self._exact.setdefault(path, place)
+                self._exact.setdefault(path, match)
             else:
-                self._patterns.append((tuple(path.split("/")), place))
+                self._patterns.append((tuple(path.split("/")), match))
 
     def find(self, path: str) -> tuple[Match, Mapping[str, str]] | None:
-        """What is at `path`, with the segments that a pattern left open."""
-        place = self._exact.get(path)
-        if place is not None:
-            return place, {}
+        """The match for `path`, with the segments that a pattern captured."""
+        match = self._exact.get(path)
+        if match is not None:
+            return match, {}
         segments = path.split("/")
         for pattern, candidate in self._patterns:
             found = _match(pattern, segments)

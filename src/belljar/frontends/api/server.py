@@ -1,4 +1,4 @@
-"""What every HTTP server of ours does alike: its address, the bounds of its connections, its signals and its end."""
+"""`belljar serve`: binds addresses, starts the HTTP servers, handles signals and shuts down."""
 
 from __future__ import annotations
 
@@ -20,31 +20,29 @@ from belljar import __version__
 from belljar.assembly import build_engine, build_environments
 from belljar.contract.errors import InvalidSettings
 from belljar.engine.engine import Engine
-from belljar.frontends.access.callers import Callers
+from belljar.frontends.access.callers import Callers, is_loopback
 from belljar.frontends.access.keys import KeyFile, KeyRing, keys_path
+from belljar.frontends.access.quotas import AnswerReservations, MemoryBudget
 from belljar.frontends.api import dialects
 from belljar.frontends.api.app import App
 from belljar.frontends.api.connection import Bounds, bounded_connection, sweep_all
 from belljar.frontends.api.context import Service
 from belljar.frontends.api.dialects import find_listener
 from belljar.frontends.api.dialects.api_proxy.routes import Proxy
-from belljar.frontends.api.health import Health
-from belljar.frontends.api.isolation import Isolation
-from belljar.frontends.api.memory_budget import AnswerRoom, BodyRoom
-from belljar.frontends.api.origins import Guard, is_loopback
+from belljar.frontends.api.health import Health, Isolation
 from belljar.frontends.mcp import http as mcp
-from belljar.frontends.mcp.config import offer_of
+from belljar.frontends.mcp.config import configure
 from belljar.settings import Settings
 from belljar.telemetry import Log, Telemetry
 from belljar.tools.web.access import Web
 
-FLUSH_SECONDS = 3.0  # after the grace, for answers on their way
+FLUSH_SECONDS = 3.0  # after the grace period, for answers that are being sent
 _SWEEP_SECONDS = 1.0
 _BACKLOG = 4096
 
 
 def bind(settings: Settings, keys: KeyRing, port: int) -> socket.socket:
-    """A socket that is bound, but not listening: who connects should be served at once.
+    """A socket that is bound but not listening yet: clients that connect should be served at once.
 
     Raises:
         InvalidSettings: the address cannot be used, or may not be used without a key.
@@ -54,15 +52,15 @@ def bind(settings: Settings, keys: KeyRing, port: int) -> socket.socket:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
     except OSError as error:
-        raise InvalidSettings(f"server.host {host!r} is no address of this machine: {error}") from error
+        raise InvalidSettings(f"server.host {host!r} is not an address of this machine: {error}") from error
     if not is_loopback(str(address[0])) and keys.is_empty:
         raise InvalidSettings(
-            f"others could reach {host}, so a key is needed: make one with 'belljar key create NAME', or set "
+            f"others can reach {host}, so a key is needed: create one with 'belljar key create NAME', or set "
             "BELLJAR_SERVER_API_KEY; or serve on 127.0.0.1. Nothing was started."
         )
     listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
-        if port:  # else two servers that are still getting ready may be given the same free one
+        if port:  # else two starting servers may be given the same free port
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError as error:
@@ -73,10 +71,10 @@ def bind(settings: Settings, keys: KeyRing, port: int) -> socket.socket:
 
 
 def listen(listener: socket.socket) -> str:
-    """From here on clients can connect; where they find us.
+    """Accept connections from now on; return the URL.
 
     Raises:
-        InvalidSettings: somebody else has been quicker. A socket that is only bound keeps nobody from the same address.
+        InvalidSettings: another process listens there already. A socket that is only bound does not reserve its port.
     """
     host, port = listener.getsockname()[:2]
     try:
@@ -90,7 +88,7 @@ def listen(listener: socket.socket) -> str:
 
 @contextlib.contextmanager
 def stopping_at_signals() -> Iterator[asyncio.Event]:
-    """An event that SIGTERM and SIGINT set; who has heard it clears it, to hear the next one."""
+    """An event that SIGTERM and SIGINT set; clear it to notice the next signal."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -105,7 +103,7 @@ def stopping_at_signals() -> Iterator[asyncio.Event]:
 
 
 def prepare(settings: Settings, app: Any) -> uvicorn.Server:
-    """A server for an ASGI application, with bounds of its own for its connections."""
+    """A server for an ASGI application, with bounds on its connections."""
     server = settings.server
     bounds = Bounds(
         max_connections=min(server.max_connections, _raise_open_files() - 1024),
@@ -130,12 +128,12 @@ def prepare(settings: Settings, app: Any) -> uvicorn.Server:
 
 
 def begin(server: uvicorn.Server, listener: socket.socket) -> asyncio.Task[None]:
-    """Serve until `server.should_exit`, and then until every answer is given."""
-    return asyncio.create_task(server._serve([listener]))  # not `serve`: signals are ours
+    """Serve until `server.should_exit`, and then until every answer is sent."""
+    return asyncio.create_task(server._serve([listener]))  # not `serve`, which installs signal handlers
 
 
 async def sweep(servers: Sequence[uvicorn.Server]) -> None:
-    """Let go of slow clients, for ever."""
+    """Disconnect slow clients, until cancelled."""
     while True:
         await asyncio.sleep(_SWEEP_SECONDS)
         for server in servers:
@@ -148,7 +146,7 @@ async def finish(
     stop: asyncio.Event,
     seconds: float | None = None,
 ) -> None:
-    """Wait until every answer is given; when `stop` is set, or after so many seconds, hang up on who is left."""
+    """Wait until every answer is sent; when `stop` is set, or after so many seconds, disconnect the rest."""
     impatient = asyncio.create_task(stop.wait())
     ended = asyncio.gather(*serving)
     either: tuple[asyncio.Future[Any], ...] = (ended, impatient)
@@ -170,7 +168,7 @@ def _hang_up(server: uvicorn.Server) -> None:
 
 
 def _raise_open_files() -> int:
-    """As many descriptors as we may have; a server that runs out can accept nobody."""
+    """Raise the limit of open files as far as allowed: a server that reaches it cannot accept connections."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -178,7 +176,7 @@ def _raise_open_files() -> int:
     return 1 << 20 if now == resource.RLIM_INFINITY else max(now, 2048)
 
 
-_SWITCH_SECONDS = 0.001  # that a thread at work keeps the loop waiting each time
+_SWITCH_SECONDS = 0.001  # how long a busy thread may block the event loop
 
 
 async def serve(settings: Settings, log: Log) -> None:
@@ -189,13 +187,13 @@ async def serve(settings: Settings, log: Log) -> None:
         SandboxFault: no program can be run on this machine.
     """
     keys = KeyRing(KeyFile(keys_path(settings)), settings.server.api_key)
-    asked = [find_listener(each) for each in settings.server.listen]
+    extra = [find_listener(each) for each in settings.server.listen]
     listeners: list[socket.socket] = []
-    offer = offer_of(settings, os.environ)
+    mcp_config = configure(settings, os.environ)
     engine = build_engine(settings, runners=settings.server.runners)
-    web = build_proxy_access(settings, [dialect.name for dialect, _ in asked])
+    web = build_proxy_access(settings, [dialect.name for dialect, _ in extra])
     try:
-        for port in (settings.server.port, *(port for _, port in asked)):
+        for port in (settings.server.port, *(port for _, port in extra)):
             listeners.append(bind(settings, keys, port))
         with stopping_at_signals() as stop:
             await _open(engine, stop)
@@ -204,13 +202,13 @@ async def serve(settings: Settings, log: Log) -> None:
             if web is not None:
                 await web.open()
             service = _assemble(settings, engine, keys, log, web)
-            apps = [App(service, dialects.ALL), *(App(service, [dialect], is_native=False) for dialect, _ in asked)]
-            endpoint = mcp.Endpoint(service, offer)
+            apps = [App(service, dialects.ALL), *(App(service, [dialect], is_native=False) for dialect, _ in extra)]
+            endpoint = mcp.Endpoint(service, mcp_config)
             for app, prefix in itertools.product(apps, mcp.PREFIXES):
                 app.mount(prefix, endpoint)
             servers = [prepare(settings, app) for app in apps]
             _tune()
-            names = ["native", *(dialect.name for dialect, _ in asked)]
+            names = ["native", *(dialect.name for dialect, _ in extra)]
             urls = [listen(listener) for listener in listeners]
             for name, url in zip(names, urls, strict=True):
                 log.write("listening", url=url, api=name, version=__version__, needs_key=not keys.is_empty)
@@ -225,14 +223,14 @@ async def serve(settings: Settings, log: Log) -> None:
 
 
 def build_proxy_access(settings: Settings, listeners: Sequence[str]) -> Web | None:
-    """What the API proxy works with, where it is served."""
+    """Web access for the API proxy, if it is served."""
     if settings.web.serve_proxy or "proxy" in listeners:
         return Web(settings.web, settings.llm, settings.jail.uid_base)
     return None
 
 
 async def _open(engine: Engine, stop: asyncio.Event) -> None:
-    """Building an environment takes minutes: being told to stop must not wait for it."""
+    """Open the engine, or stop opening it at a signal: building an environment takes minutes."""
     opening = asyncio.create_task(engine.open())
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait([opening, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -248,22 +246,19 @@ async def _open(engine: Engine, stop: asyncio.Event) -> None:
 def _assemble(settings: Settings, engine: Engine, keys: KeyRing, log: Log, web: Web | None = None) -> Service:
     server = settings.server
     callers = Callers(settings, keys)
-    if not is_loopback(server.host) and server.host != "localhost":
-        callers.require_keys()
     telemetry = Telemetry(log, engine.facts, shows_content=server.debug)
-    engine.sessions.on_end = telemetry.ended
-    room = BodyRoom(server.body_bytes, server.bodies_bytes)
-    engine.slots.reserve = AnswerRoom(room, settings, callers.find).reserve
+    engine.observe(telemetry)
+    memory = MemoryBudget(server.body_bytes, server.bodies_bytes)
+    engine.slots.reserve = AnswerReservations(memory, settings, callers.find).reserve
     return Service(
         settings=settings,
         engine=engine,
         environments=build_environments(settings),
         callers=callers,
-        guard=Guard(server),
-        health=Health(engine, settings),
+        health=Health(engine, settings, telemetry),
         isolation=Isolation(settings),
         telemetry=telemetry,
-        room=room,
+        memory=memory,
         proxy=None if web is None else Proxy(web, settings.web.proxy_requests_per_second),
     )
 
@@ -295,7 +290,7 @@ async def _stop(
     serving: Sequence[asyncio.Task[None]],
     stop: asyncio.Event,
 ) -> None:
-    """Both at once: no new connections, no new programs. A second signal ends the grace, and slow clients' time."""
+    """Refuse new connections and programs at once. A second signal ends the grace period, also for slow clients."""
     for server in servers:
         server.should_exit = True
     stop.clear()
@@ -305,18 +300,18 @@ async def _stop(
     await asyncio.wait([closing, impatient], return_when=asyncio.FIRST_COMPLETED)
     seconds = None
     if not closing.done():
-        closing.cancel()  # which ends only the grace
+        closing.cancel()  # which ends only the grace period
         stop.clear()
         seconds = FLUSH_SECONDS
     with contextlib.suppress(asyncio.CancelledError):
         await closing
     impatient.cancel()
-    await endpoint.close()  # whose streams would otherwise stay open for the whole grace
+    await endpoint.close()  # its streams would stay open for the whole grace period
     await finish(servers, serving, stop, seconds)
 
 
 def _tune() -> None:
-    """What lives as long as the server need not be looked through for garbage again and again."""
+    """Exempt objects that live as long as the server from garbage collection."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)

@@ -1,7 +1,7 @@
-"""The session calls of the native API.
+"""The session routes of the native API.
 
-A session is found by its id and the key that opened it: to every other key it does not exist. Who hangs up while his
-cell runs has it interrupted, and while it waits, taken out of the line; the session lives on.
+A session is found by its id and the key that opened it: for every other key it does not exist. If a client hangs up,
+its running cell is interrupted and its waiting cell is dropped; the session stays open.
 """
 
 from __future__ import annotations
@@ -9,28 +9,23 @@ from __future__ import annotations
 import asyncio
 import urllib.parse
 from collections.abc import Sequence
-from typing import Any
 
 from belljar.contract.errors import UnsafePath
-from belljar.contract.execution import Outcome
 from belljar.contract.files import check_relative_path
-from belljar.contract.sessions import SessionState, WorkFile, rfc3339
+from belljar.contract.sessions import WorkFile, rfc3339
 from belljar.engine.admission.request import admit_cell
 from belljar.engine.outcomes import new_id
 from belljar.frontends.api.bodies import admit_session_body, read_branch, read_cell, read_session
 from belljar.frontends.api.context import Service
-from belljar.frontends.api.large_answers import reply_outcome
-from belljar.frontends.api.large_bodies import decode
-from belljar.frontends.api.request import Request
+from belljar.frontends.api.request import Request, decode
 from belljar.frontends.api.responses import encode_json, reply, reply_nothing
-from belljar.frontends.api.streaming import Stream, send_events, wanted_stream
+from belljar.frontends.api.streaming import Stream, send_events
 
 _FILES_AT_ONCE = 1000  # more are described in a thread
 _RAW = (b"content-type", b"application/octet-stream")
 
 
 async def open_session(service: Service, request: Request) -> None:
-    """POST /v1/sessions."""
     caller = request.caller
     caller.count_request()
     order = await decode(await _read_optional(request), read_session, lambda body: admit_session_body(caller, body))
@@ -43,122 +38,106 @@ async def open_session(service: Service, request: Request) -> None:
 
 
 async def list_sessions(service: Service, request: Request) -> None:
-    """GET /v1/sessions: those of this key."""
+    """The sessions of this key."""
     states = service.engine.sessions.list(request.caller.owner)
-    await reply(request.send, _as_list(states))
+    await reply(request.send, encode_json({"sessions": [state.as_json() for state in states]}))
 
 
 async def show_session(service: Service, request: Request) -> None:
-    """GET /v1/sessions/{id}."""
     state = service.engine.sessions.get(request.caller.owner, request.parameters["id"])
     await reply(request.send, encode_json(state.as_json()))
 
 
 async def close_session(service: Service, request: Request) -> None:
-    """DELETE /v1/sessions/{id}. Gone, with all it started, when this is answered."""
+    """The session and every process that it started are gone when this is answered."""
     await service.engine.sessions.close(request.caller.owner, request.parameters["id"])
     await reply_nothing(request.send)
 
 
 async def run_cell(service: Service, request: Request) -> None:
-    """POST /v1/sessions/{id}/execute."""
     caller, session_id = request.caller, request.parameters["id"]
     caller.count_request()
-    asked = await decode(await request.read(), read_cell, lambda asked: asked)
+    body = await decode(await request.read(), read_cell, lambda body: body)
     sessions = service.engine.sessions
     limits = sessions.get(caller.owner, session_id).limits
-    cell = admit_cell(caller.settings, limits, asked, caller.name)
+    cell = admit_cell(caller.settings, limits, body, caller.name)
     cell_id = new_id()
 
-    def finish(outcome: Outcome) -> None:
-        service.health.ran()
-        service.telemetry.ran_cell(caller.name, session_id, cell, outcome)
-
     with caller.running_up_to(1):
-        kind = wanted_stream(request)
+        kind = request.wanted_stream()
         try:
             if kind is None:
-                running = sessions.run(caller.owner, session_id, cell, waits=asked.wait, execution_id=cell_id)
-                outcome = await request.while_connected(running)
-                finish(outcome)
-                await reply_outcome(request, outcome)
+                running = sessions.run(caller.owner, session_id, cell, waits=body.wait, execution_id=cell_id)
+                await request.reply_outcome(await request.while_connected(running))
             else:
-                events = sessions.stream(caller.owner, session_id, cell, waits=asked.wait, execution_id=cell_id)
+                events = sessions.stream(caller.owner, session_id, cell, waits=body.wait, execution_id=cell_id)
                 stream = Stream(request, kind)
-                await request.while_connected(send_events(service, stream, events, finish))
+                await request.while_connected(send_events(service, stream, events))
                 await stream.end()
         except ConnectionError:
-            service.telemetry.left_cell(caller.name, session_id, cell, cell_id)
+            service.telemetry.left_cell(session_id, cell, cell_id)
             raise
 
 
 async def branch_session(service: Service, request: Request) -> None:
-    """POST /v1/sessions/{id}/branch."""
     caller = request.caller
     caller.count_request()
-    asked = await decode(await _read_optional(request), read_branch, lambda asked: asked)
+    body = await decode(await _read_optional(request), read_branch, lambda body: body)
     sessions = service.engine.sessions
-    with caller.opening(asked.count, lambda: sessions.list(caller.owner)):
-        branching = sessions.branch(caller.owner, request.parameters["id"], asked.count, reseed=asked.reseed)
+    with caller.opening(body.count, lambda: sessions.list(caller.owner)):
+        branching = sessions.branch(caller.owner, request.parameters["id"], body.count, reseed=body.reseed)
         states = await request.while_connected(branching)
     for state in states:
         service.telemetry.opened(caller.name, state)
-    await reply(request.send, _as_list(states))
+    await reply(request.send, encode_json({"sessions": [state.as_json() for state in states]}))
 
 
 async def interrupt_session(service: Service, request: Request) -> None:
-    """POST /v1/sessions/{id}/interrupt. Not counted: a key out of quota must still be able to stop what it started."""
+    """Not counted as a request: a key over its quota must still be able to stop what it started."""
     was_running = service.engine.sessions.interrupt(request.caller.owner, request.parameters["id"])
     await reply(request.send, encode_json({"interrupted": was_running}))
 
 
 async def list_files(service: Service, request: Request) -> None:
-    """GET /v1/sessions/{id}/files."""
     request.caller.count_request()
     files = await service.engine.sessions.list_files(request.caller.owner, request.parameters["id"])
-    body = await asyncio.to_thread(_describe_files, files) if len(files) > _FILES_AT_ONCE else _describe_files(files)
+    body = await asyncio.to_thread(_encode_files, files) if len(files) > _FILES_AT_ONCE else _encode_files(files)
     await reply(request.send, body)
 
 
 async def write_file(service: Service, request: Request) -> None:
-    """PUT /v1/sessions/{id}/files/{path}: the body is the file."""
+    """The body is the file."""
     request.caller.count_request()
     path = read_path(request)
     sessions, owner, session_id = service.engine.sessions, request.caller.owner, request.parameters["id"]
-    sessions.get(owner, session_id)  # before a body is read that nobody can take
+    sessions.get(owner, session_id)  # before reading a body that no session can take
     await sessions.write_file(owner, session_id, path, await request.read(is_json=False))
     await reply_nothing(request.send)
 
 
 async def read_file(service: Service, request: Request) -> None:
-    """GET /v1/sessions/{id}/files/{path}: the file as it is."""
+    """The answer is the file."""
     request.caller.count_request()
     path = read_path(request)
     ahead = await request.keep_ahead(service.settings.request.files_bytes)
     content = await service.engine.sessions.read_file(request.caller.owner, request.parameters["id"], path)
     request.let_go(ahead - min(ahead, len(content)))
-    # The program chose what is in there: no browser may take it for a page of ours.
+    # The program chose the content: no browser may treat it as a page of this server.
     headers = ((b"content-disposition", b"attachment"), (b"content-security-policy", b"sandbox"))
     await reply(request.send, content, content_type=_RAW, headers=headers)
 
 
 async def delete_file(service: Service, request: Request) -> None:
-    """DELETE /v1/sessions/{id}/files/{path}."""
     request.caller.count_request()
     await service.engine.sessions.delete_file(request.caller.owner, request.parameters["id"], read_path(request))
     await reply_nothing(request.send)
 
 
-def _as_list(states: Sequence[SessionState]) -> bytes:
-    return encode_json({"sessions": [state.as_json() for state in states]})
-
-
-def _describe_files(files: Sequence[WorkFile]) -> bytes:
-    return encode_json({"files": [_describe_file(each) for each in files]})
-
-
-def _describe_file(file: WorkFile) -> dict[str, Any]:
-    return {"path": file.path, "bytes": file.size_bytes, "modified_at": rfc3339(file.modified_at)}
+def _encode_files(files: Sequence[WorkFile]) -> bytes:
+    described = [
+        {"path": each.path, "bytes": each.size_bytes, "modified_at": rfc3339(each.modified_at)} for each in files
+    ]
+    return encode_json({"files": described})
 
 
 async def _read_optional(request: Request) -> bytes:

@@ -1,44 +1,24 @@
-"""An execution told as it happens, one JSON object per line (NDJSON) or per event (SSE).
+"""Streams an execution as it happens, one JSON object per line (NDJSON) or per event (SSE).
 
-Nothing is sent before the program has started: until then an error can still be a proper status. From then on it is
-an event of its own, the last one.
+Nothing is sent before the program has started: until then an error can still set the HTTP status. After that an error
+is the last event of the stream.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from typing import Any
 
-from belljar.contract.errors import CallerError
-from belljar.contract.execution import Display, Event, Execution, Finished, Outcome, describe
+from belljar.contract.execution import Display, Event, Execution, Finished, describe
 from belljar.engine.outcomes import new_id
 from belljar.frontends.api.context import Service
 from belljar.frontends.api.large_answers import LARGE, LATER, pieces_of
-from belljar.frontends.api.request import Request
-from belljar.frontends.api.responses import NO_SNIFFING, encode_json, refusal_of
+from belljar.frontends.api.request import SSE, Request
+from belljar.frontends.api.responses import NO_SNIFFING, encode_json
 
-_log = logging.getLogger("belljar.api")
-
-NDJSON = b"application/x-ndjson"
-SSE = b"text/event-stream"
 _LINE_BREAKS = tuple((chr(each).encode(), b"\\u%04x" % each) for each in (0x85, 0x2028, 0x2029))
-
-
-def wanted_stream(request: Request) -> bytes | None:
-    """Which kind of stream the client asks for, if any."""
-    accept = request.headers.get(b"accept")
-    if accept is None or accept == b"*/*":
-        return None
-    for part in accept.split(b","):
-        kind = part.partition(b";")[0].strip().lower()
-        if kind in (NDJSON, SSE):
-            return kind
-        if kind == b"application/json":
-            return None
-    return None
 
 
 class Stream:
@@ -61,7 +41,7 @@ class Stream:
         await self._request.send({"type": "http.response.body", "body": body, "more_body": True})
 
     async def send_whole(self, event: Display | Finished) -> None:
-        """Send an event that may be large."""
+        """Send an event that may be large; a large one is counted until it is sent."""
         size = len(event.content) if isinstance(event, Display) else event.outcome.size_bytes
         if size <= LARGE:
             await self.send(describe(event))
@@ -71,7 +51,7 @@ class Stream:
         self._request.let_go(size)
 
     async def send_large(self, event: dict[str, Any]) -> None:
-        """Send an event that was made with `LATER`, in pieces."""
+        """Send an event that was described with `LATER`, in pieces."""
         if not self.has_begun:
             await self._begin()
         begin, end = b"", b"\n"
@@ -81,7 +61,6 @@ class Stream:
         await self._request.send_pieces(itertools.chain((begin,), lines, (end,)))
 
     async def end(self) -> None:
-        """No more events."""
         await self._request.send({"type": "http.response.body", "body": b""})
 
     async def _begin(self) -> None:
@@ -89,14 +68,14 @@ class Stream:
         head = [
             (b"content-type", self._kind + b"; charset=utf-8" if self._kind == SSE else self._kind),
             (b"cache-control", b"no-store"),
-            (b"x-accel-buffering", b"no"),  # a proxy that collects would turn a stream into a wait
+            (b"x-accel-buffering", b"no"),  # else a proxy may buffer the whole stream
             NO_SNIFFING,
         ]
         await self._request.send({"type": "http.response.start", "status": 200, "headers": head})
 
 
 def _on_one_line(text: bytes) -> bytes:
-    """JSON with the characters escaped that some readers of lines take for the end of one, though they are not."""
+    """JSON with the characters escaped that some clients wrongly take for the end of a line."""
     for character, escape in _LINE_BREAKS:
         if character in text:
             text = text.replace(character, escape)
@@ -104,36 +83,27 @@ def _on_one_line(text: bytes) -> bytes:
 
 
 async def stream_execution(service: Service, request: Request, execution: Execution, kind: bytes) -> None:
-    """Run a program and tell what it does; a client that hangs up ends it."""
+    """Run a program and stream what it does; a client that hangs up ends it."""
     execution_id = new_id()
     request.on_hang_up(lambda: service.engine.cancel(execution_id))
     events = service.engine.stream(execution, id=execution_id)
     stream = Stream(request, kind)
-    await send_events(service, stream, events, lambda outcome: service.executed(execution, outcome))
+    await send_events(service, stream, events)
     await stream.end()
 
 
-async def send_events(
-    service: Service, stream: Stream, events: AsyncGenerator[Event, None], finish: Callable[[Outcome], None]
-) -> None:
-    """Tell all that happens and close `events`; `finish` hears of the outcome."""
+async def send_events(service: Service, stream: Stream, events: AsyncGenerator[Event, None]) -> None:
+    """Send all events, and close `events`."""
     try:
         async with contextlib.aclosing(events):
             async for event in events:
-                if isinstance(event, Finished):
-                    finish(event.outcome)
                 if isinstance(event, Finished | Display):
                     await stream.send_whole(event)
                 else:
                     await stream.send(describe(event))
     except ConnectionError:
-        raise  # nobody is there to be told
-    except Exception as error:  # the status is sent; what is wrong can only be told in the stream
+        raise  # the client has left
+    except Exception as error:  # the status is sent, so the error can only be reported in the stream
         if not stream.has_begun:
             raise
-        refusal = refusal_of(error)
-        if not isinstance(error, CallerError):
-            _log.error("a stream could not be finished: %s", error, exc_info=error)
-            service.health.doubt()
-        service.telemetry.refused(refusal.status, refusal.code)
-        await stream.send({"event": "error", **refusal.as_json()})
+        await stream.send({"event": "error", **service.refuse(error).as_json()})

@@ -62,16 +62,16 @@ def define(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Serve until the client leaves."""
-    from belljar.frontends.mcp.config import CODE_SANDBOX, offer_of
-    from belljar.frontends.mcp.registry import select
+    from belljar.frontends.mcp.config import CODE_SANDBOX, configure
     from belljar.frontends.mcp.stdio import serve
+    from belljar.frontends.mcp.tool_call import select
     from belljar.frontends.mcp.tools import ALL
 
     if importlib.util.find_spec("mcp") is None:
         raise InvalidSettings("the MCP SDK is not installed; add it with: pip install 'belljar[mcp]'")
     settings = _load(options)
-    offer = offer_of(settings, os.environ, **(CODE_SANDBOX if options.like else {}))
-    select(ALL, offer.tools)  # a tool that does not exist is told before the SDK is imported
+    config = configure(settings, os.environ, **(CODE_SANDBOX if options.like else {}))
+    select(ALL, config.tools)  # reports an unknown tool before the SDK is imported
     _set_up_logging(is_debugging="debug" in options or os.environ.get("VERBOSE", "").lower() in ("1", "true", "yes"))
     if sys.stdin.isatty():
         print(
@@ -79,7 +79,7 @@ def execute(options: argparse.Namespace) -> int:
             "Ctrl-C ends it.",
             file=sys.stderr,
         )
-    asyncio.run(serve(settings, offer))
+    asyncio.run(serve(settings, config))
     return 0
 
 

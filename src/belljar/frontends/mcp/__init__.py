@@ -1,6 +1,5 @@
-"""The MCP server: what assistants plug in, over stdio and over HTTP.
+"""The MCP server, which assistants plug in, over stdio and over HTTP.
 
-`registry` and `tools/` say what is offered, without the SDK; `server` puts the official SDK around it; `stdio` and
-`http` (each request a `visit`) are its two transports. The SDK takes most of a second to import, so only those that
-serve import it.
+`tool_call` and `tools/` define the tools without the SDK; `server` connects them to the official SDK; `stdio` and
+`http` are the two transports. The SDK takes most of a second to import, so only code that serves imports it.
 """

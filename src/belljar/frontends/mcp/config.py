@@ -1,4 +1,4 @@
-"""What one MCP server offers and how: chosen once, by whoever starts it."""
+"""The configuration of one MCP server: its name, its tools, and what its programs get."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CODE_SANDBOX: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """One server's name, its tools, and what every program that it runs is given."""
+    """Chosen once, when the server starts."""
 
     name: str = "belljar"
     title: str = "Belljar sandbox"
@@ -38,26 +38,22 @@ class ServerConfig:
     instructions: str = INSTRUCTIONS
     tools: tuple[str, ...] = ()  # names of tools and groups; empty: all
     is_structured: bool = True  # results also as JSON by a schema, not as text alone
-    env: Mapping[str, str] = field(default_factory=dict)  # variables of every program
+    env: Mapping[str, str] = field(default_factory=dict)  # variables for every program
     network: bool = False
     environments: Mapping[str, str] = field(default_factory=dict)  # by language, where it is not "default"
-    language: str = ""  # of an image that all tools of code-sandbox-mcp use, whatever they are called
+    language: str = ""  # of an image that all tools of code-sandbox-mcp use, whatever their name
     has_prompt: bool = True
-
-    def environment_of(self, language: str) -> str:
-        """The guest environment, or image, that programs of a language get."""
-        return self.environments.get(language, "default")
 
 
 #: The languages that CONTAINER_LANGUAGE may name.
 _CONTAINER_LANGUAGES = {"python": "python", "py": "python", "javascript": "javascript", "js": "javascript"}
 
 
-def offer_of(settings: Settings, environ: Mapping[str, str], **named: Any) -> ServerConfig:
-    """What a server with these settings offers; `named` replaces fields, such as its name.
+def configure(settings: Settings, environ: Mapping[str, str], **named: Any) -> ServerConfig:
+    """The configuration for these settings; `named` replaces fields, such as its name.
 
     Raises:
-        InvalidSettings: something is asked for that this installation cannot do.
+        InvalidSettings: the settings need something that this installation lacks.
     """
     chosen = settings.mcp
     familiar = familiar_image(environ)
@@ -67,7 +63,7 @@ def offer_of(settings: Settings, environ: Mapping[str, str], **named: Any) -> Se
             f"the image {next(iter(images.values()))!r} needs the container back end: set backend=container; or leave "
             "mcp.python_image, mcp.javascript_image and CONTAINER_IMAGE out, and programs run in the local sandbox"
         )
-    offer = ServerConfig(
+    config = ServerConfig(
         tools=chosen.tools,
         is_structured=chosen.output == "structured",
         env=_passed_through(chosen.pass_through_env, environ),
@@ -77,17 +73,17 @@ def offer_of(settings: Settings, environ: Mapping[str, str], **named: Any) -> Se
         },
         language=next(iter(familiar), ""),
     )
-    return dataclasses.replace(offer, **named)
+    return dataclasses.replace(config, **named)
 
 
 def images_of(settings: Settings) -> dict[str, str]:
-    """The container images that were chosen, by language."""
+    """The container images in the settings, by language."""
     chosen = (("python", settings.mcp.python_image), ("javascript", settings.mcp.javascript_image))
     return {language: image for language, image in chosen if image}
 
 
 def _passed_through(names: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that are named, and only those; one that is not set is not passed."""
+    """The named variables, without those that are not set."""
     for name in names:
         if "=" in name or "\0" in name or name.startswith("BELLJAR_"):
             raise InvalidSettings(f"--pass-through-env: {name!r} cannot be passed on; choose another name")

@@ -1,4 +1,4 @@
-"""From what a program did to what a model reads: text first, pictures as images, files as resources."""
+"""Outcomes as MCP results: text first, pictures as images, files as resources."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from belljar.contract.files import File
 
 Json = dict[str, Any]
 
-EMBEDDED_BYTES = 8 * MIB  # of files in one answer; more would drown a client that parses it in one piece
+EMBEDDED_BYTES = 8 * MIB  # of files in one answer, which a client parses in one piece
 _IMAGES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
 
 _WHY = {
@@ -92,22 +92,21 @@ OUTCOME_SCHEMA: Json = {
 
 
 def text_block(text: str) -> Json:
-    """A piece of text."""
     return {"type": "text", "text": text}
 
 
-def text_result(text: str, structured: Json | None = None, *, is_error: bool = False) -> Json:
-    """An answer of one text."""
-    answer: Json = {"content": [text_block(text)], "isError": is_error}
-    if structured is not None:
-        answer["structuredContent"] = structured
-    return answer
+def text_result(text: str, *, is_error: bool = False) -> Json:
+    """A result of one text."""
+    return {"content": [text_block(text)], "isError": is_error}
 
 
 def show(outcome: Outcome, session_id: str | None = None, *, is_structured: bool = True) -> Json:
-    """All that a program did. A program that failed is an answer, not an error of the tool."""
+    """The result of a program or cell. A program that failed is a result, not an error of the tool."""
     shown = sort_displays(outcome.displays)
-    images = [picture_block(each) for each in shown.images]
+    images = [
+        {"type": "image", "data": base64.b64encode(each.content).decode("ascii"), "mimeType": each.mime}
+        for each in shown.images
+    ]
     place = f"session://{session_id}/files/" if session_id else f"sandbox://executions/{outcome.id}/"
     files, artifacts = _embed(outcome.artifacts, place)
     others = [
@@ -122,7 +121,7 @@ def show(outcome: Outcome, session_id: str | None = None, *, is_structured: bool
 
 
 def describe_outcome(outcome: Outcome, artifacts: Sequence[Json] = ()) -> str:
-    """A program's output as one text: its stdout alone when all went well, else with what went wrong."""
+    """A program's output as one text: only stdout if it succeeded, else also what went wrong."""
     parts = [outcome.stdout.rstrip("\n")] if outcome.stdout.strip() else []
     if outcome.stdout_cut:
         parts.append("[stdout was cut here: it is longer than the limit]")
@@ -144,14 +143,14 @@ def describe_outcome(outcome: Outcome, artifacts: Sequence[Json] = ()) -> str:
 
 
 def explain(outcome: Outcome) -> str:
-    """One line on why a program did not end well."""
+    """One line on why a program did not succeed."""
     how = outcome.signal or (None if outcome.exit_code is None else f"exit code {outcome.exit_code}")
     detail = f", {how}" if how and outcome.status in (Status.FAILED, Status.CRASHED) else ""
     return f"{outcome.status}: {_WHY.get(outcome.status, 'it did not end well')}{detail}"
 
 
 class Shown(NamedTuple):
-    """What a program displayed, each thing in the one form that serves a model best."""
+    """What a program displayed, each object in the form that is most useful to a model."""
 
     images: list[Display]
     texts: list[Display]
@@ -159,12 +158,12 @@ class Shown(NamedTuple):
 
 
 def sort_displays(displays: Sequence[Display]) -> Shown:
-    """A picture rather than the text that names it, and text rather than HTML that says the same."""
-    things: dict[Any, list[Display]] = {}
+    """Prefer a picture to the text that names it, and text to equivalent HTML."""
+    objects: dict[Any, list[Display]] = {}
     for at, each in enumerate(displays):
-        things.setdefault(("alone", at) if each.bundle is None else each.bundle, []).append(each)
+        objects.setdefault(("alone", at) if each.bundle is None else each.bundle, []).append(each)
     shown = Shown([], [], [])
-    for forms in things.values():
+    for forms in objects.values():
         picture = next((each for each in forms if each.mime in _IMAGES), None)
         plain = next((each for each in forms if each.mime == "text/plain"), None)
         if picture is not None:
@@ -176,28 +175,17 @@ def sort_displays(displays: Sequence[Display]) -> Shown:
     return shown
 
 
-def result_of(outcome: Outcome) -> str | None:
-    """The text that a session shows of its last expression."""
-    texts = [_text(each) for each in outcome.displays if each.mime == "text/plain" and each.is_result]
-    return texts[-1] if texts else None
-
-
-def picture_block(display: Display) -> Json:
-    """A picture as image content."""
-    return {"type": "image", "data": base64.b64encode(display.content).decode("ascii"), "mimeType": display.mime}
-
-
 def _text(display: Display) -> str:
     return display.content.decode("utf-8", "replace")
 
 
 def resource_block(uri: str, content: bytes, mime: str) -> Json:
-    """A file inside an answer: as text if it is some, else in base64."""
+    """A file in a result."""
     return {"type": "resource", "resource": resource_contents(uri, content, mime)}
 
 
 def resource_contents(uri: str, content: bytes, mime: str) -> Json:
-    """As resources/read gives it."""
+    """A file as text if it is text, else as base64."""
     if mime.startswith("text/") or mime in ("application/json", "image/svg+xml"):
         try:
             return {"uri": uri, "mimeType": mime, "text": content.decode()}
@@ -207,18 +195,17 @@ def resource_contents(uri: str, content: bytes, mime: str) -> Json:
 
 
 def mime_of(path: str) -> str:
-    """By the name alone: the content is the program's, and only the reader decides what to make of it."""
+    """The MIME type by the name alone: a program controls the content."""
     kind, encoding = mimetypes.guess_type(path, strict=False)
     return kind if kind and not encoding else "application/octet-stream"
 
 
 def uri_of(place: str, path: str) -> str:
-    """The address of a file."""
     return place + urllib.parse.quote(path)
 
 
 def _embed(files: Sequence[File], place: str) -> tuple[list[Json], list[Json]]:
-    """The files as resources, as far as they fit, and a list of all of them."""
+    """The files that fit, as resources, and a list of all files."""
     blocks, listed, left = [], [], EMBEDDED_BYTES
     for file in files:
         uri, mime, size = uri_of(place, file.path), mime_of(file.path), len(file.content)
@@ -232,6 +219,7 @@ def _embed(files: Sequence[File], place: str) -> tuple[list[Json], list[Json]]:
 
 def _summarize(outcome: Outcome, session_id: str | None, images: int, artifacts: list[Json]) -> Json:
     error, compilation = outcome.error, outcome.compilation
+    values = [_text(each) for each in outcome.displays if each.mime == "text/plain" and each.is_result]
     return {
         "status": str(outcome.status),
         "exit_code": outcome.exit_code,
@@ -239,7 +227,7 @@ def _summarize(outcome: Outcome, session_id: str | None, images: int, artifacts:
         "stdout": outcome.stdout,
         "stderr": outcome.stderr,
         "truncated": {"stdout": outcome.stdout_cut, "stderr": outcome.stderr_cut},
-        "result": result_of(outcome),
+        "result": values[-1] if values else None,
         "error": None
         if error is None
         else {"type": error.type, "message": error.message, "traceback": list(error.traceback)},

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from belljar.frontends.api.bodies import read_batch
-from belljar.frontends.api.large_bodies import AT_ONCE_BYTES, decode
+from belljar.frontends.api.large_bodies import AT_ONCE_BYTES
+from belljar.frontends.api.request import decode
 
 COUNT = 10_000
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from belljar.contract.errors import InvalidSettings
-from belljar.frontends.mcp.config import offer_of
+from belljar.frontends.mcp.config import configure
 from belljar.settings import load
 
 
 def _offer(environ: dict[str, str] | None = None, **flags: Any) -> Any:
     named = {name.replace("__", "."): value for name, value in flags.items()}
-    return offer_of(load(environ={}, flags=named), environ or {})
+    return configure(load(environ={}, flags=named), environ or {})
 
 
 def test_nothing_is_passed_through_unless_named() -> None:
@@ -23,21 +23,21 @@ def test_nothing_is_passed_through_unless_named() -> None:
 
 
 def test_the_first_image_is_the_default_of_the_back_end_and_others_go_by_name() -> None:
-    offer = _offer(
+    config = _offer(
         backend="container",
         container__image="lab/py:1",
         mcp__python_image="lab/py:1",
         mcp__javascript_image="lab/js:1",
     )
-    assert offer.environment_of("python") == "default"
-    assert offer.environment_of("javascript") == "image:lab/js:1"
-    assert offer.environment_of("ruby") == "default"
-    assert offer.language == ""
+    assert config.environments.get("python", "default") == "default"
+    assert config.environments.get("javascript", "default") == "image:lab/js:1"
+    assert config.environments.get("ruby", "default") == "default"
+    assert config.language == ""
 
 
 def test_container_image_and_language_hold_for_both_tools() -> None:
-    offer = _offer({"CONTAINER_IMAGE": "lab/js:1", "CONTAINER_LANGUAGE": "JS"}, backend="container")
-    assert (offer.language, offer.environment_of("javascript")) == ("javascript", "image:lab/js:1")
+    config = _offer({"CONTAINER_IMAGE": "lab/js:1", "CONTAINER_LANGUAGE": "JS"}, backend="container")
+    assert (config.language, config.environments.get("javascript", "default")) == ("javascript", "image:lab/js:1")
     assert _offer({"CONTAINER_IMAGE": "lab/js:1"}).language == "", "one without the other means nothing"
 
 
@@ -62,5 +62,5 @@ def test_a_network_is_given_where_it_is_offered() -> None:
 
 def test_a_name_of_its_own() -> None:
     settings = load(environ={})
-    assert offer_of(settings, {}, name="other").name == "other"
-    assert offer_of(dataclasses.replace(settings), {}).name == "belljar"
+    assert configure(settings, {}, name="other").name == "other"
+    assert configure(dataclasses.replace(settings), {}).name == "belljar"

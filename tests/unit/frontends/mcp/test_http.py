@@ -197,7 +197,7 @@ def test_quotas_of_a_key_are_told_to_the_model(open_site: Serve) -> None:
             assert site.call("run_code", {"code": "print(1)"}, Authorization=bearer)["isError"] is False
             refused = site.call("run_code", {"code": "print(1)"}, Authorization=bearer)
             assert refused["isError"] is True
-            assert "1 times a minute" in refused["content"][0]["text"]
+            assert "1 requests per minute" in refused["content"][0]["text"]
         finally:
             keys.revoke("slow")
 

@@ -259,7 +259,7 @@ def test_a_subset_of_tools_and_plain_results(plug: Plug) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        pytest.param(["--tools", "run_cod"], "there is no MCP tool 'run_cod'", id="unknown_tool"),
+        pytest.param(["--tools", "run_cod"], "unknown MCP tool 'run_cod'", id="unknown_tool"),
         pytest.param(["--pass-through-env", "BELLJAR_X"], "BELLJAR_X", id="our_own_variable"),
         pytest.param(["--set", "mcp.output=loud"], "mcp.output", id="unknown_output"),
     ],

@@ -12,7 +12,7 @@ import pytest
 
 from belljar.contract.errors import InvalidSettings
 from belljar.frontends.mcp import tools
-from belljar.frontends.mcp.registry import select
+from belljar.frontends.mcp.tool_call import select
 
 if TYPE_CHECKING:
     from tests.unit.frontends.mcp.conftest import Plug, Wire
@@ -71,7 +71,7 @@ def test_tools_are_picked_by_name_or_group() -> None:
         "python_code_execution",
     ]
     assert [tool.name for tool in select(tools.ALL, ("kernels",))] == NAMES[-3:]
-    with pytest.raises(InvalidSettings, match="there is no MCP tool 'nope'"):
+    with pytest.raises(InvalidSettings, match="unknown MCP tool 'nope'"):
         select(tools.ALL, ("nope",))
 
 

@@ -1,4 +1,4 @@
-"""How services made with FastAPI read bodies and say what is wrong: several of the systems we stand in for are."""
+"""Request bodies and errors in the form of FastAPI, which several of the imitated systems use."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from belljar.frontends.api.large_bodies import decode
-from belljar.frontends.api.responses import Refusal, encode_json
+from belljar.frontends.access.refusals import Refusal
+from belljar.frontends.api.request import decode
+from belljar.frontends.api.responses import encode_json
 from belljar.frontends.api.routing import Answer
 
 _T = TypeVar("_T")
 
 
 def read_body(kind: type[_T], body: bytes) -> _T:
-    """The body as `kind`; unknown fields are ignored, and numbers in quotes are numbers.
+    """Decode a body as `kind`; unknown fields are ignored, and numbers may be quoted.
 
     Raises:
-        Refusal: 422, in their words.
+        Refusal: 422, with FastAPI's details.
     """
     try:
         return msgspec.json.decode(body, type=kind, strict=False)
@@ -31,8 +32,8 @@ def read_body(kind: type[_T], body: bytes) -> _T:
 
 
 async def read_whole(kind: type[_T], body: bytes) -> _T:
-    """As `read_body`, of any size."""
-    return await decode(body, lambda text: read_body(kind, text), lambda asked: asked)
+    """Like `read_body`, for a body of any size."""
+    return await decode(body, lambda text: read_body(kind, text), lambda decoded: decoded)
 
 
 def unprocessable(detail: Any) -> Refusal:
@@ -40,8 +41,8 @@ def unprocessable(detail: Any) -> Refusal:
     return Refusal(422, "invalid_request", str(detail), {"detail": detail})
 
 
-def _invalid(said: str) -> Refusal:
-    problem, _, place = said.partition(" - at `")
+def _invalid(message: str) -> Refusal:
+    problem, _, place = message.partition(" - at `")
     path = [each for each in re.split(r"[.\[\]$`]+", place) if each]
     missing = re.fullmatch(r"Object missing required field `(.*)`", problem)
     if missing:
@@ -50,5 +51,5 @@ def _invalid(said: str) -> Refusal:
 
 
 def refuse(refusal: Refusal) -> Answer:
-    """Whatever went wrong, as {"detail": …}."""
+    """Every error as {"detail": …}."""
     return Answer(encode_json({"detail": refusal.details.get("detail", refusal.message)}))

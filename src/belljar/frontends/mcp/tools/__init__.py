@@ -1,8 +1,8 @@
-"""Every tool, in the order in which it is listed: ours, then those that other servers are known for."""
+"""Every tool, in the order in which it is listed: the native ones, then those of other servers."""
 
 from __future__ import annotations
 
-from belljar.frontends.mcp.registry import Tool
+from belljar.frontends.mcp.tool_call import Tool
 from belljar.frontends.mcp.tools import code_sandbox, files, kernels, run, safe_execute, sessions
 
 ALL: tuple[Tool, ...] = (

@@ -1,23 +1,21 @@
-"""The tools of code-sandbox-mcp, with its exact results: one text, never an error, whatever the program did."""
+"""The tools of code-sandbox-mcp, with its exact results: always one text, never an error."""
 
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from belljar.contract.errors import BelljarError, CallerError, Overloaded
 from belljar.contract.execution import Outcome, Status, cut_note
-from belljar.frontends.mcp.registry import Tool
 from belljar.frontends.mcp.results import explain, text_result
-from belljar.frontends.mcp.tool_call import Call
+from belljar.frontends.mcp.tool_call import Call, Json, Tool
 from belljar.frontends.mcp.tools.run import prepare
 
-Json = dict[str, Any]
 GROUP = "code-sandbox"
-WALL_SECONDS = 30.0  # of each call, as there
+WALL_SECONDS = 30.0  # of each call, as in the original
 
 
 class Code(msgspec.Struct):
@@ -26,25 +24,23 @@ class Code(msgspec.Struct):
     code: Annotated[str, Meta(description="The code to run; print what should come back.")]
 
 
-async def run_python_code(call: Call, asked: Code) -> Json:
-    """Python."""
-    return await _run(call, asked.code, "python", "No output, forgot print()?")
+async def run_python_code(call: Call, given: Code) -> Json:
+    return await _run(call, given.code, "python", "No output, forgot print()?")
 
 
-async def run_javascript_code(call: Call, asked: Code) -> Json:
-    """JavaScript."""
-    return await _run(call, asked.code, "javascript", "No output, forgot console.logs?")
+async def run_javascript_code(call: Call, given: Code) -> Json:
+    return await _run(call, given.code, "javascript", "No output, forgot console.logs?")
 
 
 async def _run(call: Call, code: str, language: str, advice: str) -> Json:
     seconds = min(WALL_SECONDS, call.caller.settings.ceiling_limits.wall_seconds)
     try:
-        language = call.offer.language or language
+        language = call.config.language or language
         execution = prepare(call, code, language, limits={"wall_seconds": seconds})
         outcome = await call.run(execution)
     except BelljarError as error:
         if not isinstance(error, (CallerError, Overloaded)):
-            call.host.broke(error)
+            call.host.log_fault(error)
         return text_result(_failure(f"Error: {error.message}"))
     cut = f"\n{cut_note(execution.limits)}" if outcome.stdout_cut and outcome.ok else ""
     return text_result(_result(outcome, advice) + cut)
@@ -61,7 +57,7 @@ def _result(outcome: Outcome, advice: str) -> str:
 
 
 def _failure(reason: str) -> str:
-    """The real exit code and what was printed are lost: that is how its clients know it."""
+    """The original loses the exit code and the output as well, and its clients expect that."""
     return json.dumps({"exit_code": 1, "stderr": reason, "stdout": ""}, indent=2, ensure_ascii=False)
 
 

@@ -1,20 +1,17 @@
-"""Files of a session's work directory."""
+"""Tools for the files in a session's work directory."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 from belljar.contract.sessions import rfc3339
-from belljar.frontends.mcp.registry import Tool
 from belljar.frontends.mcp.results import EMBEDDED_BYTES, mime_of, resource_block, text_block, text_result, uri_of
-from belljar.frontends.mcp.tool_call import Call
+from belljar.frontends.mcp.tool_call import Call, Json, Tool
 from belljar.frontends.mcp.tools.run import GROUP, GivenFile
 from belljar.frontends.mcp.tools.sessions import SessionId
-
-Json = dict[str, Any]
 
 FilePath = Annotated[str, Meta(description="relative to the session's work directory")]
 
@@ -41,35 +38,32 @@ class ListFiles(msgspec.Struct, forbid_unknown_fields=True):
     session_id: SessionId
 
 
-async def upload_file(call: Call, asked: UploadFile) -> Json:
-    """A file into a session."""
-    content = GivenFile(path=asked.path, content=asked.content, encoding=asked.encoding).read("upload_file")
+async def upload_file(call: Call, given: UploadFile) -> Json:
+    content = GivenFile(path=given.path, content=given.content, encoding=given.encoding).read("upload_file")
     sessions = await call.sessions()
-    await call.wait(sessions.write_file(call.caller.owner, asked.session_id, asked.path, content))
-    return text_result(f"{asked.path}: {len(content)} bytes written")
+    await call.wait(sessions.write_file(call.caller.owner, given.session_id, given.path, content))
+    return text_result(f"{given.path}: {len(content)} bytes written")
 
 
-async def download_file(call: Call, asked: DownloadFile) -> Json:
-    """A file out of a session."""
+async def download_file(call: Call, given: DownloadFile) -> Json:
     sessions = await call.sessions()
-    content = await call.wait(sessions.read_file(call.caller.owner, asked.session_id, asked.path))
+    content = await call.wait(sessions.read_file(call.caller.owner, given.session_id, given.path))
     if len(content) > EMBEDDED_BYTES:
         return text_result(
-            f"{asked.path} has {len(content)} bytes, and at most {EMBEDDED_BYTES} can be returned; read it in pieces "
+            f"{given.path} has {len(content)} bytes, and at most {EMBEDDED_BYTES} can be returned; read it in pieces "
             "with run_code",
             is_error=True,
         )
-    block = resource_block(uri_of(f"session://{asked.session_id}/files/", asked.path), content, mime_of(asked.path))
-    return {"content": [text_block(f"{asked.path}: {len(content)} bytes"), block], "isError": False}
+    block = resource_block(uri_of(f"session://{given.session_id}/files/", given.path), content, mime_of(given.path))
+    return {"content": [text_block(f"{given.path}: {len(content)} bytes"), block], "isError": False}
 
 
-async def list_files(call: Call, asked: ListFiles) -> Json:
-    """What a session's work directory holds."""
+async def list_files(call: Call, given: ListFiles) -> Json:
     sessions = await call.sessions()
-    files = await call.wait(sessions.list_files(call.caller.owner, asked.session_id))
+    files = await call.wait(sessions.list_files(call.caller.owner, given.session_id))
     listed = [{"path": each.path, "bytes": each.size_bytes, "modified_at": rfc3339(each.modified_at)} for each in files]
     text = "\n".join(f"{each['path']} ({each['bytes']} bytes)" for each in listed) or "there are no files"
-    return text_result(text, {"files": listed} if call.offer.is_structured else None)
+    return call.result(text, {"files": listed})
 
 
 FILES_SCHEMA: Json = {

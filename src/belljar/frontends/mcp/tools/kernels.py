@@ -1,12 +1,14 @@
-"""The tools of the kernel server (sandbox-mcp), with its results; where it misbehaved they are as they should be:
-a timeout says so, a dead kernel is replaced, and no cell ever sees the output of another."""
+"""The tools of the kernel server (sandbox-mcp), with its results but without its bugs.
+
+Unlike there, a timeout is reported as one, a dead kernel is replaced, and no cell sees the output of another.
+"""
 
 from __future__ import annotations
 
 import base64
 import contextlib
 import json
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -17,12 +19,10 @@ from belljar.contract.request import CellRequest, SessionRequest
 from belljar.contract.sessions import SessionState
 from belljar.engine.admission.request import admit_cell, admit_session
 from belljar.frontends.api.dialects.kernels.names import error_of, id_of, name_of
-from belljar.frontends.mcp.registry import Tool
-from belljar.frontends.mcp.results import sort_displays, text_result
-from belljar.frontends.mcp.tool_call import Call
+from belljar.frontends.mcp.results import sort_displays
+from belljar.frontends.mcp.tool_call import Call, Json, Tool
 from belljar.frontends.mcp.tools.run import Nothing
 
-Json = dict[str, Any]
 GROUP = "kernels"
 _ANYTHING: Json = {"type": "object"}
 
@@ -43,17 +43,15 @@ class TerminateSession(msgspec.Struct):
     session_id: str
 
 
-async def execute_python_code(call: Call, asked: ExecutePython) -> Json:
-    """A cell."""
-    state = await _find_or_open(call, id_of(asked.session_id))
+async def execute_python_code(call: Call, given: ExecutePython) -> Json:
+    state = await _find_or_open(call, id_of(given.session_id))
     cell = admit_cell(
-        call.caller.settings, state.limits, CellRequest(asked.code, timeout=asked.timeout), call.caller.name
+        call.caller.settings, state.limits, CellRequest(given.code, timeout=given.timeout), call.caller.name
     )
     return _report(call, _result(await call.run_cell(state.id, cell), cell, name_of(state.id)))
 
 
-async def list_active_sessions(call: Call, asked: Nothing) -> Json:
-    """All of this caller's."""
+async def list_active_sessions(call: Call, given: Nothing) -> Json:
     sessions = await call.sessions()
     states = sessions.list(call.caller.owner)
     shown = {
@@ -68,32 +66,31 @@ async def list_active_sessions(call: Call, asked: Nothing) -> Json:
     return _report(call, {"sessions": shown, "total": len(shown)})
 
 
-async def terminate_session(call: Call, asked: TerminateSession) -> Json:
-    """The end of one."""
+async def terminate_session(call: Call, given: TerminateSession) -> Json:
     sessions = await call.sessions()
     try:
-        await call.wait(sessions.close(call.caller.owner, id_of(asked.session_id)))
+        await call.wait(sessions.close(call.caller.owner, id_of(given.session_id)))
     except NotFound:
-        return _report(call, {"error": f"Session {asked.session_id[:200]} not found"})
-    return _report(call, {"message": f"Session {asked.session_id} terminated"})
+        return _report(call, {"error": f"Session {given.session_id[:200]} not found"})
+    return _report(call, {"message": f"Session {given.session_id} terminated"})
 
 
 async def _find_or_open(call: Call, session_id: str) -> SessionState:
     sessions, caller = await call.sessions(), call.caller
     if session_id:
-        with contextlib.suppress(NotFound):  # also when it has ended: then a new one takes its name
+        with contextlib.suppress(NotFound):  # also when the session has ended: then a new one takes its name
             return sessions.get(caller.owner, session_id)
     session = SessionRequest(
         id=session_id,
-        environment=call.offer.environment_of("python"),
-        env=call.offer.env,
+        environment=call.environment_of("python"),
+        env=call.config.env,
         network=call.has_network,
     )
     order = admit_session(caller.settings, session, caller.owner)
     finding = sessions.find_or_open(order, lambda: caller.opening(1, lambda: sessions.list(caller.owner)))
     state, is_new = await call.wait(finding)
     if is_new:
-        call.host.opened(caller, state)
+        call.host.log_opened(caller, state)
     return state
 
 
@@ -117,8 +114,7 @@ def _result(outcome: Outcome, cell: Execution, session_id: str) -> Json:
 
 
 def _report(call: Call, result: Json) -> Json:
-    """As JSON text, and as structure where that is wanted."""
-    return text_result(json.dumps(result, indent=2, ensure_ascii=False), result if call.offer.is_structured else None)
+    return call.result(json.dumps(result, indent=2, ensure_ascii=False), result)
 
 
 EXECUTE_PYTHON_CODE = Tool(

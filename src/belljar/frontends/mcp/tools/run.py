@@ -1,11 +1,11 @@
-"""run_code and list_languages: programs of any language, and which there are."""
+"""The tools run_code and list_languages, and how every tool prepares a program."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 import dataclasses
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -15,12 +15,10 @@ from belljar.contract.execution import Execution
 from belljar.contract.files import File
 from belljar.contract.request import CellRequest, ExecutionRequest
 from belljar.engine.admission.request import admit, admit_cell
-from belljar.frontends.mcp.languages import describe_languages
-from belljar.frontends.mcp.registry import Tool
-from belljar.frontends.mcp.results import OUTCOME_SCHEMA, show, text_result
-from belljar.frontends.mcp.tool_call import Call
+from belljar.frontends.languages import describe_languages
+from belljar.frontends.mcp.results import OUTCOME_SCHEMA, show
+from belljar.frontends.mcp.tool_call import Call, Json, Tool
 
-Json = dict[str, Any]
 GROUP = "native"
 
 
@@ -32,14 +30,14 @@ class GivenFile(msgspec.Struct, forbid_unknown_fields=True):
     encoding: Literal["utf-8", "base64"] = "utf-8"
 
     def read(self, field: str) -> bytes:
-        """The bytes. Raises InvalidExecution when they are not what `encoding` says."""
+        """The content as bytes. Raises InvalidExecution if it does not have the given encoding."""
         if self.encoding == "utf-8":
             return self.content.encode("utf-8", "surrogatepass")
         try:
             return base64.b64decode(self.content, validate=True)
         except (binascii.Error, ValueError):
             raise InvalidExecution(
-                f"{field}.content is not base64; encode it anew or use encoding 'utf-8'", field=field
+                f"{field}.content is not base64; encode it again, or use encoding 'utf-8'", field=field
             ) from None
 
 
@@ -61,22 +59,21 @@ class RunCode(msgspec.Struct, forbid_unknown_fields=True):
     ] = None
 
 
-async def run_code(call: Call, asked: RunCode) -> Json:
-    """A program, alone or as a cell."""
-    files = [File(path=each.path, content=each.read(f"files[{at}]")) for at, each in enumerate(asked.files)]
-    if asked.session_id is None:
-        execution = prepare(call, asked.code, asked.language, stdin=asked.stdin, files=files, asked=asked)
-        return show(await call.run(execution), is_structured=call.offer.is_structured)
-    if asked.stdin:
+async def run_code(call: Call, given: RunCode) -> Json:
+    files = [File(path=each.path, content=each.read(f"files[{at}]")) for at, each in enumerate(given.files)]
+    if given.session_id is None:
+        execution = prepare(call, given.code, given.language, stdin=given.stdin, files=files, given=given)
+        return show(await call.run(execution), is_structured=call.config.is_structured)
+    if given.stdin:
         raise InvalidExecution("stdin cannot be given to a session's cell; write it to a file instead", field="stdin")
     sessions = await call.sessions()
-    state = sessions.get(call.caller.owner, asked.session_id)
-    request = CellRequest(asked.code, artifacts=asked.artifacts, timeout=asked.timeout)
+    state = sessions.get(call.caller.owner, given.session_id)
+    request = CellRequest(given.code, artifacts=given.artifacts, timeout=given.timeout)
     cell = admit_cell(call.caller.settings, state.limits, request, call.caller.name)
     for file in files:
         await call.wait(sessions.write_file(call.caller.owner, state.id, file.path, file.content))
     outcome = await call.run_cell(state.id, cell)
-    return show(outcome, state.id, is_structured=call.offer.is_structured)
+    return show(outcome, state.id, is_structured=call.config.is_structured)
 
 
 def prepare(
@@ -86,27 +83,27 @@ def prepare(
     *,
     stdin: str = "",
     files: list[File] | None = None,
-    asked: RunCode | None = None,
+    given: RunCode | None = None,
     limits: dict[str, float] | None = None,
 ) -> Execution:
-    """What is asked, as the engine takes it, with what this server gives every program.
+    """The execution for the engine, with what this server gives every program.
 
     Raises:
-        CallerError: it cannot be accepted.
+        CallerError: the request cannot be accepted.
     """
     request = ExecutionRequest(
         code,
         language=language,
         stdin=stdin,
         files=files or None,
-        env=call.offer.env,
-        artifacts=asked.artifacts if asked else (),
-        timeout=asked.timeout if asked else None,
+        env=call.config.env,
+        artifacts=given.artifacts if given else (),
+        timeout=given.timeout if given else None,
         limits=limits,
         network=call.has_network,
     )
     execution = admit(call.caller.settings, request, call.caller.name)
-    environment = call.offer.environment_of(execution.language)
+    environment = call.environment_of(execution.language)
     if environment != "default":
         execution = dataclasses.replace(execution, environment=environment)
     return execution
@@ -116,8 +113,7 @@ class Nothing(msgspec.Struct, forbid_unknown_fields=True):
     """No arguments."""
 
 
-async def list_languages(call: Call, asked: Nothing) -> Json:
-    """What can be run."""
+async def list_languages(call: Call, given: Nothing) -> Json:
     languages = await describe_languages(call.host.settings, call.host.environments)
     lines = [
         f"{each['name']} {each['version'] or ''}".rstrip()
@@ -125,7 +121,7 @@ async def list_languages(call: Call, asked: Nothing) -> Json:
         for each in languages
         if each["available"]
     ]
-    return text_result("\n".join(lines) or "none", {"languages": languages} if call.offer.is_structured else None)
+    return call.result("\n".join(lines) or "none", {"languages": languages})
 
 
 LANGUAGES_SCHEMA: Json = {

@@ -1,20 +1,18 @@
-"""python_code_execution: restricted Python, with the answers of the service of that name: one text, never an error."""
+"""The tool python_code_execution: restricted Python with the original service's results, always one text."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from belljar.contract.errors import CallerError
 from belljar.contract.restriction import DEFAULT_IMPORTS
-from belljar.frontends.mcp.registry import Tool
 from belljar.frontends.mcp.results import text_result
-from belljar.frontends.mcp.tool_call import Call
+from belljar.frontends.mcp.tool_call import Call, Json, Tool
 from belljar.frontends.safe_execute import CPU_SECONDS, admit_restricted, answer, refuse
 
-Json = dict[str, Any]
 GROUP = "safe-execute"
 _IMPORTS = ", ".join(DEFAULT_IMPORTS)
 
@@ -25,10 +23,10 @@ class RestrictedCode(msgspec.Struct):
     code: Annotated[str, Meta(description="Python code; only what it prints comes back.")]
 
 
-async def python_code_execution(call: Call, asked: RestrictedCode) -> Json:
-    """Restricted Python. It gets no variables and no network, whatever this server gives other programs."""
+async def python_code_execution(call: Call, given: RestrictedCode) -> Json:
+    """Run restricted Python, without the variables and the network that this server may give other programs."""
     try:
-        execution = admit_restricted(call.caller.settings, asked.code, caller=call.caller.name)
+        execution = admit_restricted(call.caller.settings, given.code, caller=call.caller.name)
     except CallerError as error:
         return text_result(refuse(type(error).__name__, error.message))
     return text_result(answer(execution, await call.run(execution)))

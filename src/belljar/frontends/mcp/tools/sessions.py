@@ -1,22 +1,19 @@
-"""Sessions as arguments: a server that keeps no connection keeps state by the ids it hands out."""
+"""Tools for sessions. Calls may use different connections, so the session id is an argument of each."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from belljar.contract.files import File
 from belljar.contract.request import SessionRequest
-from belljar.contract.sessions import SessionState
 from belljar.engine.admission.request import admit_session
-from belljar.frontends.mcp.registry import Tool
 from belljar.frontends.mcp.results import text_result
-from belljar.frontends.mcp.tool_call import Call
+from belljar.frontends.mcp.tool_call import Call, Json, Tool
 from belljar.frontends.mcp.tools.run import GROUP, GivenFile
 
-Json = dict[str, Any]
 BRANCHES_MAX = 16
 
 SESSION_SCHEMA: Json = {
@@ -71,43 +68,33 @@ class CloseSession(msgspec.Struct, forbid_unknown_fields=True):
     session_id: SessionId
 
 
-async def open_session(call: Call, asked: OpenSession) -> Json:
-    """A new session."""
+async def open_session(call: Call, given: OpenSession) -> Json:
     session = SessionRequest(
-        language=asked.language,
-        environment=call.offer.environment_of(asked.language),
-        memory_mb=asked.memory_mb,
-        idle_seconds=asked.idle_seconds,
-        env=call.offer.env,
+        language=given.language,
+        environment=call.environment_of(given.language),
+        memory_mb=given.memory_mb,
+        idle_seconds=given.idle_seconds,
+        env=call.config.env,
         network=call.has_network,
-        files=[File(path=each.path, content=each.read(f"files[{at}]")) for at, each in enumerate(asked.files)],
+        files=[File(path=each.path, content=each.read(f"files[{at}]")) for at, each in enumerate(given.files)],
     )
     order = admit_session(call.caller.settings, session, call.caller.owner)
     state = await call.open_session(order)
-    return _show(call, state, f"session_id: {state.id}\nPass it to run_code; it is closed at {_end(state)} if unused.")
+    shown = state.as_json()
+    text = f"session_id: {state.id}\nPass it to run_code; it is closed at {shown['expires_at']} if unused."
+    return call.result(text, shown)
 
 
-async def branch_session(call: Call, asked: BranchSession) -> Json:
-    """Copies of a live session."""
-    copies = await call.branch_session(asked.session_id, asked.count)
-    structured = {"sessions": [state.as_json() for state in copies]} if call.offer.is_structured else None
-    return text_result("\n".join(f"session_id: {state.id}" for state in copies), structured)
+async def branch_session(call: Call, given: BranchSession) -> Json:
+    copies = await call.branch_session(given.session_id, given.count)
+    text = "\n".join(f"session_id: {state.id}" for state in copies)
+    return call.result(text, {"sessions": [state.as_json() for state in copies]})
 
 
-async def close_session(call: Call, asked: CloseSession) -> Json:
-    """The end of a session."""
+async def close_session(call: Call, given: CloseSession) -> Json:
     sessions = await call.sessions()
-    await call.wait(sessions.close(call.caller.owner, asked.session_id))
-    return text_result(f"session {asked.session_id} is closed")
-
-
-def _show(call: Call, state: SessionState, text: str) -> Json:
-    return text_result(text, state.as_json() if call.offer.is_structured else None)
-
-
-def _end(state: SessionState) -> str:
-    end: str = state.as_json()["expires_at"]
-    return end
+    await call.wait(sessions.close(call.caller.owner, given.session_id))
+    return text_result(f"session {given.session_id} is closed")
 
 
 OPEN_SESSION = Tool(

@@ -1,7 +1,7 @@
-"""X-Master's API proxy: searching and reading the web for programs that cannot, on a port of its own.
+"""X-Master's API proxy: searches and reads the web for programs without a network.
 
-Answers of the original are kept, failures too: a search that fails is an empty list, a page that cannot be had is
-`[false, …]`. It does what our own tools do, so the same guard stands before it.
+Answers are those of the original, failures too: a failed search is an empty list, a page that cannot be fetched is
+`[false, …]`. It does what Belljar's own tools do, so the caller must be allowed to use tools.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from msgspec import Struct
 
 from belljar.contract.errors import NotAllowed, ToolFailed
 from belljar.frontends.access.callers import Caller
+from belljar.frontends.access.refusals import Refusal, retry_after
 from belljar.frontends.api.context import Service
 from belljar.frontends.api.dialects.fastapi import read_whole, refuse
 from belljar.frontends.api.request import Request
-from belljar.frontends.api.responses import Refusal, encode_json, reply, retry_after
+from belljar.frontends.api.responses import encode_json, reply
 from belljar.frontends.api.routing import Dialect
 from belljar.tools.web.access import Web
 
@@ -25,7 +26,7 @@ _MOST_RESULTS = 100
 
 
 class SearchBody(Struct):
-    """Of POST /search. `depth` is taken and means nothing, as in the original's default."""
+    """The body of POST /search. `depth` is accepted and ignored, as in the original's default."""
 
     query: str
     serper_api_key: str = ""
@@ -36,13 +37,13 @@ class SearchBody(Struct):
 
 
 class UrlBody(Struct):
-    """Of the other two."""
+    """The body of POST /read_pdf and /fetch_web."""
 
     url: str
 
 
 class Proxy:
-    """Answers for the proxy's paths, so many a second for each client."""
+    """Answers the proxy's requests, up to a rate for each address."""
 
     def __init__(self, web: Web, requests_per_second: int) -> None:
         self._web = web
@@ -51,33 +52,33 @@ class Proxy:
         self._counts: dict[str, int] = {}
 
     async def answer(self, path: str, body: bytes, address: str) -> Any:
-        """A JSON value.
+        """The answer as a JSON value.
 
         Raises:
-            Refusal: 422, or 429 past the rate.
+            Refusal: 422, or 429 above the rate.
         """
         self._count(address)
         if path == "/search":
             return await self._search(await read_whole(SearchBody, body))
-        asked = await read_whole(UrlBody, body)
+        url = (await read_whole(UrlBody, body)).url
         if path == "/read_pdf":
             try:
-                return await self._web.read_pdf(asked.url)
+                return await self._web.read_pdf(url)
             except ToolFailed:
                 return "Failed to read the PDF"
         try:
-            return [True, await self._web.fetch_web(asked.url)]
+            return [True, await self._web.fetch_web(url)]
         except ToolFailed:
             return [False, "Failed to fetch web page"]
 
-    async def _search(self, asked: SearchBody) -> Any:
+    async def _search(self, body: SearchBody) -> Any:
         try:
             return await self._web.search(
-                asked.query,
-                max(1, min(asked.top_k, _MOST_RESULTS)),
-                region=asked.region,
-                lang=asked.lang,
-                api_key=asked.serper_api_key,
+                body.query,
+                max(1, min(body.top_k, _MOST_RESULTS)),
+                region=body.region,
+                lang=body.lang,
+                api_key=body.serper_api_key,
             )
         except ToolFailed:
             return []
@@ -94,8 +95,8 @@ class Proxy:
 
 
 def check_may_use(caller: Caller) -> None:
-    """Raises NotAllowed unless the key may use tools: this is one, by another way."""
-    if not caller.key.tools:
+    """Raises NotAllowed unless the caller may use tools."""
+    if not caller.grants.tools:
         raise NotAllowed(f"key {caller.name!r} may not use tools, and so not this; ask the operator")
 
 

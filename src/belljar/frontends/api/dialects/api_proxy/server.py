@@ -1,4 +1,4 @@
-"""`belljar proxy`: X-Master's API proxy alone, without a sandbox beside it."""
+"""`belljar proxy`: X-Master's API proxy alone, without a sandbox."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import uvicorn
 from belljar import __version__
 from belljar.frontends.access.callers import Callers
 from belljar.frontends.access.keys import KeyFile, KeyRing, keys_path
+from belljar.frontends.access.quotas import MemoryBudget
+from belljar.frontends.access.refusals import Refusal, refusal_of
+from belljar.frontends.api.app import Guard, check_repeated
 from belljar.frontends.api.dialects import fastapi
 from belljar.frontends.api.dialects.api_proxy.routes import PATHS, Proxy, check_may_use
-from belljar.frontends.api.memory_budget import BodyRoom
-from belljar.frontends.api.origins import Guard, check_repeated, is_loopback
 from belljar.frontends.api.request import Request
-from belljar.frontends.api.responses import Receive, Refusal, Send, encode_json, refusal_of, reply
+from belljar.frontends.api.responses import Receive, Send, encode_json, reply
 from belljar.frontends.api.server import begin, bind, finish, listen, prepare, stopping_at_signals, sweep
 from belljar.settings import Settings
 from belljar.telemetry import Log
@@ -35,29 +36,26 @@ class ProxyApp:
     def __init__(self, settings: Settings, keys: KeyRing, proxy: Proxy) -> None:
         self._guard = Guard(settings.server)
         self._callers = Callers(settings, keys)
-        if not is_loopback(settings.server.host) and settings.server.host != "localhost":
-            self._callers.require_keys()
         self._proxy = proxy
-        self._room = BodyRoom(_BODY_BYTES, _BODIES_BYTES)
+        self._memory = MemoryBudget(_BODY_BYTES, _BODIES_BYTES)
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
-        """Answer one request."""
         if scope["type"] != "http":
             return
-        request = Request(scope, dict(scope["headers"]), receive, send, self._room)
+        request = Request(scope, dict(scope["headers"]), receive, send, self._memory, self._callers.unidentified)
         try:
             check_repeated(scope["headers"])
             self._guard.check(request.headers)
             await reply(send, encode_json(await self._answer(scope, request)))
         except ConnectionError:
             return
-        except Exception as error:  # noqa: BLE001  the boundary of this API: whatever went wrong becomes an answer
+        except Exception as error:  # noqa: BLE001  the boundary of this API: every error becomes an answer
             refusal = refusal_of(error)
             if refusal.code == "internal_error":
                 _log.error("a request could not be answered: %s", error, exc_info=error)
             await reply(send, fastapi.refuse(refusal).body, refusal.status, headers=refusal.headers)
         except asyncio.CancelledError:
-            _log.warning("a request was still open when the grace was over")
+            _log.warning("a request was still open at the end of the grace period")
         finally:
             request.release()
 
@@ -76,7 +74,7 @@ class ProxyApp:
 
 
 async def serve_proxy(settings: Settings, log: Log) -> None:
-    """Serve until SIGTERM or SIGINT; then give the answers that are asked for. A second signal ends that, too.
+    """Serve until SIGTERM or SIGINT; then finish open requests. A second signal ends that, too.
 
     Raises:
         InvalidSettings: the address cannot be used, or may not be used without a key; or a library is missing.

@@ -1,7 +1,7 @@
 """Tests that a caller names by hash instead of sending them: a directory with one JSON Lines file for each dataset.
 
-The original asks a dataset hub over the network. Here the operator puts the files there: OWNER/NAME.jsonl, each line a
-list `[test, md5]` or an object whose first two values are these, as a dataset with those two columns is written out.
+The original loads them from a dataset hub. Here the operator provides the files: OWNER/NAME.jsonl, each line a list
+`[test, md5]` or an object whose first two values are these.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from belljar.contract.files import check_relative_path
 
 
 class HashedTests:
-    """Looks tests up; a file is read once, and again when it has changed."""
+    """Finds tests; a file is read once, and again when it has changed."""
 
     def __init__(self) -> None:
         self._read: dict[Path, tuple[int, dict[str, str]]] = {}
 
     def find(self, directory: str, dataset: str, md5: str) -> str | None:
-        """The test with that hash, or None; slow the first time."""
+        """The test with that hash, or None. The first call reads the file, which is slow."""
         if not directory:
             return None
         try:

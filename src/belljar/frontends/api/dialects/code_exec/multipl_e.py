@@ -1,8 +1,8 @@
-"""The words of MultiPL-E: an outcome as its evaluators report it, {status, exit_code, stdout, stderr}.
+"""Outcomes as the evaluators of MultiPL-E report them: {status, exit_code, stdout, stderr}.
 
-Each language is a row of a table: how long its evaluator lets a program run, and which texts in which stream mean which
-word. What looks arbitrary is: evaluators were written by many hands, and scores that people compare depend on it.
-Where an evaluator was broken (it crashed, or could never say OK), the row says what it was meant to say.
+Each language is a row of a table: how long its evaluator lets a program run, and which text in which stream means which
+status. Some rows look arbitrary because the original evaluators are, and published scores depend on them. Where an
+evaluator was broken (it crashed, or could never report OK), the row has what was intended.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 
 from belljar.contract.execution import Outcome, Status
 
-#: What MultiPL-E's own driver calls some of them.
-_OTHER_WORDS = {
+#: Other names of languages, as in MultiPL-E's own driver.
+_OTHER_NAMES = {
     "c++": "cpp",
     "coq": "v",
     "d": "dlang",
@@ -53,13 +53,13 @@ def _run_go_tests(code: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluator:
-    """How one language is judged. Rules are (streams, text, word): the first whose text is in a stream decides."""
+    """How one language is judged. Rules are (streams, text, status): the first whose text is in a stream decides."""
 
     run_seconds: int = 15
-    if_failed: tuple[tuple[tuple[str, ...], str, str], ...] = ()  # after an exit code but 0
+    if_failed: tuple[tuple[tuple[str, ...], str, str], ...] = ()  # if the exit code is not 0
     even_if_ok: tuple[tuple[tuple[str, ...], str, str], ...] = ()  # whatever the exit code
     by_exit_code: Mapping[int, str] | None = None
-    otherwise: str = "Exception"  # failed, and no rule knows why
+    otherwise: str = "Exception"  # failed, and no rule matches
     if_silent: str = ""  # … and nothing on stderr; empty: as `otherwise`
     ok_needs_silence: bool = False  # anything on stderr is a failure
     not_compiled: str = "SyntaxError"
@@ -68,10 +68,10 @@ class Evaluator:
     compile_timeout_text: str = ""
     timeout: str = "Timeout"
     timeout_exit_code: int | None = -1
-    failure_exit_code: int | None = None  # reported in place of the real one
-    failure_instead_of_0: int = 0  # reported for a failure that only a rule knows of: clients go by the exit code
-    language: str = ""  # whose toolchain does what the evaluator's did; empty: the word itself
-    prepare: Callable[[str], str] = str  # the source, as the toolchain must get it to do what the evaluator's did
+    failure_exit_code: int | None = None  # reported instead of the real one
+    failure_instead_of_0: int = 0  # reported for a failure with exit code 0: clients go by the exit code
+    language: str = ""  # whose toolchain is used; empty: that of the same name
+    prepare: Callable[[str], str] = str  # adapts the source to the toolchain
     env: tuple[tuple[str, str], ...] = ()
 
 
@@ -131,7 +131,7 @@ EVALUATORS: Mapping[str, Evaluator] = {
     ),
     "lua": Evaluator(),
     "luau": Evaluator(
-        by_exit_code={2: "SyntaxError"},  # of our runner, which has no analyser
+        by_exit_code={2: "SyntaxError"},  # of Belljar's runner, which has no analyser
         not_compiled="TypeError",
         if_not_compiled=((_ERR, "SyntaxError", "SyntaxError"),),
         compile_timeout="Timeout",
@@ -141,7 +141,7 @@ EVALUATORS: Mapping[str, Evaluator] = {
         if_failed=((_ERR, "syntax error", "SyntaxError"), (_ERR, "parse error", "SyntaxError")),
         ok_needs_silence=True,
         failure_exit_code=1,
-        prepare="1; {}\ntest();".format,  # a file that begins with a function would be that function
+        prepare="1; {}\ntest();".format,  # a file that begins with a function would define only that function
     ),
     "ocaml": Evaluator(
         if_failed=(
@@ -177,22 +177,22 @@ _UNKNOWN = Evaluator()
 
 
 def find_evaluator(lang: str) -> tuple[str, Evaluator]:
-    """The language a word means, and how it is judged; one that MultiPL-E does not know gets the plain rules."""
-    word = _OTHER_WORDS.get(lang.lower(), lang.lower())
-    evaluator = EVALUATORS.get(word, _UNKNOWN)
-    return evaluator.language or word, evaluator
+    """The language of that name and its evaluator; a language that MultiPL-E lacks gets the default rules."""
+    name = _OTHER_NAMES.get(lang.lower(), lang.lower())
+    evaluator = EVALUATORS.get(name, _UNKNOWN)
+    return evaluator.language or name, evaluator
 
 
 def evaluate(evaluator: Evaluator, outcome: Outcome) -> dict[str, Any]:
-    """What the evaluator would have printed about this outcome."""
+    """What the evaluator would print about this outcome."""
     compiled = outcome.compilation
-    never_ran = outcome.exit_code is None and outcome.signal is None  # else only a check afterwards found it out
+    never_ran = outcome.exit_code is None and outcome.signal is None  # else a check after the run found it
     if outcome.status is Status.COMPILE_FAILED and compiled is not None and never_ran:
         streams = {"stdout": compiled.stdout, "stderr": compiled.stderr}
         if compiled.status is Status.TIMED_OUT:
             text = evaluator.compile_timeout_text
-            said = {"stdout": text, "stderr": text} if text else streams
-            return {"status": evaluator.compile_timeout, "exit_code": -1, **said}
+            texts = {"stdout": text, "stderr": text} if text else streams
+            return {"status": evaluator.compile_timeout, "exit_code": -1, **texts}
         exit_code = 1 if compiled.exit_code is None else compiled.exit_code
         word = (evaluator.by_exit_code or {}).get(exit_code)
         word = word or _first(evaluator.if_not_compiled, streams) or evaluator.not_compiled
@@ -226,7 +226,7 @@ def _first(rules: tuple[tuple[tuple[str, ...], str, str], ...], streams: Mapping
 
 
 def _exit_code(outcome: Outcome) -> int:
-    """As Python's subprocess has it: negative for a signal."""
+    """As in Python's subprocess: negative for a signal."""
     if outcome.exit_code is not None:
         return outcome.exit_code
     name, _, offset = (outcome.signal or "SIGKILL").partition("+")

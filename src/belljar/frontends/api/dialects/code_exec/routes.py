@@ -1,8 +1,8 @@
 """The wire behaviour of code_exec_server: /py_exec, /any_exec, /py_coverage, answered as plain text.
 
-Its clients send thousands of requests at once, wait without a deadline, and take every answer they cannot read for a
-program that failed. So a request that finds the queue full waits here instead of being refused, and what is refused
-all the same says `{"detail": …}`, which they raise as an error.
+Its clients send thousands of requests at once, wait without a deadline, and treat every answer that they cannot parse
+as a failed program. So a request that finds the queue full waits here instead of being refused, and other refusals have
+the form `{"detail": …}`, which the clients raise as an error.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from belljar.contract.request import ExecutionRequest
 from belljar.engine.admission.request import admit
 from belljar.engine.outcomes import new_id
 from belljar.frontends.access.callers import Caller
+from belljar.frontends.access.refusals import Refusal
 from belljar.frontends.api.context import Service
 from belljar.frontends.api.dialects.code_exec.hashed_tests import HashedTests
 from belljar.frontends.api.dialects.code_exec.multipl_e import evaluate, find_evaluator
-from belljar.frontends.api.large_bodies import decode
-from belljar.frontends.api.request import Request
-from belljar.frontends.api.responses import Refusal, encode_json, reply
+from belljar.frontends.api.request import Request, decode
+from belljar.frontends.api.responses import encode_json, reply
 from belljar.frontends.api.routing import Answer, Dialect
 
 _TEXT = b"text/plain; charset=utf-8"
-_PATIENCE_SECONDS = 600.0  # of a request that finds the queue full
+_QUEUE_SECONDS = 600.0  # how long a request waits for a full queue
 _RETRY_SECONDS = 0.25
 _SECONDS_MAX = 2**64 - 1
 
 
 class Body(Struct):
-    """The body of all three calls; what is unknown is ignored."""
+    """The body of all three calls; unknown fields are ignored."""
 
     code: str
     timeout: int
@@ -58,13 +58,12 @@ _decode_wrapped = msgspec.json.Decoder(Wrapped).decode
 
 
 class CodeExec:
-    """The routes, and the tests they were asked for by hash."""
+    """The routes, and the tests that requests named by hash."""
 
     def __init__(self) -> None:
         self._tests = HashedTests()
 
     async def run_python(self, service: Service, request: Request) -> None:
-        """POST /py_exec."""
         body, is_wrapped = await _read(request)
         if body is None:
             await _answer_text(request, "1\nInvalid JSON input")
@@ -90,7 +89,6 @@ class CodeExec:
         return None if test is None else f"{body.code}\n\n{test}"
 
     async def run_any(self, service: Service, request: Request) -> None:
-        """POST /any_exec."""
         body, _ = await _read(request)
         if body is None:
             await _answer_text(request, "1\nInvalid JSON input")
@@ -100,7 +98,6 @@ class CodeExec:
             await _answer_text(request, await _run_any(service, request, body))
 
     async def measure(self, service: Service, request: Request) -> None:
-        """POST /py_coverage."""
         body, _ = await _read(request)
         if body is None:
             await _answer_text(request, "-1")
@@ -109,19 +106,18 @@ class CodeExec:
         await _answer_text(request, encode_json({"coverage": percent}))
 
     async def run_wrapped(self, service: Service, request: Request) -> None:
-        """POST /: where a client with an EXECUTOR_AUTH sends its programs. GET / needs no key, this does."""
+        """POST /, used by clients with an EXECUTOR_AUTH. Unlike GET /, it needs a key."""
         client = request.scope["client"]
         request.caller = service.callers.identify(request.headers, client[0] if client else "")
         await self.run_python(service, request)
 
 
 async def _answer_alive(service: Service, request: Request) -> None:
-    """GET /: whether anybody is there. Clients take everything but 200 and 404 for a reason to wait for ever."""
+    """Clients check here whether a server runs: they wait forever unless they get 200 or 404."""
     await _answer_text(request, "OK")
 
 
 async def _answer_healthy(service: Service, request: Request) -> None:
-    """GET /health."""
     if service.health.trouble:
         raise Refusal(503, service.health.trouble, "no program can be run here at the moment")
     await _answer_text(request, "OK")
@@ -133,7 +129,7 @@ async def _answer_text(request: Request, text: str | bytes) -> None:
 
 
 async def _read(request: Request) -> tuple[Body | None, bool]:
-    """The body, None if it is none; and whether it came wrapped."""
+    """The body, None if it is invalid; and whether it was wrapped."""
     request.caller.count_request()
     content = await request.read(is_json=False)
     try:
@@ -156,7 +152,7 @@ def _read_either(content: bytes) -> Body | Wrapped | None:
 
 
 async def _run_python(service: Service, request: Request, body: Body, code: str) -> tuple[int, str]:
-    """Exit 0 shows standard output, everything else standard error."""
+    """The status, and standard output if the program succeeded, else standard error."""
     if body.timeout == 0:
         return 1, "Timeout"
     try:
@@ -172,7 +168,7 @@ async def _run_python(service: Service, request: Request, body: Body, code: str)
 
 
 def _note_cut(stderr: str, execution: Execution, *, was_cut: bool) -> str:
-    """Standard error, with a last line if output is missing. Standard output stays as it is: scores compare it."""
+    """Standard error, with a note if it was cut. Standard output stays as it is: scores compare it."""
     if not was_cut:
         return stderr
     line_end = "\n" if stderr and not stderr.endswith("\n") else ""
@@ -180,7 +176,7 @@ def _note_cut(stderr: str, execution: Execution, *, was_cut: bool) -> str:
 
 
 def _reason(outcome: Outcome) -> str:
-    """The original's programs met their limits themselves, and said so; ours are killed."""
+    """In the original, programs reach their limits themselves and report that; here they are killed."""
     if outcome.status is Status.OUT_OF_MEMORY:
         return "MemoryError: the program was killed, it needed more memory than it may have\n"
     if outcome.status is Status.OUTPUT_LIMIT:
@@ -193,17 +189,17 @@ async def _run_any(service: Service, request: Request, body: Body) -> str:
     if body.timeout == 0:
         return "1\nTimeout"
     run_seconds = min(body.timeout, evaluator.run_seconds)
-    asked = {"language": language, "env": dict(evaluator.env) or None}
+    options = {"language": language, "env": dict(evaluator.env) or None}
     try:
-        execution = _admit(request.caller, evaluator.prepare(body.code), run_seconds, **asked)
+        execution = _admit(request.caller, evaluator.prepare(body.code), run_seconds, **options)
         outcome = await _run(service, request, execution)
     except CallerError as error:
         return f"1\n{error.message}"
     if outcome.status is Status.TIMED_OUT and body.timeout <= evaluator.run_seconds:
-        return "1\nTimeout"  # its own patience ended first, and it never got to report
-    told = evaluate(evaluator, outcome)
-    told["stderr"] = _note_cut(told["stderr"], execution, was_cut=outcome.stdout_cut or outcome.stderr_cut)
-    return f"0\n{json.dumps(told)}\n"
+        return "1\nTimeout"  # the request's own timeout came first, so the evaluator never reported
+    report = evaluate(evaluator, outcome)
+    report["stderr"] = _note_cut(report["stderr"], execution, was_cut=outcome.stdout_cut or outcome.stderr_cut)
+    return f"0\n{json.dumps(report)}\n"
 
 
 async def _measure(service: Service, request: Request, body: Body) -> int:
@@ -221,19 +217,19 @@ async def _measure(service: Service, request: Request, body: Body) -> int:
     return int(percent) if percent in (0.0, 100.0) else min(max(round(percent), 1), 99)  # as coverage.py rounds
 
 
-def _admit(caller: Caller, code: str, timeout: int, **asked: Any) -> Execution:
-    """As much time as is asked and may be had, and room for all the output there is."""
+def _admit(caller: Caller, code: str, timeout: int, **options: Any) -> Execution:
+    """The requested time up to the ceiling, and as much output as the ceiling allows."""
     ceiling = caller.settings.ceiling_limits
     program = ExecutionRequest(
-        code if code.strip() else "#",  # an empty program is one that does nothing
+        code if code.strip() else "#",  # an empty program does nothing
         limits={"wall_seconds": min(timeout, ceiling.wall_seconds), "output_kb": ceiling.output_bytes / 1024},
-        **asked,
+        **options,
     )
     return admit(caller.settings, program, caller.name)
 
 
 async def _run(service: Service, request: Request, execution: Execution) -> Outcome:
-    """Run it when there is room, however long that takes; a client that leaves gives up its place."""
+    """Run a program once there is a slot, however long that takes; a client that leaves gives up its place."""
     execution_id = new_id()
     has_left = asyncio.Event()
 
@@ -243,14 +239,12 @@ async def _run(service: Service, request: Request, execution: Execution) -> Outc
 
     request.on_hang_up(leave)
     loop = asyncio.get_running_loop()
-    give_up_at = loop.time() + _PATIENCE_SECONDS
+    give_up_at = loop.time() + _QUEUE_SECONDS
     async with _gate(service, request.caller):
         while not has_left.is_set():
             try:
                 with request.caller.running_up_to(1):
-                    outcome = await service.engine.run(execution, id=execution_id)
-                service.executed(execution, outcome)
-                return outcome
+                    return await service.engine.run(execution, id=execution_id)
             except Draining:
                 raise
             except Overloaded:
@@ -265,17 +259,17 @@ _gates: WeakKeyDictionary[Caller, asyncio.Semaphore] = WeakKeyDictionary()
 
 
 def _gate(service: Service, caller: Caller) -> asyncio.Semaphore:
-    """One caller's thousands of requests stand in line here, so that few of them knock at a full queue."""
+    """Let one caller's thousands of requests wait here, so that few of them retry at a full queue."""
     gate = _gates.get(caller)
     if gate is None:
         room = max(1, service.settings.pool.max_queued // 4)
-        most = caller.key.max_concurrent
+        most = caller.grants.max_concurrent
         gate = _gates[caller] = asyncio.Semaphore(room if most is None else min(room, most))
     return gate
 
 
 def refuse(refusal: Refusal) -> Answer:
-    """What its clients raise as an error, whichever call it was."""
+    """The form that clients raise as an error, whichever call it was."""
     return Answer(encode_json({"detail": refusal.message}), _TEXT)
 
 

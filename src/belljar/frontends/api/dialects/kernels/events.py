@@ -1,10 +1,10 @@
-"""What a cell does, as the lines that clients of the kernel server read: text, image, error, and nothing else.
+"""Events of a cell as the lines that clients of the kernel server read: text, image or error.
 
-A thing that is shown comes in several forms, one after the other, and a client gets one: of what is displayed the
-picture if there is one, of the cell's value the text. So a displayed text waits a moment for its picture.
+A displayed object arrives in several forms, one after the other, and the client gets one of them: the picture of a
+displayed object, the text of the cell's value. So a displayed text waits a moment for its picture.
 
-The interpreter also writes its traceback to standard error. Here it is a line of its own, so error output that looks
-like the beginning of one is kept back until the end of the cell tells whether it was.
+The interpreter also writes its traceback to standard error. Here the traceback is a line of its own, so error output
+that looks like the beginning of one is held back until the cell ends.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from belljar.frontends.api.dialects.kernels.names import error_of
 
 Line = dict[str, Any]
 
-_FORMS_SECONDS = 0.05  # between two forms of one thing, at most
+_FORMS_SECONDS = 0.05  # between two forms of one object, at most
 _TRACEBACK = re.compile(r"^(?:-{75}$|  Cell In\[[0-9]+\], line |  File \")", re.MULTILINE)  # as IPython begins one
 _PNG, _TEXT = "image/png", "text/plain"
 _FIGURE = b"<Figure size "  # as Matplotlib names one
 
 
-async def lines_of(events: AsyncGenerator[Event, None], cell: Execution) -> AsyncGenerator[Line | Outcome, None]:
-    """The lines of a cell in their order, and at the end its outcome. Closes `events`, which ends the cell."""
-    shown, kept_back = _Shown(), _KeptBack()
+async def lines_of(events: AsyncGenerator[Event, None], cell: Execution) -> AsyncGenerator[Line, None]:
+    """The lines of a cell in their order. Closes `events`, which ends the cell."""
+    shown, held_back = _Shown(), _HeldBack()
     step: asyncio.Task[Event | None] | None = None
     try:
         while True:
@@ -45,28 +45,27 @@ async def lines_of(events: AsyncGenerator[Event, None], cell: Execution) -> Asyn
             if shown.waits:
                 await asyncio.wait([step], timeout=_FORMS_SECONDS)
                 if not step.done():
-                    for line in shown.settle():
+                    for line in shown.take_lines():
                         yield line
             event = await step
             step = None
             if isinstance(event, Display) and shown.takes(event):
                 continue
-            for line in shown.settle():
+            for line in shown.take_lines():
                 yield line
             if event is None:
                 return
             if isinstance(event, Display):
                 shown = _Shown(event)
             elif isinstance(event, Output):
-                text = kept_back.take(event.text) if event.stream == "stderr" else event.text
+                text = held_back.take(event.text) if event.stream == "stderr" else event.text
                 if text:
                     yield {"text": text}
             elif isinstance(event, Finished):
-                if text := kept_back.rest(event.outcome):
+                if text := held_back.rest(event.outcome):
                     yield {"text": text}
                 for line in last_lines(event.outcome, cell.limits):
                     yield line
-                yield event.outcome
     finally:
         if step is not None and not step.done():
             step.cancel()
@@ -74,14 +73,14 @@ async def lines_of(events: AsyncGenerator[Event, None], cell: Execution) -> Asyn
         await events.aclose()
 
 
-class _KeptBack:
-    """Error output from where a traceback seems to begin."""
+class _HeldBack:
+    """Error output from where a traceback may begin."""
 
     def __init__(self) -> None:
         self._pieces: list[str] = []
 
     def take(self, text: str) -> str:
-        """What of it can be told at once."""
+        """The part of `text` that can be sent now."""
         if self._pieces:
             self._pieces.append(text)
             return ""
@@ -92,7 +91,7 @@ class _KeptBack:
         return text[: found.start()]
 
     def rest(self, outcome: Outcome) -> str:
-        """What was no traceback after all."""
+        """The held back text without the traceback."""
         traceback = "\n".join(outcome.error.traceback).strip("\n") if outcome.error else ""
         text = "".join(self._pieces)
         if not traceback or traceback not in text:
@@ -106,7 +105,7 @@ async def _next(events: AsyncGenerator[Event, None]) -> Event | None:
 
 
 class _Shown:
-    """One thing that is shown, as far as its forms have come."""
+    """One displayed object, with the forms that have arrived."""
 
     def __init__(self, first: Display | None = None) -> None:
         self._forms = {} if first is None else {first.mime: first}
@@ -115,28 +114,28 @@ class _Shown:
 
     @property
     def waits(self) -> bool:
-        """Whether a better form may still come."""
+        """Whether a better form may still arrive."""
         if self._bundle is None or not self._forms:
             return False
         return self._wanted() is not self._best() or (self._is_figure() and _PNG not in self._forms)
 
     def takes(self, display: Display) -> bool:
-        """Whether it is another form of the same thing."""
+        """Add another form of the same object; False if it belongs to another object."""
         if display.bundle is None or display.bundle != self._bundle:
             return False
-        if self._forms:  # else it is told already, and a late form is dropped
+        if self._forms:  # else the object was sent already, and a late form is dropped
             self._forms[display.mime] = display
         return True
 
-    def settle(self) -> list[Line]:
-        """The line of this thing, once, or two of a figure; none if it has no form that can be told."""
+    def take_lines(self) -> list[Line]:
+        """The line of this object, or two for a figure; empty if they were taken before or no form fits."""
         display = self._wanted() or self._best()
         picture = self._forms.get(_PNG) if self._is_figure() else None
         self._forms = {}
         return [_line_of(each) for each in (display, picture) if each is not None]
 
     def _is_figure(self) -> bool:
-        """Whether the cell's value is a figure: a kernel names it, and shows it when the cell has ended."""
+        """Whether the cell's value is a figure: a kernel sends its name, and its picture when the cell has ended."""
         text = self._forms.get(_TEXT)
         return self._is_result and text is not None and text.content.startswith(_FIGURE)
 
@@ -157,7 +156,7 @@ def _line_of(display: Display) -> Line:
 
 
 def last_lines(outcome: Outcome, limits: Limits) -> list[Line]:
-    """What can only be said at the end: that output was cut, and what went wrong."""
+    """The lines at the end of a cell: that output was cut, and what went wrong."""
     lines: list[Line] = []
     if outcome.stdout_cut or outcome.stderr_cut:
         lines.append({"text": f"\n{cut_note(limits)}\n"})

@@ -1,21 +1,21 @@
-"""What the kernel server's tools and its HTTP API have in common: names of sessions, and words for what went wrong."""
+"""Session names and error messages of the kernel server, shared by its HTTP API and its MCP tools."""
 
 from __future__ import annotations
 
 import re
 
 from belljar.contract.execution import MIB, Limits, Outcome, Status
-from belljar.frontends.api.responses import Refusal
+from belljar.frontends.access.refusals import Refusal
 
 _PLAIN = re.compile(rb"[A-Za-z0-9._-]")
 _ODD_START = "0~~"  # before a name that does not start with a letter or digit; no escape looks like this
 
 
 def id_of(name: str | None) -> str:
-    """A session's id for the name a client gives it, which may be any text; empty for none.
+    """The session id for the name that a client chose, which may be any text; empty for no name.
 
     Raises:
-        Refusal: it is too long.
+        Refusal: the name is too long.
     """
     if not name:
         return ""
@@ -29,7 +29,7 @@ def id_of(name: str | None) -> str:
 
 
 def name_of(session_id: str) -> str:
-    """The name that `id_of` made an id of; other ids are their own."""
+    """The name from which `id_of` made an id; other ids are returned as they are."""
     text = session_id.removeprefix(_ODD_START)
     pieces = re.split(r"~([0-9A-F]{2})", text)
     content = b"".join(
@@ -39,7 +39,7 @@ def name_of(session_id: str) -> str:
 
 
 def error_of(outcome: Outcome, limits: Limits) -> str | None:
-    """`Name: value`; None if all went well."""
+    """`Type: message`; None if the cell succeeded."""
     has_ended = outcome.error is not None and outcome.error.type == "SessionEnded"
     if outcome.status is Status.TIMED_OUT:
         after = "the session has ended; the next call starts a new one" if has_ended else "the session goes on"

@@ -1,6 +1,6 @@
-"""The wire behaviour of the kernel server "Python Sandbox MCP Server": cells in named sessions, told line by line.
+"""The wire behaviour of the kernel server "Python Sandbox MCP Server": cells in named sessions, streamed line by line.
 
-Two prefixes, because its documentation and its code disagree.
+There are two prefixes because its documentation and its code disagree.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from msgspec import Struct
 
 from belljar import __version__
 from belljar.contract.errors import CallerError
-from belljar.contract.execution import Event, Execution, Outcome
+from belljar.contract.execution import Event, Execution
 from belljar.contract.request import CellRequest
 from belljar.engine.admission.request import admit_cell
 from belljar.engine.outcomes import new_id
+from belljar.frontends.access.refusals import Headers, Refusal, refusal_of
 from belljar.frontends.api.context import Service
 from belljar.frontends.api.dialects.fastapi import read_whole
 from belljar.frontends.api.dialects.kernels.events import Line, lines_of
@@ -33,7 +34,7 @@ from belljar.frontends.api.dialects.kernels.sessions import (
     wrap,
 )
 from belljar.frontends.api.request import Request
-from belljar.frontends.api.responses import NO_SNIFFING, Headers, Refusal, encode_json, refusal_of, reply
+from belljar.frontends.api.responses import NO_SNIFFING, encode_json, reply
 from belljar.frontends.api.routing import Answer, Dialect, Methods
 
 PREFIXES = ("/api/v1", "/ai/sandbox/v1/api")
@@ -42,7 +43,7 @@ _started_at = time.monotonic()
 
 
 class ExecuteBody(Struct):
-    """The body of /execute and /execute_sync; `variables` is taken and means nothing, as in the original."""
+    """The body of /execute and /execute_sync; `variables` is accepted and ignored, as in the original."""
 
     code: str
     session_id: str | None = None
@@ -52,7 +53,7 @@ class ExecuteBody(Struct):
 
 @dataclass(frozen=True, slots=True)
 class _Cell:
-    """A cell about to run, and what it does once somebody reads it."""
+    """A cell that is about to run; it starts when its events are read."""
 
     execution: Execution
     session: str
@@ -60,7 +61,7 @@ class _Cell:
 
     @property
     def headers(self) -> Headers:
-        """The session's name, which the original never tells to those who named none."""
+        """The session's name, which the original does not send to clients that chose none."""
         return ((b"x-session-id", name_of(self.session).encode("unicode_escape")),)
 
 
@@ -68,15 +69,15 @@ class _Cell:
 
 
 async def execute(service: Service, request: Request) -> None:
-    """POST …/execute: a line for each thing that happens."""
+    """Stream a line for each event."""
     async with _prepare(service, request) as cell:
         stream = _EventStream(request, cell.headers)
-        await request.while_connected(_stream(service, request, cell, stream))
+        await request.while_connected(_stream(service, cell, stream))
         await stream.end()
 
 
 async def execute_sync(service: Service, request: Request) -> None:
-    """POST …/execute_sync: the same, all at once."""
+    """Answer with all lines at once."""
     data: dict[str, list[Any]] = {"texts": [], "images": [], "errors": []}
 
     async def collect(line: Line) -> None:
@@ -85,21 +86,21 @@ async def execute_sync(service: Service, request: Request) -> None:
                 data[kind].append(line if key == "error" else line[key])
 
     async with _prepare(service, request) as cell:
-        await request.while_connected(_run(service, request, cell, collect))
+        await request.while_connected(_run(cell, collect))
         await reply(request.send, wrap(data), headers=cell.headers)
 
 
 @contextlib.asynccontextmanager
 async def _prepare(service: Service, request: Request) -> AsyncIterator[_Cell]:
-    """The cell that the body asks for, in its session, which is opened if there is none of that name."""
+    """The cell in the body, and its session, which is opened if no session has that name."""
     caller = request.caller
     caller.count_request()
-    asked = await read_whole(ExecuteBody, await request.read())
-    state = await find_or_open(service, request, id_of(asked.session_id))
+    body = await read_whole(ExecuteBody, await request.read())
+    state = await find_or_open(service, request, id_of(body.session_id))
     timeout = None
-    if asked.timeout is not None and asked.timeout > 0:
-        timeout = min(asked.timeout, caller.settings.ceiling_limits.wall_seconds)
-    code = asked.code if asked.code.strip() else "pass"
+    if body.timeout is not None and body.timeout > 0:
+        timeout = min(body.timeout, caller.settings.ceiling_limits.wall_seconds)
+    code = body.code if body.code.strip() else "pass"
     execution = admit_cell(caller.settings, state.limits, CellRequest(code, timeout=timeout), caller.name)
     with caller.running_up_to(1):
         events = service.engine.sessions.stream(caller.owner, state.id, execution, execution_id=new_id())
@@ -107,29 +108,25 @@ async def _prepare(service: Service, request: Request) -> AsyncIterator[_Cell]:
             yield _Cell(execution, state.id, events)
 
 
-async def _run(service: Service, request: Request, cell: _Cell, send: Callable[[Line], Awaitable[None]]) -> None:
+async def _run(cell: _Cell, send: Callable[[Line], Awaitable[None]]) -> None:
     async with contextlib.aclosing(lines_of(cell.events, cell.execution)) as lines:
         async for line in lines:
-            if isinstance(line, Outcome):
-                service.health.ran()
-                service.telemetry.ran_cell(request.caller.name, cell.session, cell.execution, line)
-            else:
-                await send(line)
+            await send(line)
 
 
-async def _stream(service: Service, request: Request, cell: _Cell, stream: _EventStream) -> None:
+async def _stream(service: Service, cell: _Cell, stream: _EventStream) -> None:
     try:
-        await _run(service, request, cell, stream.send)
-    except Exception as error:  # once the status is sent, what is wrong can only be told in the stream
+        await _run(cell, stream.send)
+    except Exception as error:  # once the status is sent, an error can only be reported in the stream
         if not stream.has_begun or isinstance(error, ConnectionError):
             raise
         if not isinstance(error, CallerError):
-            service.health.doubt()
+            service.health.check_soon()
         await stream.send({"error": refusal_of(error).message, "traceback": []})
 
 
 class _EventStream:
-    """The body of a streaming answer; that of a cell which says nothing is empty."""
+    """The body of a streaming answer; empty for a cell without output."""
 
     def __init__(self, request: Request, headers: Headers) -> None:
         self._request = request
@@ -142,7 +139,6 @@ class _EventStream:
         await self._request.send({"type": "http.response.body", "body": encode_json(line) + b"\n", "more_body": True})
 
     async def end(self) -> None:
-        """No more lines."""
         await self._begin()
         await self._request.send({"type": "http.response.body", "body": b""})
 
@@ -153,18 +149,17 @@ class _EventStream:
         head = [
             (b"content-type", _NDJSON),
             (b"cache-control", b"no-cache"),
-            (b"x-accel-buffering", b"no"),  # a proxy that collects would turn a stream into a wait
+            (b"x-accel-buffering", b"no"),  # else a proxy may buffer the whole stream
             NO_SNIFFING,
             *self._headers,
         ]
         await self._request.send({"type": "http.response.start", "status": 200, "headers": head})
 
 
-# ---- health, and how it is said
+# ---- health and errors
 
 
 async def show_health(service: Service, request: Request) -> None:
-    """GET …/health."""
     trouble = service.health.trouble
     body = {
         "status": "unhealthy" if trouble else "healthy",
@@ -176,7 +171,7 @@ async def show_health(service: Service, request: Request) -> None:
 
 
 async def show_info(service: Service, request: Request) -> None:
-    """GET /, on a port of its own."""
+    """GET / on the dialect's own port."""
     body = {
         "name": "Python Sandbox MCP Server",
         "version": __version__,
@@ -188,7 +183,7 @@ async def show_info(service: Service, request: Request) -> None:
 
 
 def refuse(refusal: Refusal) -> Answer:
-    """`{"detail": …}`, with the words that its clients and its tests look for."""
+    """`{"detail": …}`, with the messages that its clients and tests look for."""
     if refusal.code == "unauthorized":
         detail: Any = "Invalid API key" if refusal.details.get("key") == "unknown" else "API key required"
     elif refusal.code in ("session_not_found", "session_ended"):

@@ -1,8 +1,8 @@
-"""Sessions of the kernel server: made by naming them, replaced when they have ended, listed, interrupted.
+"""Sessions of the kernel server: opened by naming them, replaced when they have ended, listed, interrupted.
 
-Its clients count on a session being there once it is named, so one that has ended (a crash, `exit()`, its memory) is
-replaced by a fresh one of the same name; and where the server is full, the caller's own session that was unused for
-longest makes room, never somebody else's.
+Its clients rely on a session to exist once they name it, so one that has ended (crash, `exit()`, out of memory) is
+replaced by a new one of the same name. If the server is full, the caller's own least recently used session is closed,
+never that of another caller.
 """
 
 from __future__ import annotations
@@ -25,17 +25,16 @@ from belljar.frontends.api.bodies import FileBody
 from belljar.frontends.api.context import Service
 from belljar.frontends.api.dialects.fastapi import read_body
 from belljar.frontends.api.dialects.kernels.names import id_of, name_of
-from belljar.frontends.api.large_bodies import decode
-from belljar.frontends.api.request import Request
+from belljar.frontends.api.request import Request, decode
 from belljar.frontends.api.responses import encode_json, reply
 
 _WORK_DIR = "/work"  # as a program sees it
-_FILES_AT_ONCE = 1000  # more are described in a thread
-_REPLACED_MAX = 8  # sessions that one request may push out, if others open theirs meanwhile
+_FILES_AT_ONCE = 1000  # a thread describes more
+_REPLACED_MAX = 8  # sessions that one request may close, if other requests open sessions meanwhile
 
 
 class UploadBody(Struct):
-    """A file for a new session: its content; the original takes an address to fetch it from."""
+    """A file for a new session, with its content; the original takes a URL to download it from."""
 
     url: str | None = None
     path: str | None = None
@@ -53,11 +52,11 @@ class SessionBody(Struct):
 
 
 async def create_session(service: Service, request: Request) -> None:
-    """POST …/sessions: a session with files in it. One that is there already gets the files."""
+    """Open a session with files in it. A session that exists already gets the files."""
     request.caller.count_request()
     body = await request.read()
-    asked, files, errors = await decode(body, lambda text: read_body(SessionBody, text), _read_files)
-    state = await find_or_open(service, request, id_of(asked.session_id))
+    wanted, files, errors = await decode(body, lambda text: read_body(SessionBody, text), _read_files)
+    state = await find_or_open(service, request, id_of(wanted.session_id))
     sessions, owner = service.engine.sessions, request.caller.owner
     written: list[str] = []
     for file in files:
@@ -76,14 +75,13 @@ async def create_session(service: Service, request: Request) -> None:
 
 
 async def list_sessions(service: Service, request: Request) -> None:
-    """GET …/sessions: those of this caller."""
+    """The sessions of this caller."""
     states = service.engine.sessions.list(request.caller.owner)
     found = {name_of(state.id): _describe(state) for state in states}
     await reply(request.send, encode_json({"sessions": found, "total": len(found)}))
 
 
 async def show_session(service: Service, request: Request) -> None:
-    """GET …/sessions/{id}."""
     request.caller.count_request()
     sessions, owner, session_id = service.engine.sessions, request.caller.owner, _requested_id(request)
     state = sessions.get(owner, session_id)
@@ -105,24 +103,24 @@ async def show_session(service: Service, request: Request) -> None:
 
 
 async def terminate_session(service: Service, request: Request) -> None:
-    """DELETE …/sessions/{id}: gone, with all it started, when this is answered."""
+    """The session and every process that it started are gone when this is answered."""
     session_id = _requested_id(request)
     await service.engine.sessions.close(request.caller.owner, session_id)
     await reply(request.send, encode_json({"message": f"Session {name_of(session_id)} terminated"}))
 
 
 async def interrupt_session(service: Service, request: Request) -> None:
-    """POST …/sessions/{id}/interrupt: as good as done if nothing runs."""
+    """Answers the same if no cell runs."""
     session_id = _requested_id(request)
     service.engine.sessions.interrupt(request.caller.owner, session_id)
     await reply(request.send, encode_json({"message": f"Session {name_of(session_id)} interrupted"}))
 
 
 async def find_or_open(service: Service, request: Request, session_id: str) -> SessionState:
-    """The caller's session of that id, opened if it is not there; an empty id is a new one's."""
+    """The caller's session of that id, opened if it does not exist; an empty id opens a new one."""
     sessions, caller = service.engine.sessions, request.caller
     if session_id:
-        with contextlib.suppress(NotFound):  # also when it has ended: then a new one takes its name
+        with contextlib.suppress(NotFound):  # also when the session has ended: then a new one takes its name
             return sessions.get(caller.owner, session_id)
     order = admit_session(caller.settings, SessionRequest(id=session_id), caller.owner)
     state, is_new = await request.while_connected(_find_or_replace(sessions, caller, order))
@@ -132,7 +130,7 @@ async def find_or_open(service: Service, request: Request, session_id: str) -> S
 
 
 async def _find_or_replace(sessions: Sessions, caller: Caller, order: SessionOrder) -> tuple[SessionState, bool]:
-    """As `Sessions.find_or_open`; where there is no room, it takes that of the caller's oldest."""
+    """Like `Sessions.find_or_open`; if there is no room, the caller's least recently used session is closed."""
     replaced = 0
     while True:
         try:
@@ -157,11 +155,11 @@ def _describe_file(file: WorkFile) -> dict[str, Any]:
     return {"id": file.path, "filename": file.path, "exists": True, "size": file.size_bytes, "path": path}
 
 
-def _read_files(asked: SessionBody) -> tuple[SessionBody, Sequence[File], list[str]]:
-    """The files to write, and what is wrong with the others: the session is made all the same, as in the original."""
+def _read_files(body: SessionBody) -> tuple[SessionBody, Sequence[File], list[str]]:
+    """The files to write, and the errors of the others: the session is opened all the same, as in the original."""
     files: list[File] = []
-    errors = [_no_download(url) for url in asked.file_urls or ()]
-    for number, each in enumerate(asked.files or ()):
+    errors = [_no_download(url) for url in body.file_urls or ()]
+    for number, each in enumerate(body.files or ()):
         path = each.path or each.filename
         if each.url is not None:
             errors.append(_no_download(each.url))
@@ -174,7 +172,7 @@ def _read_files(asked: SessionBody) -> tuple[SessionBody, Sequence[File], list[s
                 files.append(given.as_file(f"files[{number}]"))
             except CallerError as error:
                 errors.append(error.message)
-    return asked, files, errors
+    return body, files, errors
 
 
 def _no_download(url: str) -> str:
@@ -187,5 +185,5 @@ def _requested_id(request: Request) -> str:
 
 
 def wrap(data: dict[str, Any]) -> bytes:
-    """The form of its later answers."""
+    """The form of the newer answers."""
     return encode_json({"resultCode": 0, "resultMsg": "success", "data": data})

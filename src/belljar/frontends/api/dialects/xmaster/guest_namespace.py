@@ -1,11 +1,11 @@
-"""What X-Master's programs find around them. This file is not imported here: its text runs in the jail, before theirs.
+"""The namespace of X-Master's programs. The server does not import this file: its text runs in the jail, before theirs.
 
-A program is `exec`'d as "<string>" in a module of its own, `session_ID`, so that lines are numbered and tracebacks read
-as its authors know them. What it prints to standard error becomes output; standard error itself then carries one
-thing only: why the program failed.
+A program is `exec`'d as "<string>" in a module of its own, `session_ID`, so that line numbers and tracebacks are as its
+authors know them. What it prints to standard error becomes output; standard error itself then carries only the reason
+why the program failed.
 
-A program that names nothing of what is made here, and does not fail, never compiles it: that would take longer than
-most programs do.
+A program that uses no name defined here, and does not fail, never compiles this file: that would take longer than most
+programs run.
 """
 
 import functools
@@ -21,7 +21,7 @@ module: Any = None  # of a session
 
 
 def prepare(session_id: str) -> None:
-    """Make the module that all pieces of a session run in."""
+    """Create the module in which all cells of a session run."""
     global module
     name = f"session_{session_id}"
     module = sys.modules[name] = type(sys)(name)
@@ -29,7 +29,7 @@ def prepare(session_id: str) -> None:
 
 
 def run(source: str) -> None:
-    """Run the next piece of a session. `xmaster_programs.py` has the same in short, for a program of its own."""
+    """Run the next cell of a session. `wrapping.py` has a shorter version for a single program."""
     aside = os.dup(2)
     os.dup2(1, 2)
     try:
@@ -85,7 +85,7 @@ def make_names(session_id: str) -> dict[str, Any]:
 
 
 def _adapt(tools: Any, name: str, session_id: str) -> Any:
-    """A tool as the original has it: its result in a dictionary, None when it fails."""
+    """A tool with the original's results: a dictionary, or None if the tool failed."""
     function = getattr(tools, name)
     given = function.__code__.co_varnames[: function.__code__.co_argcount]
     implied: dict[str, str] = {}
@@ -107,7 +107,7 @@ def _adapt(tools: Any, name: str, session_id: str) -> Any:
 
 
 def _ignore(*_: Any, **__: Any) -> None:
-    """The original's own channel to its queue; what happens is told there without it."""
+    """The original's own channel to its queue, which is not needed here."""
 
 
 @functools.wraps(open)

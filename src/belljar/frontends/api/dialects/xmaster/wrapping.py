@@ -1,7 +1,7 @@
-"""The programs that X-Master's clients send, as they are run here: with what the original puts around them.
+"""Wraps the programs of X-Master's clients in the namespace that the original gives them.
 
-Where it is cheap to know that a program cannot call tools, because it names none and nothing that could find one, it
-is not given any; and one that could not even tell runs as it is. Most programs print something and end.
+A program gets no tools if it names none and nothing that could find one, and it runs unwrapped if it could not even
+notice the difference. Most programs print something and end.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-NOBODY = "test_id"  # what a request without a session is said to be
+NO_SESSION = "test_id"  # the session id in answers to requests without one
 _DYNAMIC = (
     "tools",
     "call_tool",
@@ -40,7 +40,7 @@ _FRAME = re.compile(r'^  File "/work/main\.py", line (\d+(?:, in [^\n]*)?)((?:\n
 
 
 class _Strip(ast.NodeTransformer):
-    """Takes out what only readers and checkers of a file need."""
+    """Removes docstrings, annotations and typing imports."""
 
     def visit(self, node: ast.AST) -> Any:
         self.generic_visit(node)
@@ -56,23 +56,23 @@ class _Strip(ast.NodeTransformer):
 
 
 def _namespace_source() -> str:
-    """What runs before a program, as short as it can be."""
+    """The source of `guest_namespace`, as short as possible."""
     tree = ast.parse(Path(__file__).with_name("guest_namespace.py").read_text("utf-8"))
     return ast.unparse(ast.fix_missing_locations(_Strip().visit(tree)))
 
 
 _NAMESPACE = _namespace_source()
 
-#: A program of its own; `x` is compiled only where it is needed. As short as it can be: it is compiled for every run.
+#: A single program; `x` is compiled only where it is needed. As short as possible: it is compiled for every run.
 _ONE_SHOT_HEAD = f"""\
 import os, sys
 e = os.dup(2)
 os.dup2(1, 2)
-m = sys.modules['session_{NOBODY}'] = type(sys)('session_{NOBODY}')
+m = sys.modules['session_{NO_SESSION}'] = type(sys)('session_{NO_SESSION}')
 m.os, m.sys = os, sys
 x = {_NAMESPACE!r}
 """
-_WITH_NAMES = f"n = {{}}; exec(x, n); m.__dict__.update(n['make_names']('{NOBODY}'))"
+_WITH_NAMES = f"n = {{}}; exec(x, n); m.__dict__.update(n['make_names']('{NO_SESSION}'))"
 _ONE_SHOT_MIDDLE = """
 try:
     exec(compile("""
@@ -93,7 +93,7 @@ del _xmaster, _session_id
 
 
 def wrap_program(code: str, tools: Sequence[str]) -> tuple[str, Sequence[str]]:
-    """A program of its own as it is to be run, and which of `tools` it needs."""
+    """The code to run for a single program, and which of `tools` it needs."""
     if tools and not re.search(rf"\b(?:{'|'.join((*tools, *_DYNAMIC))})\b", code):
         tools = ()
     if not tools and is_plain(code):
@@ -114,10 +114,10 @@ def wrap_cell(code: str) -> str:
 
 
 def is_plain(code: str) -> bool:
-    """Whether a program can tell its surroundings from those of `python main.py` by nothing but its traceback.
+    """Whether a program could notice only by its traceback that it runs as `python main.py`.
 
-    It then runs as that, and `read_traceback` does the rest. With no import and none of these words it has no way to
-    write to standard error, to exit, or to reach what the original puts around it.
+    It then runs as that, and `read_traceback` does the rest. Without imports and these names it cannot write to
+    standard error, exit, or reach the namespace that the original gives it.
     """
     return _SURROUNDINGS.search(code) is None
 

@@ -1,4 +1,4 @@
-"""Which languages can be run here, as the native API tells it."""
+"""The languages that can be run here, as the native API and MCP list them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from belljar.settings import Settings
 
 async def describe_languages(settings: Settings, environments: Environments) -> list[dict[str, Any]]:
     """Each with its version, or with how to install it."""
-    return await asyncio.to_thread(_describe, settings, environments)
 
+    def describe_all() -> list[dict[str, Any]]:
+        from belljar.languages.listing import describe  # reads thirty files, and few servers need them
 
-def _describe(settings: Settings, environments: Environments) -> list[dict[str, Any]]:
-    from belljar.languages.listing import describe  # reads thirty files: not every server is asked for them
+        return [each.as_json() for each in describe(settings, _python_version(environments))]
 
-    return [each.as_json() for each in describe(settings, _python_version(environments))]
+    return await asyncio.to_thread(describe_all)
 
 
 def _python_version(environments: Environments) -> str | None:

@@ -1,4 +1,4 @@
-"""In which form a call over HTTP is answered: one document, or a stream of events where there is more to tell."""
+"""How a call over HTTP is answered: with one document, or with a stream of events if it reports progress."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from belljar.frontends.access.callers import Caller
-from belljar.frontends.access.keys import Key
-from belljar.frontends.mcp.request import HttpRequest, ShortIfAsked, wants_only_its_result
+from belljar.frontends.mcp.http import HttpRequest, IsShort, wants_only_its_result
 from belljar.settings import Settings
 from tests.unit.frontends.mcp.conftest import OlderClient
 
@@ -49,7 +48,7 @@ def test_only_a_call_without_progress_is_short(headers: dict[bytes, bytes], body
 
 
 @pytest.mark.parametrize("revision", ["2025-03-26", "2025-11-25", "2026-07-28"])
-def test_a_call_is_answered_with_one_document_and_one_with_progress_is_told_it(site: Site, revision: str) -> None:
+def test_a_call_gets_one_document_unless_it_wants_progress(site: Site, revision: str) -> None:
     session = None if revision == "2026-07-28" else OlderClient(site, revision)
     for meta, kind in (({}, "application/json"), ({"progressToken": 5}, "text/event-stream"), ({}, "application/json")):
         params = {"name": "run_code", "arguments": {"code": SLOW if meta else "print('done')"}, "_meta": meta}
@@ -84,7 +83,7 @@ class Client:
                 await self.came.wait()
 
     def mcp_request(self) -> HttpRequest:
-        mcp_request = HttpRequest(Caller(Key(name="test"), Settings()), self.receive, self.send)
+        mcp_request = HttpRequest(Caller("test", Settings()), self.receive, self.send)
         mcp_request.shorten(silent_seconds=0.01)
         return mcp_request
 
@@ -94,7 +93,7 @@ async def answer(mcp_request: HttpRequest, document: bytes, status: int = 200) -
     await mcp_request.send({"type": "http.response.body", "body": document})
 
 
-def test_who_waits_long_is_told_that_we_are_still_there() -> None:
+def test_a_client_that_waits_long_gets_pings() -> None:
     async def scene() -> None:
         client = Client()
         mcp_request = client.mcp_request()
@@ -114,7 +113,7 @@ def test_who_waits_long_is_told_that_we_are_still_there() -> None:
 
 
 @pytest.mark.parametrize("is_answered", [True, False], ids=["answered", "given_up"])
-def test_nothing_is_left_of_a_visit_that_is_over(is_answered: bool) -> None:
+def test_nothing_is_left_of_a_request_that_has_ended(is_answered: bool) -> None:
     async def scene() -> None:
         client = Client()
         mcp_request = client.mcp_request()
@@ -140,7 +139,7 @@ def test_the_switch_stands_for_the_request_at_hand() -> None:
         if is_short:
             Client().mcp_request().close()
         await asyncio.sleep(0)
-        return bool(ShortIfAsked())
+        return bool(IsShort())
 
     async def scene() -> list[bool]:
         return await asyncio.gather(one(True), one(False), one(True), one(False))
