@@ -60,6 +60,8 @@ class DescriptorRelay:
         self._inbox_bytes = 0
         self._is_paused = False
         self._waiting_for = -1
+        self.passed_on = asyncio.Event()  # no frame waits for room in a pipe or socket
+        self.passed_on.set()
 
     # ---- from the host to the guest
 
@@ -169,6 +171,10 @@ class DescriptorRelay:
                 break
             self._inbox_bytes -= len(frame.blob) + _MESSAGE_BYTES
             self._inbox.popleft()
+        if self._inbox:
+            self.passed_on.clear()
+        else:
+            self.passed_on.set()
         if self._is_paused != (self._inbox_bytes > _BEHIND_BYTES):
             self._is_paused = not self._is_paused
             self._send({"do": "pause", "run": self._run, "is_paused": self._is_paused}, b"")

@@ -6,6 +6,7 @@ There is neither a cgroup nor a pidfd, so the memory and CPU of a cell are not c
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -18,6 +19,7 @@ from belljar.contract.errors import CannotBranch, ZygoteDied
 from belljar.contract.sessions import LiveSession
 
 _SILENCE_SECONDS = 30.0
+_OUTPUT_SECONDS = 1.0  # for the last output to be read, which makes room for the rest
 
 
 class _Pool(Protocol):
@@ -50,10 +52,16 @@ class RelayedProcess(SessionProcess):
         self.guest.jail.kill()
 
     async def gone(self) -> None:
-        """Wait until everyone in it is dead; an agent that does not report it is ended with its container."""
+        """Wait until everyone in it is dead, and for a moment until their output is in the pipes.
+
+        An agent that does not report the end of a guest is ended with its container.
+        """
         await asyncio.wait([self.guest.jail.gone], timeout=_SILENCE_SECONDS)
         if not self.guest.jail.is_gone:
             self._pool.unstick(self.guest)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_OUTPUT_SECONDS):
+                await self.guest.relay.passed_on.wait()
 
     async def release(self) -> None:
         self._pool.release(self.guest)

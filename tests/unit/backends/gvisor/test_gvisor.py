@@ -384,3 +384,9 @@ def test_a_killed_sandbox_is_replaced(settings: Settings, docker: Engine, plain_
         assert failures
         assert box.run("print(2)").stdout == "2\n"
     assert not [each for each in docker.containers() if each["Id"] == newest["Id"]]
+
+
+def test_output_of_a_session_that_ends_at_once_is_whole(vbox: belljar.Sandbox) -> None:
+    with vbox.session() as session:
+        ended = session.run("import os\nos.write(2, b'e' * 300_000)\nos.write(1, b'o' * 300_000)\nos._exit(3)")
+        assert (ended.exit_code, len(ended.stdout), len(ended.stderr)) == (3, 300_000, 300_000)
