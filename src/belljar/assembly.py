@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from belljar.backends.local import LocalSandbox
+from belljar.backends.local import LocalSandbox, check_walls
 from belljar.contract.errors import SandboxFault
 from belljar.engine.engine import Engine
 from belljar.environments import Environments
@@ -96,7 +96,7 @@ def prepare_environment(settings: Settings, name: str, progress: Callable[[str],
     """
     environments = build_environments(settings)
     if settings.backend == "local" and environments.find(name) is None:
-        LocalSandbox(settings, environments, progress).check_walls()
+        check_walls(settings)
     environments.ensure(name, progress)
 
 

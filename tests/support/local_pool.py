@@ -102,6 +102,8 @@ async def opened(
     sandbox = LocalSandbox(settings, Environments(settings.state_dir, settings.environments), print)
     await sandbox.open()
     try:
-        yield sandbox, await sandbox._pools.enter("default")
+        pool = await sandbox._pools.enter("default")
+        assert isinstance(pool, LocalPool)
+        yield sandbox, pool
     finally:
         await sandbox.close()

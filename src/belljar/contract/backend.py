@@ -1,4 +1,4 @@
-"""What the engine expects from a place that runs programs."""
+"""The interfaces between the engine and the back ends that run programs."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from belljar.contract.sessions import LiveSession, SessionOrder
 
 
 class Watcher(Protocol):
-    """Hears what a program does while it does it. Must not block."""
+    """Notified of what a program does while it runs. Must not block."""
 
     def started(self) -> None:
-        """The program has been handed to its jail."""
+        """The program was sent to its jail."""
 
     def wrote(self, stream: str, chunk: bytes) -> None:
         """`stream` is 'stdout' or 'stderr'; chunks past the output limit are not passed on."""
 
     def displayed(self, display: Display) -> None:
-        """A picture came out."""
+        """The program has shown a picture or another display."""
 
     def called(self, call: ToolCalled) -> None:
         """The program has called a tool."""
@@ -29,25 +29,25 @@ class Watcher(Protocol):
 
     @property
     def is_behind(self) -> bool:
-        """Whether whoever listens has too much unread; reading then pauses and the program blocks on its pipe."""
+        """Whether the client has too much unread output; reading then pauses and the program blocks on its pipe."""
 
     async def caught_up(self) -> None:
         """Return once `is_behind` is false again."""
 
 
 class Sandbox(Protocol):
-    """A place to run programs. Cancelling `run` ends the program and everything it started before it returns."""
+    """Runs programs. Cancelling `run` ends the program and everything it started before it returns."""
 
     name: str
 
     async def open(self) -> None:
-        """Get ready to run. Raises SandboxFault when it cannot."""
+        """Get ready to run programs. Raises SandboxFault if that fails."""
 
     async def run(self, execution: Execution, watcher: Watcher | None = None) -> Evidence:
-        """Run one program to its end and report what was seen. Raises SandboxFault when it could not be run."""
+        """Run one program to its end and report what was seen. Raises SandboxFault if it could not be run."""
 
     async def open_session(self, order: SessionOrder) -> LiveSession:
-        """Start an interpreter that stays. Raises NotOffered where this sandbox has none of that language."""
+        """Start an interpreter that stays. Raises NotOffered if this sandbox has none for that language."""
 
     async def close(self) -> None:
         """End everything, sessions too, and leave nothing behind."""

@@ -1,7 +1,7 @@
-"""One running container of ours, seen from the host: its socket, its first process, and how it ends.
+"""One running container, seen from the host: its socket, its first process, and how it ends.
 
-The engine is asked to start it and to remove it. In between nothing depends on the engine: the first process is held
-by a pidfd and killed through it.
+The engine starts and removes it. In between nothing depends on the engine: the first process is held by a pidfd and
+killed through it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from belljar.jail import policy
 from belljar.settings import ContainerSettings
 
 _log = logging.getLogger("belljar.container")
-_LOOK_SECONDS = 0.25  # how often we ask whether a container that says nothing has ended
+_LOOK_SECONDS = 0.25  # how often to check whether a container that has not connected has ended
 _LEAVE_SECONDS = 5.0
 _CREDENTIALS = struct.Struct("3i")
 _SHOWN_MAX = 64
@@ -42,18 +42,18 @@ _PATH = re.compile(r"/[A-Za-z0-9._+@/-]{0,255}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """What an image says of itself. It is believed in nothing that concerns other images."""
+    """An image as it describes itself. It is not trusted in anything that concerns other images."""
 
-    version: str  # of its Python; empty: it has none that we can use
+    version: str  # of its Python; empty: it has none that can be used
     python: str
     prefix: str
     shown: tuple[str, ...]
     path: str
     warm: tuple[str, ...]
-    measures: bool = False  # coverage.py lies where we look for it
+    measures: bool = False  # coverage.py is where Belljar looks for it
 
     def environ(self) -> dict[str, str]:
-        """What programs find in their environment."""
+        """The environment variables of programs."""
         usual = guest_environ()
         if self.python.startswith(f"{policy.ENVIRONMENT_DIR}/"):
             return usual
@@ -62,14 +62,14 @@ class Contents:
 
 
 class Container:
-    """A container whose first process has called in. `close` ends and removes it."""
+    """A container whose first process has connected to the host. `close` ends and removes it."""
 
-    def __init__(self, daemon: EngineApi, image: str, directory: Path) -> None:
+    def __init__(self, engine: EngineApi, image: str, directory: Path) -> None:
         self.image = image
         self.contents: Contents
         self.pid = -1
-        self._daemon = daemon
-        self._directory = directory  # holds the door; removed with the container
+        self._engine = engine
+        self._directory = directory  # holds the socket; removed with the container
         self._id = ""
         self._pidfd = -1
         self._socket: socket.socket | None = None
@@ -80,65 +80,65 @@ class Container:
         return self._id
 
     async def launch(
-        self, marks: Mapping[str, str], warm: Sequence[str], settings: ContainerSettings, loan: Path
+        self, marks: Mapping[str, str], warm: Sequence[str], settings: ContainerSettings, python: Path
     ) -> None:
-        """Start the container and wait until its first process has called in.
+        """Start the container and wait until its first process, this machine's `python`, has connected.
 
         Raises:
-            SandboxFault: it did not come up; nothing is left of it.
+            SandboxFault: it did not start; nothing is left of it.
         """
         try:
             with _listening(self._directory) as listener:
                 config = launch_config.config(
-                    self.image, marks, settings, loan, self._directory, warm, self._daemon.is_podman
+                    self.image, marks, settings, python, self._directory, warm, self._engine.is_podman
                 )
-                self._id = await self._daemon.create(config)
-                await self._daemon.begin(self._id)
+                self._id = await self._engine.create(config)
+                await self._engine.begin(self._id)
                 try:
                     async with asyncio.timeout(settings.start_seconds):
-                        await self._answer(listener)
+                        await self._accept(listener)
                 except TimeoutError as error:
                     raise EnvironmentBroken(
-                        f"a container of {self.image!r} did not call in within {settings.start_seconds:.0f} s; "
-                        f"it said: {await self._said()}"
+                        f"a container of {self.image!r} did not connect within {settings.start_seconds:.0f} s; "
+                        f"it printed: {await self._printed()}"
                     ) from error
         except BaseException:
             await asyncio.shield(self.close())
             raise
 
-    async def _answer(self, listener: socket.socket) -> None:
+    async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        calling = loop.create_task(loop.sock_accept(listener))
+        connecting = loop.create_task(loop.sock_accept(listener))
         try:
-            while not calling.done():
-                await asyncio.wait([calling], timeout=_LOOK_SECONDS)
-                if not calling.done():
+            while not connecting.done():
+                await asyncio.wait([connecting], timeout=_LOOK_SECONDS)
+                if not connecting.done():
                     await self._check_alive()
         finally:
-            if not calling.done():
-                calling.cancel()
-        peer, _ = calling.result()
+            if not connecting.done():
+                connecting.cancel()
+        peer, _ = connecting.result()
         self._socket = peer
         await self._hold(peer)
         message = await _receive(peer)
         self.contents = checked(self.image, message)
 
     async def _check_alive(self) -> None:
-        state = await self._daemon.state(self._id)
+        state = await self._engine.state(self._id)
         if not state.get("Running"):
             raise EnvironmentBroken(
-                f"a container of {self.image!r} ended with code {state.get('ExitCode')} before it called in; it said: "
-                f"{await self._said()}"
+                f"a container of {self.image!r} ended with code {state.get('ExitCode')} before it connected; "
+                f"it printed: {await self._printed()}"
             )
 
     async def _hold(self, peer: socket.socket) -> None:
-        """Make sure of who called: the first process of the container that the engine has just started for us."""
+        """Check that the first process of this container has connected, and hold it by a pidfd."""
         pid = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[0]
         if pid <= 0:
-            raise SandboxFault("the container engine is not in this machine's pid namespace; its fork cannot be held")
+            raise SandboxFault("the container engine runs in another pid namespace; its containers cannot be held")
         self._pidfd = os.pidfd_open(pid)
-        if pid != (await self._daemon.state(self._id)).get("Pid"):
-            raise SandboxFault("somebody else called at the container's door")
+        if pid != (await self._engine.state(self._id)).get("Pid"):
+            raise SandboxFault("another process connected to the container's socket")
         self.pid = pid
 
     def take_socket(self) -> socket.socket:
@@ -148,13 +148,13 @@ class Container:
         return taken
 
     def kill(self) -> None:
-        """End everyone in it at once, without the engine."""
+        """Kill every process in it at once, without the engine."""
         if self._pidfd >= 0:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     async def left(self) -> None:
-        """Return once its first process has gone, and with it all others; killed if it does not leave by itself."""
+        """Wait until its first process has ended, and with it all others; kill it if it does not end by itself."""
         if self._pidfd < 0:
             return
         try:
@@ -164,21 +164,21 @@ class Container:
             self.kill()
             await wait_until_readable(self._pidfd)
 
-    async def _said(self) -> str:
+    async def _printed(self) -> str:
         try:
-            return await self._daemon.said(self._id) or "nothing"
+            return await self._engine.said(self._id) or "nothing"
         except SandboxFault as error:
-            return f"(not to be had: {error.message})"
+            return f"(unavailable: {error.message})"
 
     async def close(self) -> None:
-        """End the container and have it removed. An engine that is gone leaves that to the next start."""
+        """End the container and have it removed; if the engine is gone, the next start of Belljar removes it."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
         self.kill()
         if self._id:
             try:
-                await self._daemon.remove(self._id)
+                await self._engine.remove(self._id)
             except SandboxFault as error:
                 _log.warning("container %s is left to the next start: %s", self._id[:12], error.message)
             self._id = ""
@@ -191,7 +191,7 @@ class Container:
 
 @contextlib.contextmanager
 def _listening(directory: Path) -> Any:
-    """A socket in a directory of its own, which the container sees and nobody else may enter."""
+    """A socket in a directory of its own, which the container sees and no other user may enter."""
     directory.mkdir(mode=0o700, parents=True)
     handle = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -210,28 +210,28 @@ async def _receive(peer: socket.socket) -> Mapping[str, Any]:
     try:
         return channel.receive(peer)[0]
     except channel.ChannelClosed as error:
-        raise EnvironmentBroken("the container left before it had said what it holds") from error
+        raise EnvironmentBroken("the container ended before it had described itself") from error
 
 
-def checked(image: str, said: Mapping[str, Any]) -> Contents:
-    """Bound and check every word: the image may be a stranger's."""
+def checked(image: str, description: Mapping[str, Any]) -> Contents:
+    """Check and bound how an image describes itself: it may be hostile."""
     try:
-        shown = [path for path in said["shown"][:_SHOWN_MAX] if _PATH.fullmatch(path) and path.count("/") == 1]
-        path = ":".join(each for each in said["path"][:4096].split(":") if _PATH.fullmatch(each))
+        shown = [path for path in description["shown"][:_SHOWN_MAX] if _PATH.fullmatch(path) and path.count("/") == 1]
+        path = ":".join(each for each in description["path"][:4096].split(":") if _PATH.fullmatch(each))
         found = Contents(version="", python="", prefix="", shown=tuple(shown), path=path, warm=())
-        version = said.get("version", "")
+        version = description.get("version", "")
         if not re.fullmatch(r"3\.\d{1,3}\.\d{1,3}", version) or int(version.split(".")[1]) < _OLDEST_MINOR:
             return found
         for name in ("python", "prefix"):
-            if not _PATH.fullmatch(said[name]) or ".." in said[name]:
+            if not _PATH.fullmatch(description[name]) or ".." in description[name]:
                 raise ValueError(name)
         return dataclasses.replace(
             found,
             version=version,
-            python=said["python"],
-            prefix=said["prefix"],
-            warm=tuple(name for name in said["warm"][:_SHOWN_MAX] if _MODULE.fullmatch(name)),
-            measures=said.get("measures") is True,
+            python=description["python"],
+            prefix=description["prefix"],
+            warm=tuple(name for name in description["warm"][:_SHOWN_MAX] if _MODULE.fullmatch(name)),
+            measures=description.get("measures") is True,
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise EnvironmentBroken(f"image {image!r} describes itself in a way that cannot be read") from error
+        raise EnvironmentBroken(f"image {image!r} describes itself in a malformed way") from error

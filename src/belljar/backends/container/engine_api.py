@@ -1,7 +1,7 @@
-"""A container engine, over its own API: Docker's, which Podman speaks as well.
+"""A container engine, over Docker's API, which Podman speaks as well.
 
-Every call runs in a thread of ours, with a deadline that holds whatever the engine does: an engine that is absent,
-slow or dead is an error that says so, never a wait. No call is made while a program runs.
+Every call runs in a thread, with a deadline that holds whatever the engine does: an engine that is absent, slow or dead
+is an error that says so, never a wait. No call is made while a program runs.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class EngineApi:
         self.address = settings.socket or _find_socket(settings.engine)
 
     async def connect(self) -> None:
-        """Reach the engine and learn which it is.
+        """Connect to the engine, and find out whether it is Docker or Podman.
 
         Raises:
-            EngineUnavailable: it is not there, or does not answer in time.
+            EngineUnavailable: it does not exist, or does not answer in time.
             InvalidSettings: the client library is not installed.
         """
-        if importlib.util.find_spec("docker") is None:  # before anything else: all that follows, errors too, needs it
+        if importlib.util.find_spec("docker") is None:  # first: all that follows, errors too, needs it
             raise InvalidSettings(
                 "the container back end needs the package docker; add it with: pip install 'belljar[container]'"
             )
@@ -67,17 +67,13 @@ class EngineApi:
         self.description = f"{'Podman' if self.is_podman else 'Docker'} {version.get('Version', '')}".strip()
 
     async def image(self, name: str) -> Mapping[str, Any]:
-        """What the engine knows of an image it holds, pulled first where the operator wants that.
+        """What the engine knows about an image, which is pulled first if the operator has allowed that.
 
         Raises:
-            UnknownEnvironment: there is none of that name.
+            UnknownEnvironment: no image has that name.
         """
-        found = await self._call("look an image up", lambda: self._image(name), seconds=self._patience)
-        return dict(found)
-
-    @property
-    def _patience(self) -> float:
-        return self._settings.pull_seconds if self._settings.pulls else self._settings.call_seconds
+        seconds = self._settings.pull_seconds if self._settings.pulls else self._settings.call_seconds
+        return dict(await self._call("look an image up", lambda: self._image(name), seconds=seconds))
 
     def _image(self, name: str) -> Mapping[str, Any]:
         import docker.errors
@@ -95,7 +91,7 @@ class EngineApi:
             raise UnknownEnvironment(f"no registry has an image {name!r}", image=name) from error
 
     async def create(self, config: Mapping[str, Any]) -> str:
-        """Make a container, not yet running; its id."""
+        """Create a container that does not run yet; return its id."""
         name = f"belljar-{secrets.token_hex(6)}"
         made = await self._call(
             "make a container", lambda: self._client.api.create_container_from_config(dict(config), name)
@@ -103,11 +99,10 @@ class EngineApi:
         return str(made["Id"])
 
     async def begin(self, container: str) -> None:
-        """Start it."""
         await self._call("start a container", lambda: self._client.api.start(container))
 
     async def attach(self, container: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """The container's standard streams, in the engine's own framing. By hand: the library's sockets block."""
+        """The container's standard streams, in the engine's framing. Without the library, whose sockets block."""
         request = (
             f"POST /containers/{container}/attach?stream=1&stdin=1&stdout=1&stderr=1 HTTP/1.1\r\n"
             "Host: engine\r\nConnection: Upgrade\r\nUpgrade: tcp\r\nContent-Length: 0\r\n\r\n"
@@ -127,7 +122,7 @@ class EngineApi:
 
     async def state(self, container: str) -> Mapping[str, Any]:
         """The engine's own view of a container: whether it runs, its pid, its exit code."""
-        found = await self._call("tell how a container is", lambda: self._client.api.inspect_container(container))
+        found = await self._call("inspect a container", lambda: self._client.api.inspect_container(container))
         return dict(found["State"])
 
     async def said(self, container: str) -> str:
@@ -150,7 +145,7 @@ class EngineApi:
         await self._call("remove a container", lambda: self._remove(container))
 
     def _remove(self, container: str) -> None:
-        """Once more where the engine has not yet noticed that the container ended, and fails to end it."""
+        """Try again if the engine fails to end a container because it has not noticed that it has ended."""
         import docker.errors
 
         deadline = time.monotonic() + self._settings.call_seconds / 2
@@ -160,7 +155,7 @@ class EngineApi:
             except docker.errors.NotFound:
                 return
             except docker.errors.APIError as error:
-                if error.status_code == 409:  # somebody is removing it already
+                if error.status_code == 409:  # it is being removed already
                     return
                 if time.monotonic() > deadline:
                     raise
@@ -169,25 +164,25 @@ class EngineApi:
                 return
 
     async def _call(self, what: str, work: Callable[[], _T], seconds: float | None = None) -> _T:
-        def knock_and_work() -> _T:
-            self._knock()
+        def check_and_work() -> _T:
+            self._check_socket()
             return work()
 
         allowed = (seconds or self._settings.call_seconds) + 1.0
         try:
             async with asyncio.timeout(allowed):
-                return await asyncio.get_running_loop().run_in_executor(self._threads, knock_and_work)
+                return await asyncio.get_running_loop().run_in_executor(self._threads, check_and_work)
         except TimeoutError as error:
             raise EngineUnavailable(
                 f"the container engine at {self.address} did not {what} within {allowed:.0f} s; is it overloaded?"
             ) from error
         except (SandboxFault, UnknownEnvironment, InvalidSettings):
             raise
-        except Exception as error:  # whatever the library and the engine may raise
+        except Exception as error:  # the library and the engine raise many kinds
             raise self._translated(what, error) from error
 
-    def _knock(self) -> None:
-        """Fail quickly and cleanly where nobody listens: the library would try, wait, and drop sockets unclosed."""
+    def _check_socket(self) -> None:
+        """Fail at once if the engine does not listen: the library would retry, wait, and leave sockets open."""
         path = self.address.removeprefix("unix://")
         if "://" not in path:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
@@ -205,7 +200,7 @@ class EngineApi:
         )
 
     def close(self) -> None:
-        """Let go of the engine; a call that still hangs ends with its own deadline."""
+        """Disconnect from the engine; a call that still hangs ends at its deadline."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         if self._client is not None:
             self._client.close()

@@ -1,11 +1,11 @@
-"""The Python that starts in every container: this machine's own, lent to it read-only.
+"""The Python that starts in every container: this machine's own, mounted into it read-only.
 
-An image may hold any system, or hardly one: another libc, no Python, not even `sleep`. And whoever starts first in a
-container holds rights until the walls stand, so that must not be a file of the image. So our own interpreter is laid
-out in a directory with the libraries and modules that our code in there needs, every container is shown that
-directory, and what is started is the loader that lies in it.
+An image may hold any system, or hardly one: another libc, no Python, not even `sleep`. And the first process in a
+container holds rights until the walls stand, so it must not be a file of the image. So our own interpreter is copied
+into a directory with the libraries and modules that our code in there needs. Every container has that directory
+mounted, and the loader in it is what is started.
 
-The image's own Python, if it has one, comes later and without rights: it is what programs are forked from.
+The image's own Python, if it has one, comes later and without rights: programs are forked from it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PACKAGE = Path(__file__).resolve().parents[2]
 _LAYOUT = "2"  # of the directory; another one is made when this changes
 _SECONDS = 60.0
 _PT_INTERP = 3
-#: Which modules everything in `inside` imports, and what it imports only when something goes wrong.
+#: Prints which modules everything in `inside` imports, those included that it imports only when something fails.
 _LOOK = """
 import importlib, json, pkgutil, site, sys, traceback
 sys.dont_write_bytecode = True
@@ -41,8 +41,8 @@ print(json.dumps([module.__file__ for module in sys.modules.values() if getattr(
 """
 
 
-def lend(state_dir: Path) -> Path:
-    """The directory to show, made at first use and whenever this Python has changed. May take a second.
+def prepare(state_dir: Path) -> Path:
+    """The directory to mount, made at first use and whenever this Python has changed. May take a second.
 
     Raises:
         SandboxFault: it cannot be made.
@@ -58,10 +58,10 @@ def lend(state_dir: Path) -> Path:
     try:
         _lay_out(making, interpreter, library)
         making.chmod(0o755)
-        with contextlib.suppress(OSError):  # somebody else was quicker
+        with contextlib.suppress(OSError):  # another process was faster
             making.rename(place)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
-        raise SandboxFault(f"this Python cannot be lent to containers: {error}") from error
+        raise SandboxFault(f"this Python cannot be mounted into containers: {error}") from error
     finally:
         shutil.rmtree(making, ignore_errors=True)
     return place
@@ -69,8 +69,8 @@ def lend(state_dir: Path) -> Path:
 
 def _fingerprint(interpreter: Path, library: Path) -> str:
     facts = [path.stat() for path in (interpreter, library / "os.py", _loader_of(interpreter))]
-    told = (_LAYOUT, sys.version, str(interpreter), *((each.st_size, each.st_mtime_ns) for each in facts))
-    return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
+    key = (_LAYOUT, sys.version, str(interpreter), *((each.st_size, each.st_mtime_ns) for each in facts))
+    return hashlib.sha256(repr(key).encode()).hexdigest()[:16]
 
 
 def _lay_out(place: Path, interpreter: Path, library: Path) -> None:
@@ -81,7 +81,7 @@ def _lay_out(place: Path, interpreter: Path, library: Path) -> None:
     for source, name in ((loader, host_python.LOADER), (interpreter, host_python.PYTHON), (sleep, host_python.SLEEP)):
         shutil.copy2(source, place / name)
     (place / host_python.EMPTY).touch()
-    loaded = map(Path, json.loads(_ask(interpreter, "-I", "-S", "-c", _LOOK, _PACKAGE.parent)))
+    loaded = map(Path, json.loads(_output_of(interpreter, "-I", "-S", "-c", _LOOK, _PACKAGE.parent)))
     modules = {path.relative_to(library) for path in loaded if path.is_relative_to(library)}
     _copy_modules(library, place / host_python.LIBRARIES / library.name, modules)
     binaries = [interpreter, sleep, *(library / path for path in modules if path.suffix == ".so")]
@@ -90,7 +90,7 @@ def _lay_out(place: Path, interpreter: Path, library: Path) -> None:
 
 
 def _copy_modules(library: Path, own: Path, modules: set[Path]) -> None:
-    """Packages as a whole, every module that is a single file, and of those in C the ones that are used."""
+    """Copy packages as a whole, every module that is a single file, and those in C that are used."""
     own.mkdir()
     for package in {path.parts[0] for path in modules if len(path.parts) > 1} - {"lib-dynload"}:
         shutil.copytree(library / package, own / package, ignore=shutil.ignore_patterns("test", "tests", "*.opt-*"))
@@ -103,11 +103,11 @@ def _copy_modules(library: Path, own: Path, modules: set[Path]) -> None:
 
 
 def _loader_of(binary: Path) -> Path:
-    """What the kernel starts to start this one: the file that an ELF binary names as its interpreter."""
+    """The dynamic loader: the file that an ELF binary names as its interpreter."""
     with binary.open("rb") as file:
         head = file.read(64)
         if head[:5] != b"\x7fELF\x02":
-            raise SandboxFault(f"{binary} is no program of a kind that can be lent to containers")
+            raise SandboxFault(f"{binary} is no 64-bit ELF program, and cannot be mounted into containers")
         offset, size, count = struct.unpack_from("<Q", head, 32)[0], *struct.unpack_from("<HH", head, 54)
         for number in range(count):
             file.seek(offset + number * size)
@@ -115,16 +115,16 @@ def _loader_of(binary: Path) -> Path:
             if kind == _PT_INTERP:
                 file.seek(start)
                 return Path(os.fsdecode(file.read(length).rstrip(b"\0"))).resolve()
-    raise SandboxFault(f"{binary} is linked statically, and cannot be lent to containers")
+    raise SandboxFault(f"{binary} is linked statically, and cannot be mounted into containers")
 
 
 def _libraries_of(loader: Path, binary: Path) -> list[tuple[str, str]]:
-    """The shared libraries that it needs, by the name it needs them by."""
-    words = [line.split() for line in _ask(loader, "--list", binary).splitlines()]
+    """The names and paths of the shared libraries that a binary needs."""
+    words = [line.split() for line in _output_of(loader, "--list", binary).splitlines()]
     return [(each[0], each[2]) for each in words if len(each) > 2 and each[1] == "=>" and "/" not in each[0]]
 
 
-def _ask(*command: str | Path) -> str:
+def _output_of(*command: str | Path) -> str:
     answer = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False, env={})
     if answer.returncode != 0:
         raise ValueError(f"{command[0]} ended with {answer.returncode}: {answer.stderr.strip()[-300:]}")

@@ -1,9 +1,9 @@
-"""How a container is started: everything shut, but for what the warden needs until its pool stands.
+"""How a container is started: everything is forbidden, except what the warden needs until its namespaces are built.
 
 The warden starts as the container's root with a few capabilities, and from our own files: nothing of the image runs
-with them. Once it has built the guests' root and owns a user namespace whose ids are nobody's, no process in the
-container holds any capability outside that namespace: the keeper has become nobody, the warden is root of nothing but
-its own pool. `docs/containers.md` lists what each is for.
+with them. Once it has built the guests' root and owns a user namespace whose ids are unused elsewhere, no process in
+the container holds any capability outside that namespace: the keeper has become the user nobody, and the warden is root
+of nothing but its own namespaces. `docs/containers.md` lists what each capability is for.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from belljar.settings import ContainerSettings
 
 CODE_DIR, DOOR_DIR = "/run/belljar/code", "/run/belljar/door"
 _PRELOADED = "/etc/ld.so.preload"  # read by every loader, ours as well
-#: What an image's own variables could make our loader do.
-_NOT_HEARD = ("LD_PRELOAD", "LD_AUDIT", "LD_LIBRARY_PATH", "LD_DEBUG", "LD_PROFILE", "GLIBC_TUNABLES", "LOCPATH")
+#: Variables of an image that would change what our loader does: they are set to nothing.
+_CLEARED = ("LD_PRELOAD", "LD_AUDIT", "LD_LIBRARY_PATH", "LD_DEBUG", "LD_PROFILE", "GLIBC_TUNABLES", "LOCPATH")
 CAPABILITIES = ("SYS_ADMIN", "SETUID", "SETGID")
 FOREIGN_CAPABILITIES = (*CAPABILITIES, "SYS_CHROOT", "KILL", "NET_ADMIN", "DAC_OVERRIDE", "CHOWN")
 _PACKAGE = Path(__file__).resolve().parents[2]
@@ -30,11 +30,11 @@ _START = (
     f"import sys; sys.dont_write_bytecode = True; sys.path.insert(0, {CODE_DIR!r}); "
     f"from belljar.inside.warden.container_entry import main; main({DOOR_DIR + '/door'!r}, sys.argv[1:])"
 )
-_START_STEWARD = (
+_START_AGENT = (
     f"import sys; sys.dont_write_bytecode = True; sys.path.insert(0, {CODE_DIR!r}); "
     "from belljar.inside.gvisor.agent import main; main()"
 )
-#: What puts walls up, and what a container runtime itself needs after it has installed the filter.
+#: System calls that build walls, and that a container runtime itself needs after it has installed the filter.
 _BUILDERS = (
     "setns unshare clone3 mount umount2 pivot_root open_tree move_mount mount_setattr sethostname setgroups "
     "capset capget prctl seccomp landlock_create_ruleset landlock_add_rule landlock_restrict_self "
@@ -46,13 +46,13 @@ def config(
     image: str,
     marks: Mapping[str, str],
     settings: ContainerSettings,
-    loan: Path,
+    python: Path,
     door: Path,
     warm: Sequence[str],
     is_podman: bool,
 ) -> dict[str, Any]:
-    """The body of the engine's create call, for a container that shares our kernel."""
-    chosen = _common(image, marks, settings, loan, is_podman)
+    """The body of the engine's create call, for a container that shares this machine's kernel."""
+    chosen = _common(image, marks, settings, python, is_podman)
     chosen["Cmd"] += ["-I", "-S", "-c", _START, *warm]
     host: dict[str, Any] = chosen["HostConfig"]
     host["CapAdd"] = list(CAPABILITIES)
@@ -67,11 +67,16 @@ def config(
 
 
 def foreign_config(
-    image: str, marks: Mapping[str, str], settings: ContainerSettings, loan: Path, warm: Sequence[str], is_podman: bool
+    image: str,
+    marks: Mapping[str, str],
+    settings: ContainerSettings,
+    python: Path,
+    warm: Sequence[str],
+    is_podman: bool,
 ) -> dict[str, Any]:
-    """The same for a container with a kernel of its own: its capabilities mean nothing outside of it."""
-    chosen = _common(image, marks, settings, loan, is_podman)
-    chosen["Cmd"] += ["-I", "-S", "-c", _START_STEWARD, *warm]
+    """The body of the create call for a container with its own kernel: its capabilities mean nothing outside of it."""
+    chosen = _common(image, marks, settings, python, is_podman)
+    chosen["Cmd"] += ["-I", "-S", "-c", _START_AGENT, *warm]
     chosen |= {"OpenStdin": True, "StdinOnce": True, "AttachStdin": True, "AttachStdout": True, "AttachStderr": True}
     host: dict[str, Any] = chosen["HostConfig"]
     host["CapAdd"] = list(FOREIGN_CAPABILITIES)
@@ -81,7 +86,7 @@ def foreign_config(
 
 
 def _common(
-    image: str, marks: Mapping[str, str], settings: ContainerSettings, loan: Path, is_podman: bool
+    image: str, marks: Mapping[str, str], settings: ContainerSettings, python: Path, is_podman: bool
 ) -> dict[str, Any]:
     loader, *words = host_python.command(host_python.IN_CONTAINER, host_python.PYTHON)
     memory = settings.memory_bytes or _most_of_the_memory()
@@ -90,7 +95,7 @@ def _common(
         "User": "0:0",
         "Entrypoint": [loader],
         "Cmd": words,
-        "Env": [*(f"{name}=" for name in _NOT_HEARD), "LC_ALL=C"],
+        "Env": [*(f"{name}=" for name in _CLEARED), "LC_ALL=C"],
         "WorkingDir": "/",
         "Hostname": "belljar",
         "Labels": dict(marks),
@@ -102,8 +107,8 @@ def _common(
             "CapDrop": ["ALL"],
             "Binds": [
                 f"{_PACKAGE}:{CODE_DIR}/belljar:ro",
-                f"{loan}:{host_python.IN_CONTAINER}:ro",
-                f"{loan}/{host_python.EMPTY}:{_PRELOADED}:ro",
+                f"{python}:{host_python.IN_CONTAINER}:ro",
+                f"{python}/{host_python.EMPTY}:{_PRELOADED}:ro",
             ],
             "Memory": memory,
             "MemorySwap": memory,
@@ -123,12 +128,12 @@ def _common(
 
 
 def has_own_kernel(runtime: str) -> bool:
-    """Whether containers of this runtime share no kernel with the host: gVisor, and those that are virtual machines."""
+    """Whether containers of this runtime have their own kernel: under gVisor, or as virtual machines."""
     return any(name in runtime for name in ("runsc", "gvisor", "kata"))
 
 
 def security_options(directory: Path, *, is_podman: bool) -> list[str]:
-    """No new privileges, and our own list of calls; Podman reads the list from a file, Docker wants the text."""
+    """No new privileges, and our own seccomp profile; Podman reads it from a file, Docker takes the text."""
     profile = json.dumps(seccomp_profile())
     if is_podman:
         path = directory.with_suffix(".seccomp.json")
@@ -138,9 +143,9 @@ def security_options(directory: Path, *, is_podman: bool) -> list[str]:
 
 
 def seccomp_profile() -> dict[str, Any]:
-    """What guests may call, by our own policy, and what builds their walls; the rest fails.
+    """Allow the system calls that guests may make, and those that build their walls; the others fail.
 
-    Coarser than the guests' own filter, which looks at arguments too: this one is the wall behind that wall.
+    Coarser than the guests' own filter, which checks arguments too: this one is the second line of defence.
     """
     allowed = {name for group in seccomp.VERDICTS[seccomp.ALLOW].values() for name in group.split()}
     allowed |= {*seccomp.ARGUMENT_RULES, *_BUILDERS.split()}
@@ -157,7 +162,7 @@ def _most_of_the_memory() -> int:
 
 
 def _ulimit(name: str, limit: int, most: int) -> dict[str, Any]:
-    """Our own at most: engines like to ask for more, which a root without every capability may not give."""
+    """This process's own limit at most: engines ask for more, which a root without every capability may not set."""
     own = resource.getrlimit(limit)[1]
     hard = most if own == resource.RLIM_INFINITY else min(own, most)
     return {"Name": name, "Soft": hard, "Hard": hard}

@@ -1,7 +1,7 @@
-"""Whose containers are whose: labels that let the next Belljar clear up after one that died.
+"""Which process owns a container: labels that let the next Belljar remove what a dead one has left.
 
-A pid alone proves nothing, it comes round again. Its start time settles it, as long as both are read in the same pid
-namespace of the same boot; what belongs to another machine or namespace is never touched.
+A pid alone proves nothing: it is reused. Together with its start time it does, as long as both are read in the same pid
+namespace of the same boot. Containers of another machine or namespace are never touched.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ _PLACE, _PID, _BORN = f"{LABEL}.place", f"{LABEL}.pid", f"{LABEL}.born"
 
 
 def labels(instance: str) -> dict[str, str]:
-    """What every container of this process is marked with."""
+    """The labels of every container of this process."""
     pid = os.getpid()
     return {LABEL: instance, _PLACE: _place(), _PID: str(pid), _BORN: _born(pid)}
 
 
 def is_orphan(marked: Mapping[str, str]) -> bool:
-    """Whether the process that made this container was of this machine, and is gone."""
+    """Whether the process that made a container with these labels ran on this machine, and is gone."""
     if marked.get(_PLACE) != _place() or not marked.get(_PID, "").isdigit():
         return False
     return _born(int(marked[_PID])) != marked.get(_BORN)
 
 
 def new_directory(parent: Path) -> Path:
-    """A name for a directory that tells whose it is."""
+    """The path of a new directory, whose name says which process owns it."""
     pid = os.getpid()
     return parent / f"{pid}-{_born(pid)}-{secrets.token_hex(4)}"
 
 
 def sweep(parent: Path) -> None:
-    """Remove the directories, and what lies beside them, of processes that are gone."""
+    """Remove the directories, and the files beside them, of processes that are gone."""
     if not parent.is_dir():
         return
     for path in parent.iterdir():
@@ -54,7 +54,7 @@ def _place() -> str:
 
 
 def _born(pid: int) -> str:
-    """When a process started, in the kernel's ticks; empty when there is none."""
+    """When a process started, in the kernel's ticks; empty if it does not exist."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

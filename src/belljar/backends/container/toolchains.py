@@ -1,6 +1,6 @@
-"""The language table inside images: what an image holds is known when it is tried, not before.
+"""Toolchains in images: whether an image has one is known only when a program needs it.
 
-The local back end asks the machine which toolchains it has. An image has its own, on its own PATH; a language whose
+The local back end looks for the toolchains of this machine. An image has its own, on its own PATH; a language whose
 toolchain is not in it fails with a message that names the command.
 """
 
@@ -14,34 +14,34 @@ from belljar.settings import Settings
 
 
 class ImageToolchains(InstalledToolchains):
-    """Stands in for this machine where programs run in images."""
+    """The toolchains of images, in place of those that are installed on this machine."""
 
     def __init__(self, settings: Settings, image_ids: Mapping[str, str]) -> None:
         super().__init__(settings.state_dir.resolve())
         self._image_ids = image_ids
 
     def root_of(self, name: str) -> str:
-        """The image is the system."""
+        """Empty: the image is the system."""
         return ""
 
     def is_available(self, name: str) -> bool:
-        """Tried, not asked."""
+        """True: a missing toolchain shows when it is run."""
         return True
 
     def make_ready(self, name: str) -> None:
-        """Whatever has to be prepared was, when the image was built."""
+        """Nothing to do: an image is prepared when it is built."""
 
     def prepare_quietly(self, name: str) -> None:
-        """The same."""
+        """Nothing to do, as in `make_ready`."""
 
     def is_prepared(self, name: str) -> bool:
-        """Nothing of ours is in an image."""
+        """False: Belljar adds nothing to an image."""
         return False
 
     def find_command(self, toolchain: Toolchain, command: str) -> str:
-        """By its name, on the image's PATH."""
+        """The command's name, which is looked up on the image's PATH."""
         return command
 
     def fingerprint(self, name: str) -> str:
-        """What compiled programs depend on: any other image, and they are compiled anew."""
+        """The images, by their ids: if one changes, programs are compiled again."""
         return " ".join(f"{image}={known}" for image, known in sorted(self._image_ids.items()))

@@ -1,4 +1,4 @@
-"""Which walls are the container's and which are ours, for the doctor and /v1/info."""
+"""Which isolation layers a container adds to those of the jail, for `belljar doctor` and /v1/info."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OWN_KERNEL = {
 
 
 def in_containers(found: list[dict[str, str]], settings: Settings) -> list[dict[str, str]]:
-    """What was probed on this machine, as it stands for programs in containers."""
+    """What was probed on this machine, as it applies to programs in containers."""
     runtime = settings.container.runtime or "the engine's usual runtime"
     outer = _wall("container", "ok", f"started by {runtime}", f"outer wall: {_OUTER}")
     if launch_config.has_own_kernel(settings.container.runtime):

@@ -9,55 +9,74 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import logging
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from belljar.backends.container.container import Contents, checked
 from belljar.backends.container.engine_api import EngineApi
-from belljar.backends.container.pool import describe
+from belljar.backends.container.pool import check_python, describe
 from belljar.backends.gvisor.guest import RelayedGuest, RelayedRun
 from belljar.backends.gvisor.session import GvisorSession, RelayedProcess
-from belljar.backends.local.features.feature import GuestFeature
+from belljar.backends.local.features.feature import Features, GuestFeature
 from belljar.backends.local.pool.view import import_pattern, imports_any
-from belljar.backends.local.pool.warden_handle import WARMING
-from belljar.backends.local.pool.zygotes import BARE, PACKAGES, SESSION
+from belljar.backends.local.pool.zygotes import BARE, PACKAGES, SESSION, WARMING
 from belljar.backends.local.run.deadlines import SettleTimer
-from belljar.backends.local.session.session import LocalSession
+from belljar.backends.local.session.session import check_ipython
 from belljar.contract.backend import Watcher
-from belljar.contract.errors import EnvironmentBroken, SandboxFault, ZygoteDied
+from belljar.contract.errors import EnvironmentBroken, NotOffered, SandboxFault, ZygoteDied
 from belljar.contract.execution import Evidence, Execution, Limits
+from belljar.contract.sessions import LiveSession, SessionOrder
 from belljar.environments import Environment
 from belljar.inside.zygote.protocol import FRAME
 from belljar.jail import policy
-from belljar.settings import RequestSettings
+from belljar.settings import Settings
+
+if TYPE_CHECKING:
+    from belljar.backends.local.languages.steps import Command
 
 _log = logging.getLogger("belljar.container")
 _TEXT_BYTES_MAX = 8 << 20
 _STDOUT = 1
+_UNLIMITED_SECONDS = 1e8
 _INTERPRETER_BYTES = 64 << 20  # of an interpreter and its imports, which are not the program's
 _THREADS_BYTES, _RESERVED_BYTES = 4 << 30, 1 << 40
 
 
 class GvisorPool:
-    """One container with an agent in it."""
+    """One container with an agent in it: a `GuestPool`."""
 
     def __init__(
-        self, daemon: EngineApi, image: str, name: str, bounds: RequestSettings, default_limits: Limits
+        self,
+        daemon: EngineApi,
+        image: str,
+        name: str,
+        config: Mapping[str, Any],
+        settings: Settings,
+        features: Features,
+        *,
+        is_disposable: bool,
     ) -> None:
+        """`config` is the body of the engine's create call."""
         self.image = image
         self.name = name
         self.is_lost = False
+        self.is_disposable = is_disposable
+        self.used_at = asyncio.get_running_loop().time()
+        self._config = config
+        self._settings = settings.container
+        self._features = features
         self.contents: Contents
         self.environment: Environment
         self.loop = asyncio.get_running_loop()
         self.patience = SettleTimer()
         self._daemon = daemon
-        self._bounds = bounds
-        self._default_allowance = _allowance(default_limits)
+        self._bounds = settings.request
+        self._default_allowance = _allowance(settings.default_limits)
         self._id = ""
         self._guests: dict[int, RelayedGuest] = {}
         self._next_guest = 0
@@ -68,19 +87,19 @@ class GvisorPool:
 
     # ---- opening and closing
 
-    async def open(self, options: Mapping[str, Any], start_seconds: float) -> None:
+    async def open(self) -> None:
         """Create the container, attach to it, start it, and wait for its agent.
 
         Raises:
             SandboxFault: it did not start; nothing is left of it.
         """
         try:
-            self._id = await self._daemon.create(options)
+            self._id = await self._daemon.create(self._config)
             self._reader, self._writer = await self._daemon.attach(self._id)
             self._listening = asyncio.get_running_loop().create_task(self._listen())
             await self._daemon.begin(self._id)
             try:
-                async with asyncio.timeout(start_seconds):
+                async with asyncio.timeout(self._settings.start_seconds):
                     facts = await asyncio.shield(self._ready)
             except TimeoutError as error:
                 raise EnvironmentBroken(
@@ -141,14 +160,15 @@ class GvisorPool:
     def busy_guests(self) -> int:
         return len(self._guests)
 
-    def refill(self, kind: str) -> None:
-        """Do nothing: the agent keeps its own guests ready."""
+    def shows(self, places: Mapping[str, str]) -> bool:
+        """The image is all that its programs need to see."""
+        return True
 
-    def let_go_of_unused(self) -> None:
-        """Do nothing: the container is kept as it is."""
+    def warm_up(self) -> None:
+        """The agent keeps its own guests ready."""
 
-    def succeeded(self) -> None:
-        """Do nothing: the agent counts no failures."""
+    def maintain(self) -> None:
+        """The container is kept as it is."""
 
     def drop_taken_away(self) -> None:
         """Do nothing: nothing outside can end a single guest."""
@@ -159,16 +179,34 @@ class GvisorPool:
     def owner_of(self, jail: object) -> None:
         """No uid of the host owns a guest's files."""
 
+    def retire(self) -> None:
+        """No command is started ahead in it."""
+
     def facts(self) -> dict[str, int]:
         """Numbers for monitoring."""
         return {"guests": len(self._guests), "runs_ended": self._ended}
 
     async def run(
-        self,
-        execution: Execution,
-        watcher: Watcher | None,
-        extras: Sequence[GuestFeature] = (),
-        source: str = policy.PROGRAM_NAME,
+        self, execution: Execution, watcher: Watcher | None = None, command: Command | None = None
+    ) -> Evidence:
+        """Run one program: in the image's Python, or as `command`."""
+        self.used_at = asyncio.get_running_loop().time()
+        if command is None:
+            check_python(self.environment)
+        if execution.network:
+            raise NotOffered(f"network is not offered under {self._settings.runtime}", field="network")
+        with self._features.opened(execution, self.environment, watcher) as opened:
+            extras = [each.feature for each in opened]
+            if command is None:
+                evidence = await self._run(execution, watcher, extras, policy.PROGRAM_NAME)
+            else:
+                evidence = await self._run(execution, watcher, [*extras, command.feature], command.source)
+            for each in opened:
+                evidence = each.complete(evidence)
+            return evidence
+
+    async def _run(
+        self, execution: Execution, watcher: Watcher | None, extras: Sequence[GuestFeature], source: str
     ) -> Evidence:
         """Run one program to its end.
 
@@ -184,10 +222,25 @@ class GvisorPool:
         finally:
             self.release(guest)
 
-    def seat(self, limits: Limits, allowed: Limits) -> LocalSession:
-        """A session that has not begun yet; its guest gets what `allowed` says."""
-        guest = self._open_guest(SESSION, limits, _allowance(allowed))
-        return GvisorSession(RelayedProcess(self, guest), limits, self._bounds, None)
+    async def open_session(self, order: SessionOrder, interpreter: Mapping[str, Any] | None = None) -> LiveSession:
+        """Start a Python interpreter that stays."""
+        self.used_at = asyncio.get_running_loop().time()
+        check_ipython(self.environment)
+        if order.language != "python":
+            raise NotOffered(f"under {self._settings.runtime} there are sessions in Python only", field="language")
+        if order.network:
+            raise NotOffered(f"network is not offered under {self._settings.runtime}", field="network")
+        # The kernel's CPU limit is for the life of a process, and each cell of a session has its own clock.
+        allowed = dataclasses.replace(order.limits, cpu_seconds=_UNLIMITED_SECONDS)
+        guest = self._open_guest(SESSION, order.limits, _allowance(allowed))
+        session = GvisorSession(RelayedProcess(self, guest), order.limits, self._bounds, None)
+        try:
+            session.tools = self._features.session_tools(order)
+        except BaseException:
+            await session.close()
+            raise
+        await session.start(order, None)
+        return session
 
     def _open_guest(self, kind: str, limits: Limits, allowance: list[int]) -> RelayedGuest:
         if self.is_lost:

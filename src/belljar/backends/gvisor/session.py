@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from belljar.backends.gvisor.guest import RelayedGuest
@@ -34,15 +34,14 @@ class RelayedProcess(SessionProcess):
     """The process of a session in a guest inside gVisor. It has no branches, so it belongs to no family."""
 
     def __init__(self, pool: _Pool, guest: RelayedGuest) -> None:
+        super().__init__()
         self.guest = guest
         self.cgroup = None
         self.channel, self.stdout, self.stderr = guest.channel, guest.stdout, guest.stderr
-        self.ended = lambda status: None
-        self.memory_event = lambda: None
         self._pool = pool
         guest.ended = lambda status, _: self.ended(status)
 
-    def check_dirs(self, directories: Sequence[int]) -> None:
+    def check_directories(self, directories: list[int]) -> None:
         """The directories stay with the agent, which reads them with the rights of the guest."""
 
     def was_lost(self) -> bool:

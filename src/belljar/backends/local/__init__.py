@@ -1,5 +1,5 @@
-"""Programs in jails of this machine, forked from warm processes."""
+"""The local back end: jails on this machine."""
 
-from belljar.backends.local.sandbox import LocalSandbox
+from belljar.backends.local.sandbox import LocalSandbox, check_walls, first_environment
 
-__all__ = ["LocalSandbox"]
+__all__ = ["LocalSandbox", "check_walls", "first_environment"]

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-from belljar.backends.local import LocalSandbox
+from belljar.backends.local import LocalSandbox, first_environment
 from belljar.backends.runners.handle import RunnerHandle, RunnerLost
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import EnvironmentBroken, SandboxFault
@@ -74,7 +74,7 @@ class RunnersSandbox:
         self._is_closing = False
         try:
             await self._own.open()
-            await self._build(self._own.first_environment)
+            await self._build(first_environment(self._settings))
             for _ in range(self._count):
                 self._start_one()
             await asyncio.gather(*self._starting)

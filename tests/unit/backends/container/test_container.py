@@ -23,7 +23,7 @@ from local_web import serving
 
 import belljar
 from belljar.backends.container import launch_config, ownership
-from belljar.backends.local.pool.jails import JAILS_MAX
+from belljar.backends.local.pool.jail_slots import JAILS_MAX
 from belljar.contract.errors import (
     EngineUnavailable,
     InvalidSettings,

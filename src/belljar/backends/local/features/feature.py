@@ -1,57 +1,95 @@
-"""What few programs ask for beside being run: sent along to the guest, with somebody on the host who minds it."""
+"""What only some programs need beside a guest: a part that is sent to the guest, and a part on the host."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from belljar.contract.backend import Watcher
 from belljar.contract.errors import ZygoteDied
-from belljar.contract.execution import Evidence
+from belljar.contract.execution import Evidence, Execution
+from belljar.contract.sessions import SessionOrder
+from belljar.contract.tools import ToolHost
+from belljar.environments import Environment
+from belljar.settings import ToolSettings
+
+if TYPE_CHECKING:
+    from belljar.backends.local.features.tools import SessionTools
 
 
 class GuestFeature(NamedTuple):
-    """`guest/NAME.py` prepares it, just before the program starts."""
+    """The guest's part: `inside/guest/NAME.py` prepares it just before the program starts."""
 
     name: str
     argument: Any  # JSON
-    descriptors: tuple[int, ...] = ()  # the guest gets copies; whoever made them closes them
+    descriptors: tuple[int, ...] = ()  # the guest gets copies; their maker closes them
 
 
 class HostFeature:
-    """The host's end of an GuestFeature, for as long as one run lasts."""
+    """The host's part, for as long as one run lasts."""
 
-    extra: GuestFeature
+    feature: GuestFeature
 
     def complete(self, evidence: Evidence) -> Evidence:
-        """The evidence with what this has to add. Everyone in the jail is dead by now."""
+        """The evidence with what this feature adds. Every process in the jail is dead by now."""
         raise NotImplementedError
 
     def forbid_repeating(self, error: ZygoteDied) -> None:
-        """The guest was lost, and its program is about to be run again: raise if it must not."""
+        """Raise if the program, whose guest was lost, must not be run again."""
 
     def close(self) -> None:
-        """Let go of descriptors and memory, however the run has ended."""
+        """Close descriptors and free memory, however the run has ended."""
         raise NotImplementedError
 
 
-class HostFeatures(list[HostFeature]):
-    """Those of one run: most have none. Close them, whatever happens."""
+class Features:
+    """Opens what a program or session needs beside a guest. One for all pools of a sandbox."""
 
-    def extras(self) -> list[GuestFeature]:
-        """What goes to the guest."""
-        return [each.extra for each in self]
+    def __init__(self, settings: ToolSettings, tools: ToolHost | None) -> None:
+        self._settings = settings
+        self._tools = tools
 
-    def complete(self, evidence: Evidence) -> Evidence:
-        """The evidence with what all of them have to add."""
-        for each in self:
-            evidence = each.complete(evidence)
-        return evidence
+    @contextlib.contextmanager
+    def opened(
+        self, execution: Execution, environment: Environment, watcher: Watcher | None
+    ) -> Iterator[list[HostFeature]]:
+        """Those of one run, closed at its end. Few programs have any, so their modules are imported when first needed.
 
-    def forbid_repeating(self, error: ZygoteDied) -> None:
-        """Raise if one of them says that the program must not be run again."""
-        for each in self:
-            each.forbid_repeating(error)
+        Raises:
+            NotOffered: one of them is not available here.
+        """
+        opened: list[HostFeature] = []
+        try:
+            if execution.coverage is not None:
+                from belljar.backends.local.features.coverage import Measurement
 
-    def close(self) -> None:
-        """Close all of them."""
-        for each in self:
-            each.close()
+                opened.append(Measurement(execution, execution.coverage, environment))
+            if execution.tools:
+                from belljar.backends.local.features.tools import GuestTools
+
+                opened.append(GuestTools(self._tools, execution, self._settings, watcher))
+            if execution.restrict is not None:
+                from belljar.backends.local.features.restricted import PolicyReport
+
+                opened.append(PolicyReport(execution, execution.restrict))
+            yield opened
+        except ZygoteDied as error:
+            for each in opened:
+                each.forbid_repeating(error)
+            raise
+        finally:
+            for each in opened:
+                each.close()
+
+    def session_tools(self, order: SessionOrder) -> SessionTools | None:
+        """The tools that a session has been given; the session owns them.
+
+        Raises:
+            NotOffered: this sandbox has no tools.
+        """
+        if not order.tools:
+            return None
+        from belljar.backends.local.features.tools import SessionTools
+
+        return SessionTools(self._tools, order.tools, self._settings)

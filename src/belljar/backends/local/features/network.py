@@ -1,4 +1,4 @@
-"""The way out of one program or session: a listener on its own loopback, handed to the process that goes out."""
+"""Network access of one program or session: a proxy on its own loopback, served by the egress process."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from belljar.backends.local.pool.pool import LocalPool
-from belljar.contract.errors import JailSetupFailed, SandboxFault, ZygoteDied
+from belljar.backends.local.pool import descriptors
+from belljar.backends.local.pool.warden_handle import OutOfDescriptors, StartFailed, WardenHandle
+from belljar.contract.errors import CannotBranch, JailSetupFailed, SandboxFault, ZygoteDied
 from belljar.contract.execution import Evidence, NetworkUse
 from belljar.egress.handle import Egress, EgressLost, OpenProxy
 from belljar.jail import policy
@@ -16,11 +17,11 @@ from belljar.settings import NetworkSettings
 
 _ANY_PORT = 0
 _CERTIFICATES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS")  # OpenSSL, requests and pip, Node
-_STAYS_AT_HOME = "localhost,127.0.0.1,::1"
+_NOT_PROXIED = "localhost,127.0.0.1,::1"
 
 
 class NetworkAccessPoint:
-    """Opens ways out. Belongs to one sandbox, and to its event loop."""
+    """Gives programs access to the network. Belongs to one sandbox, and to its event loop."""
 
     def __init__(self, settings: NetworkSettings, uid_base: int, landlock_version: int) -> None:
         self._egress = Egress(
@@ -37,18 +38,25 @@ class NetworkAccessPoint:
             }
         )
 
-    async def open(self, pool: LocalPool, place: int, port: int = _ANY_PORT) -> NetworkAccess:
-        """For whoever lives in the network namespace of `place`, a process or the namespace itself.
+    async def open(self, warden: WardenHandle, certificates: str, place: int, port: int = _ANY_PORT) -> NetworkAccess:
+        """Open access for the processes in the network namespace `place`: a descriptor of it, or of a process in it.
+
+        `certificates` is where programs find those of the authorities that sign for web sites; empty: not known.
 
         Raises:
-            JailSetupFailed: there is none to be had.
+            JailSetupFailed: no access can be had.
         """
-        port, passage = await self.open_passage(pool, place, port)
-        return NetworkAccess(self, pool, place, port, passage)
+        port, proxy = await self.open_proxy(warden, place, port)
+        return NetworkAccess(self, warden, certificates, place, port, proxy)
 
-    async def open_passage(self, pool: LocalPool, place: int, port: int) -> tuple[int, OpenProxy]:
-        """What is behind one, and the port that it is at."""
-        port, listener = await pool.listen(place, port)
+    async def open_proxy(self, warden: WardenHandle, place: int, port: int) -> tuple[int, OpenProxy]:
+        """Have the egress process serve a listener in `place`; return its port with the proxy."""
+        try:
+            port, listener = await warden.listen(place, port)
+        except OutOfDescriptors as error:
+            raise descriptors.refusal() from error
+        except StartFailed as error:
+            raise JailSetupFailed("network", str(error)) from error
         try:
             return port, await self._egress.open(listener)
         except EgressLost as error:
@@ -66,71 +74,83 @@ class NetworkAccessPoint:
 
 
 class NetworkAccess:
-    """Open as long as its program or session lives. Close it, whatever happens."""
+    """The access of one program or session, for as long as it lives. Close it, whatever happens."""
 
-    def __init__(self, ways: NetworkAccessPoint, pool: LocalPool, place: int, port: int, passage: OpenProxy) -> None:
-        self._ways = ways
-        self._pool = pool
+    def __init__(
+        self,
+        point: NetworkAccessPoint,
+        warden: WardenHandle,
+        certificates: str,
+        place: int,
+        port: int,
+        proxy: OpenProxy,
+    ) -> None:
+        self._point = point
+        self._warden = warden
+        self._certificates = certificates
         self._place = place
         self._port = port
-        self._passage = passage
+        self._proxy = proxy
 
     def equip(self, env: Mapping[str, str]) -> dict[str, str]:
-        """These variables, and those by which programs find a proxy."""
+        """Add the variables by which programs find a proxy."""
         proxy = f"http://127.0.0.1:{self._port}"
-        named = {"http_proxy": proxy, "https_proxy": proxy, "all_proxy": proxy, "no_proxy": _STAYS_AT_HOME}
+        named = {"http_proxy": proxy, "https_proxy": proxy, "all_proxy": proxy, "no_proxy": _NOT_PROXIED}
         upper = {name.upper(): value for name, value in named.items()}
-        certificates = dict.fromkeys(_CERTIFICATES, path) if (path := self._pool.certificates) else {}
+        certificates = dict.fromkeys(_CERTIFICATES, self._certificates) if self._certificates else {}
         return {**named, **upper, **certificates, "NODE_USE_ENV_PROXY": "1", **env}
 
     async def complete(self, evidence: Evidence) -> Evidence:
-        """The evidence of a cell, with what it used.
+        """The evidence of a cell, with what it used of the network.
 
         Raises:
-            SandboxFault: the process that goes out has died; the next cell has another.
+            SandboxFault: the egress process has died; the next cell has another.
         """
-        counts = await self._passage.renew()
+        counts = await self._proxy.renew()
         if counts is None:
             await self._open_again()
             raise _lost("cell")
         return dataclasses.replace(evidence, network=NetworkUse(**counts))
 
     async def _open_again(self) -> None:
-        """In place of a passage whose process has died; not for who has ended, whose place may be another's by now."""
-        lost = self._passage
+        """Replace a proxy whose process has died; not once the session has ended: its jail may be reused by now."""
+        lost = self._proxy
         if lost.is_closing():
             return
-        _, opened = await self._ways.open_passage(self._pool, self._place, self._port)
+        _, opened = await self._point.open_proxy(self._warden, self._place, self._port)
         if lost.is_closing():
             opened.drop()
         else:
-            self._passage = opened
+            self._proxy = opened
 
     async def finish(self, evidence: Evidence) -> Evidence:
-        """The same for a program, at its end: nothing is open when this returns."""
-        counts = await self._passage.close()
+        """The evidence of a program that has ended, with what it used. No connection is open when this returns."""
+        counts = await self._proxy.close()
         if counts is None:
             raise _lost("program")
         return dataclasses.replace(evidence, network=NetworkUse(**counts))
 
     async def forbid_repeating(self, error: ZygoteDied) -> None:
-        """A program whose guest was lost is run again, but not once it has reached somebody: it would do so twice."""
-        counts = await self._passage.close()
+        """Raise if the program, whose guest was lost, has connected to anything: it would do so twice."""
+        counts = await self._proxy.close()
         if counts is None or counts["connections"]:
             raise SandboxFault("the program was lost after it had used the network, so it was not run again") from error
 
     async def branch(self, place: int) -> NetworkAccess:
-        """One for a copy of the session, which has the variables already: at the same port of its own loopback."""
-        return await self._ways.open(self._pool, place, self._port)
+        """Open access for a copy of the session at the same port of its own loopback: it has the variables already."""
+        try:
+            return await self._point.open(self._warden, self._certificates, place, self._port)
+        except JailSetupFailed as error:  # most likely the copy's own doing: it has ended, or has the port
+            raise CannotBranch(f"the copy could not be given its network: {error.message}") from error
 
     async def close(self) -> None:
-        """End every connection, and wait for that."""
-        await self._passage.close()
+        """End every connection, and wait until that is done."""
+        await self._proxy.close()
 
     def drop(self) -> None:
         """End every connection soon."""
-        self._passage.drop()
+        self._proxy.drop()
 
 
 def _lost(what: str) -> SandboxFault:
-    return SandboxFault(f"the network of this {what} was lost while it ran, so what became of it says nothing")
+    return SandboxFault(f"the network of this {what} was lost while it ran, so its result says nothing")

@@ -1,7 +1,7 @@
-"""The host's side of restricted Python: sends the rules along, and hears whether they ended the program.
+"""The host's part of restricted Python: sends the rules to the guest, and reads whether they ended the program.
 
-What is heard comes from inside the guest, so a program that gets around the policy can forge it. It then deceives its
-own caller and nobody else: a refusal changes one status word, and no wall depends on it.
+The report comes from inside the guest, so a program that gets around the policy can forge it. It then deceives only its
+own caller: a refusal changes one status word, and no isolation layer depends on it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class PolicyReport(HostFeature):
             "print_characters": restriction.print_characters,
             "has_input": bool(execution.stdin),
         }
-        self.extra = GuestFeature("restricted.enforce", argument, (self._theirs,))
+        self.feature = GuestFeature("restricted.enforce", argument, (self._theirs,))
 
     def close(self) -> None:
         """Close both ends; the guest has, or had, a copy of its own."""
@@ -35,9 +35,9 @@ class PolicyReport(HostFeature):
         os.close(self._theirs)
 
     def complete(self, seen: Evidence) -> Evidence:
-        """The evidence with what the policy did; everyone in the jail is dead by now."""
+        """The evidence with what the policy did."""
         try:
-            said = os.read(self._ours, _READ_BYTES)
+            report = os.read(self._ours, _READ_BYTES)
         except BlockingIOError:
             return seen
-        return dataclasses.replace(seen, refused=_REFUSED in said, stdout_cut=seen.stdout_cut or _CUT in said)
+        return dataclasses.replace(seen, refused=_REFUSED in report, stdout_cut=seen.stdout_cut or _CUT in report)

@@ -2,8 +2,8 @@
 
 Safe against poisoning: an entry is written by the host alone, from what the compile step's own jail left behind, and
 its name is a hash of everything that step was given: source, files, command, and the toolchain's fingerprint. Unless
-the operator shares it, the caller is part of the name too: nobody can learn from the time an answer takes what others
-have compiled.
+the operator shares the cache, the caller is part of the name too: no caller can learn from the time of an answer what
+others have compiled.
 
 An entry is one file: the size of its head, the head in JSON, then the compiled files one after the other. A guest
 gets the open file and copies its part within the kernel.
@@ -28,12 +28,12 @@ from belljar.contract.execution import Compilation, Status
 from belljar.contract.files import File
 
 _log = logging.getLogger("belljar.local")
-_SIZE_BYTES = 8  # of the number that tells the head's size
+_SIZE_BYTES = 8  # of the number with the head's size
 _FORMAT = 2
 
 
 class Compiled:
-    """The result of a compile step. Holds an open file, which closes when nobody needs it any more."""
+    """The result of a compile step. Holds an open file, which is closed when this is no longer referenced."""
 
     def __init__(self, compilation: Compilation, files: Sequence[tuple[str, int]], start: int, descriptor: int) -> None:
         self.compilation = compilation
@@ -46,11 +46,10 @@ class Compiled:
 
     @property
     def size_bytes(self) -> int:
-        """Of all files together."""
+        """The size of all files together."""
         return sum(size for _, size in self.files)
 
     def read(self) -> list[tuple[str, bytes]]:
-        """Every file with its content."""
         read, start = [], self.start
         for path, size in self.files:
             read.append((path, os.pread(self.descriptor, size, start)))
@@ -88,7 +87,7 @@ class CompileCache:
         self.hits = self.misses = 0
 
     def find(self, key: str) -> Compiled | None:
-        """What was compiled under that key."""
+        """The entry with that key."""
         if self._bytes_max <= 0:
             return None
         path = self._directory / key
@@ -109,7 +108,7 @@ class CompileCache:
         return found
 
     def keep(self, key: str, compilation: Compilation, files: Sequence[File]) -> Compiled:
-        """Write an entry and open it; where nothing can be kept, it lives in memory for as long as it is held."""
+        """Write an entry and open it; if it cannot be written, it is in memory for as long as it is referenced."""
         content = _build_entry(compilation, files)
         if 0 < len(content) <= self._bytes_max:
             try:
@@ -117,7 +116,7 @@ class CompileCache:
                 return _open_entry(os.open(self._directory / key, os.O_RDONLY | os.O_CLOEXEC))
             except OSError as error:
                 if not self._has_complained:  # once: a full disk would fill the log as well
-                    _log.warning("compiled programs cannot be kept in %s: %s", self._directory, error)
+                    _log.warning("compiled programs cannot be cached in %s: %s", self._directory, error)
                 self._has_complained = True
         descriptor = os.memfd_create("belljar-compiled", os.MFD_CLOEXEC)
         try:
@@ -128,7 +127,6 @@ class CompileCache:
         return _open_entry(descriptor)
 
     def facts(self) -> dict[str, int]:
-        """Numbers for monitoring."""
         kept = sum((self._sizes or {}).values())
         return {"compile_cache_hits": self.hits, "compile_cache_misses": self.misses, "compile_cache_bytes": kept}
 
@@ -161,10 +159,10 @@ class CompileCache:
             if self._sizes is not None and key in self._sizes:
                 self._sizes.move_to_end(key)
         with contextlib.suppress(OSError):
-            os.utime(self._directory / key)  # so that the next server knows, too
+            os.utime(self._directory / key)  # for the next server
 
     def _index(self) -> OrderedDict[str, int]:
-        """What there is, from the directory; with it go the halves that a killed server has left."""
+        """The sizes of all entries, read from the directory once; removes the temporary files of a killed server."""
         if self._sizes is None:
             found = []
             for entry in os.scandir(self._directory):
@@ -199,10 +197,10 @@ def _build_entry(compilation: Compilation, files: Sequence[File]) -> bytes:
 
 
 def _open_entry(descriptor: int) -> Compiled:
-    """Takes `descriptor` over: it is closed if this raises.
+    """Parse an entry, which takes `descriptor` over: it is closed if this raises.
 
     Raises:
-        ValueError, KeyError, TypeError: this is no whole entry.
+        ValueError, KeyError, TypeError: the entry is malformed.
     """
     try:
         return _read_entry(descriptor)

@@ -1,13 +1,13 @@
 """Commands started ahead of demand: jailed, executed, and waiting for the program they will run.
 
 A runtime that has threads before its first line, such as Node, cannot be forked. So the runtime itself is started
-ahead, in a jail of its own, by the one way into the jail that every command takes: a waiting process is as walled as
-any, because it became what it is in the same way. It runs one program and is gone.
+ahead, in a jail of its own, in the same way as every command: a waiting process is as isolated as any. It runs one
+program and ends.
 
-Two kinds wait. One reads its program from a socket, its *door*, and lays it out itself (`languages/standby.cjs`). The
-other is a compiler whose standard input is the source, and whose standard output is the compiled file.
+Two kinds wait. One reads its program from a socket, its *door*, and writes its files itself (`languages/standby.cjs`).
+The other is a compiler whose standard input is the source, and whose standard output is the compiled file.
 
-What a program is charged for, in time, begins when it is handed over. What the runtime took before that is ours.
+The time that a program is charged for begins when it is sent. What the runtime took before that does not count.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 from belljar import channel
 from belljar.backends.local.pool.guests import Guest
-from belljar.backends.local.pool.pool import INTERPRETER_BYTES, LocalPool
+from belljar.backends.local.pool.ready_guests import INTERPRETER_BYTES, ReadyGuests
 from belljar.backends.local.pool.zygotes import BARE
 from belljar.backends.local.run.run import Run
 from belljar.contract.backend import Watcher
@@ -40,7 +40,7 @@ _FAILURES_MAX = 3  # processes that end unused, in a row, before no more are sta
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standby:
-    """What can be started ahead of a program, and how that program is given to it."""
+    """A command that can be started ahead of a program, and how that program is sent to it."""
 
     argv: tuple[str, ...]
     path: str
@@ -48,16 +48,16 @@ class Standby:
     limits: Limits
     packet: bytes = b""  # for its door; none: the source is its standard input
     becomes: str = ""  # the file that its standard output is, if it is a compiler
-    is_usual: bool = True  # many will ask for such; of any other kind none waits before it was asked for twice
+    is_usual: bool = True  # many programs need it; any other kind waits only once two programs have needed it
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """Equal for all that the same waiting process can serve."""
+        """Equal for all programs that the same waiting process can run."""
         return self.path, self.argv, self.env, self.limits.memory_bytes
 
 
 def build_packet(files: list[tuple[str, bytes, bool]], args: tuple[str, ...], has_stdin: bool) -> bytes:
-    """A program as `languages/standby.cjs` reads it: paths, contents, and whether we have compiled them."""
+    """A program as `languages/standby.cjs` reads it: paths, contents, and whether each was compiled here."""
     order = {
         "files": [(path, len(content), is_compiled) for path, content, is_compiled in files],
         "args": args,
@@ -67,7 +67,7 @@ def build_packet(files: list[tuple[str, bytes, bool]], args: tuple[str, ...], ha
 
 
 def _as_standard_input(execution: Execution, bounds: RequestSettings) -> Execution:
-    """For a compiler that waits: the program is what it reads, and it may write as much as its files may hold."""
+    """For a compiler that waits: it reads the program as its input, and may write as much as its files may hold."""
     limits = dataclasses.replace(execution.limits, output_bytes=bounds.files_bytes)
     return dataclasses.replace(execution, stdin=execution.code.encode(), artifacts=(), limits=limits)
 
@@ -75,14 +75,13 @@ def _as_standard_input(execution: Execution, bounds: RequestSettings) -> Executi
 class Waiting:
     """A process that waits, with the host's ends of its door and its standard input."""
 
-    def __init__(self, pool: LocalPool, guest: Guest, standby: Standby) -> None:
-        """Have a guest become the command.
+    def __init__(self, guests: ReadyGuests, guest: Guest, standby: Standby) -> None:
+        """Have a guest execute the command.
 
         Raises:
-            ZygoteDied: the guest is gone. OSError: its cgroup does not take the limits, or we have no
-                descriptors left.
+            ZygoteDied: the guest is gone. OSError: its cgroup refuses the limits, or no descriptors are left.
         """
-        self.pool = pool
+        self.guests = guests
         self.guest = guest
         cgroup = guest.jail.jail_slot.cgroup
         assert cgroup is not None
@@ -112,14 +111,13 @@ class Waiting:
         return taken
 
     def close(self) -> None:
-        """Close our ends."""
         self.door.close()
         if self.stdin >= 0:
             os.close(self.take_stdin())
 
 
 def _order(standby: Standby) -> bytes:
-    """As `inside/guest/program.py` reads it: no program, and a command to become."""
+    """The order as `inside/guest/program.py` reads it: no program, and a command to execute."""
     has_door = not standby.becomes
     command = {"argv": standby.argv, "path": standby.path, "has_door": has_door}
     message = {
@@ -134,15 +132,15 @@ def _order(standby: Standby) -> bytes:
 
 
 class NotBegun(ZygoteDied):
-    """The process has died while it waited; nobody has heard of the program yet."""
+    """The process has died while it waited, before the program was sent."""
 
 
 class NotTaken(ZygoteDied):
-    """The process that waited has ended, and nothing of the program was run."""
+    """The process that waited has ended without running the program."""
 
 
 class StandbyRun(Run):
-    """A run whose process was there before its program."""
+    """A run whose process was started before its program came."""
 
     def __init__(
         self,
@@ -152,7 +150,7 @@ class StandbyRun(Run):
         watcher: Watcher | None,
         bounds: RequestSettings,
     ) -> None:
-        super().__init__(waiting.guest, execution, watcher, bounds, waiting.pool, False, (), "")
+        super().__init__(waiting.guest, execution, watcher, bounds, waiting.guests, False, (), "")
         self._waiting = waiting
         self._standby = standby
 
@@ -172,7 +170,7 @@ class StandbyRun(Run):
         super()._check_start(status)
 
     def _receive_from_door(self) -> None:
-        """Once, before the program begins, our own code says that it has taken it; then its end of the door closes."""
+        """Read whether our own code in there has taken the program; it reports that once, before the program begins."""
         try:
             message, _, _ = channel.receive(self._waiting.door)
         except (BlockingIOError, channel.ChannelClosed):
@@ -186,7 +184,7 @@ class StandbyRun(Run):
         return await super()._with_artifacts(evidence) if self._execution.artifacts else evidence
 
     async def play(self) -> Evidence:
-        """As any run; what a compiler wrote is its output file."""
+        """Run to the end; what a compiler wrote is its output file."""
         seen = await super().play()
         if not self._standby.becomes:
             return seen
@@ -200,20 +198,20 @@ class StandbyRun(Run):
 class _Kind:
     """The waiting processes of one kind, in one pool."""
 
-    pool: LocalPool
+    guests: ReadyGuests
     standby: Standby
     used_at: float
     waiting: deque[Waiting] = dataclasses.field(default_factory=deque)
     starting: int = 0
     failures: int = 0
-    times_asked: int = 0
+    times_used: int = 0
 
 
 class StandbyPool:
-    """Every waiting process of a sandbox: a few of each kind that was asked for lately. Bound to one event loop."""
+    """Every waiting process of a sandbox: a few of each kind that was used lately. Bound to one event loop."""
 
     def __init__(self, settings: Settings) -> None:
-        # Where nothing is made ahead, nothing comes after what is run now.
+        # A sandbox that makes no guests ahead runs only one program.
         self._kept = settings.languages.standby_processes if settings.pool.ready_guests else 0
         self._idle_seconds = settings.pool.idle_seconds
         self._default_limits = settings.default_limits
@@ -223,10 +221,10 @@ class StandbyPool:
         self._runs = 0
 
     async def run(
-        self, pool: LocalPool, standby: Standby, execution: Execution, watcher: Watcher | None
+        self, guests: ReadyGuests, standby: Standby, execution: Execution, watcher: Watcher | None
     ) -> Evidence | None:
-        """Run a program by a process that waits for such; None: there is none, and nothing was run."""
-        waiting = self._take(pool, standby, execution)
+        """Run a program in a process that waits for it; None: no such process exists, and nothing was run."""
+        waiting = self._take(guests, standby, execution)
         if waiting is None:
             return None
         try:
@@ -234,26 +232,26 @@ class StandbyPool:
                 execution = _as_standard_input(execution, self._bounds)
             evidence = await StandbyRun(waiting, standby, execution, watcher, self._bounds).play()
             self._runs += 1
-            self._kind(pool, standby).failures = 0
+            self._kind(guests, standby).failures = 0
             return evidence
         except NotBegun:
             return None
         except NotTaken:
-            self._kind(pool, standby).failures += 1
-            if watcher is not None:  # it has heard that the program began
+            self._kind(guests, standby).failures += 1
+            if watcher is not None:  # it was notified that the program began
                 raise
             return None
         finally:
             waiting.close()
-            pool.release(waiting.guest)
-            asyncio.get_running_loop().call_soon(pool.refill, BARE)
+            guests.release(waiting.guest)
+            asyncio.get_running_loop().call_soon(guests.refill, BARE)
 
-    def _take(self, pool: LocalPool, standby: Standby, execution: Execution) -> Waiting | None:
-        if not self._kept or not pool.is_ready_for(execution.limits):
+    def _take(self, guests: ReadyGuests, standby: Standby, execution: Execution) -> Waiting | None:
+        if not self._kept or not guests.is_ready_for(execution.limits):
             return None
-        kind = self._kind(pool, standby)
+        kind = self._kind(guests, standby)
         kind.used_at = asyncio.get_running_loop().time()
-        kind.times_asked += 1
+        kind.times_used += 1
         if not kind.waiting:
             return None
         waiting = kind.waiting.popleft()
@@ -261,9 +259,9 @@ class StandbyPool:
         return waiting
 
     def refill(self) -> None:
-        """Start what is missing. Called after an answer, never before: a compiler's would slow the program down."""
+        """Start what is missing. Called after an answer, never before: it would slow the program down."""
         for kind in self._kinds.values():
-            if not kind.pool.is_lost and (kind.standby.is_usual or kind.times_asked > 1):
+            if not kind.guests.is_lost and (kind.standby.is_usual or kind.times_used > 1):
                 self._fill(kind)
 
     def _fill(self, kind: _Kind) -> None:
@@ -274,19 +272,19 @@ class StandbyPool:
             task.add_done_callback(self._tasks.discard)
 
     def let_go_of_unused(self) -> None:
-        """End those of kinds that nobody has asked for in a while."""
+        """End those of kinds that were unused for a while."""
         now = asyncio.get_running_loop().time()
         for key, kind in list(self._kinds.items()):
-            if kind.pool.is_lost or now - kind.used_at > self._idle_seconds:
+            if kind.guests.is_lost or now - kind.used_at > self._idle_seconds:
                 self._give_up(key)
 
-    def leave(self, pool: LocalPool) -> None:
-        """End those of a pool that nobody comes to any more."""
-        for key in [key for key, kind in self._kinds.items() if kind.pool is pool]:
+    def leave(self, guests: ReadyGuests) -> None:
+        """End those of a pool that gets no more programs."""
+        for key in [key for key, kind in self._kinds.items() if kind.guests is guests]:
             self._give_up(key)
 
     async def close(self) -> None:
-        """End all of them; the worlds that they live in still have to be closed."""
+        """End all of them, before their pools are closed."""
         self._kept = 0
         for task in list(self._tasks):
             task.cancel()
@@ -295,17 +293,16 @@ class StandbyPool:
             self._give_up(key)
 
     def facts(self) -> Mapping[str, int]:
-        """Numbers for monitoring."""
         waiting = sum(len(kind.waiting) for kind in self._kinds.values())
         return {"standby_processes": waiting, "standby_runs": self._runs}
 
-    def _kind(self, pool: LocalPool, standby: Standby) -> _Kind:
-        key = (pool, standby.kind)
+    def _kind(self, guests: ReadyGuests, standby: Standby) -> _Kind:
+        key = (guests, standby.kind)
         kind = self._kinds.get(key)
         if kind is None:
             if len(self._kinds) >= _KINDS_MAX:
                 self._give_up(min(self._kinds, key=lambda each: self._kinds[each].used_at))
-            kind = self._kinds[key] = _Kind(pool, standby, asyncio.get_running_loop().time())
+            kind = self._kinds[key] = _Kind(guests, standby, asyncio.get_running_loop().time())
         return kind
 
     def _give_up(self, key: tuple[Any, ...]) -> None:
@@ -316,11 +313,11 @@ class StandbyPool:
 
     async def _start(self, kind: _Kind) -> None:
         try:
-            guest = await kind.pool.lease(BARE, self._default_limits)
+            guest = await kind.guests.lease(BARE, self._default_limits)
             try:
-                waiting = Waiting(kind.pool, guest, kind.standby)
+                waiting = Waiting(kind.guests, guest, kind.standby)
             except BaseException:
-                kind.pool.release(guest)
+                kind.guests.release(guest)
                 raise
         except (BelljarError, OSError) as error:
             kind.failures += 1
@@ -328,19 +325,19 @@ class StandbyPool:
             return
         finally:
             kind.starting -= 1
-        kind.pool.keep(guest)
-        kind.pool.refill(BARE)
+        kind.guests.keep(guest)
+        kind.guests.refill(BARE)
         guest.ended = lambda status, _: self._ended_unused(kind, waiting, status)
-        if (kind.pool, kind.standby.kind) in self._kinds:
+        if (kind.guests, kind.standby.kind) in self._kinds:
             kind.waiting.append(waiting)
-        else:  # given up meanwhile
+        else:  # its kind was given up meanwhile
             guest.jail.kill()
 
     def _ended_unused(self, kind: _Kind, waiting: Waiting, status: int | None) -> None:
-        if waiting in kind.waiting:  # else it was given up
+        if waiting in kind.waiting:  # else its kind was given up
             kind.waiting.remove(waiting)
-            if not kind.pool.is_lost:
+            if not kind.guests.is_lost:
                 kind.failures += 1
                 _log.warning("%s ended before its program came (status %s)", kind.standby.path, status)
         waiting.close()
-        kind.pool.release(waiting.guest)
+        kind.guests.release(waiting.guest)

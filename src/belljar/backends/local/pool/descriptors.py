@@ -1,4 +1,4 @@
-"""File descriptors: how many a sandbox needs, which ones are kept back, and what is said when there are none left."""
+"""File descriptors: how many a sandbox needs, how many it keeps in reserve, and the error when none are left."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from belljar.jail import policy
 from belljar.jail.syscalls import NoDescriptors
 from belljar.settings import PoolSettings
 
-#: What new programs may not take: with these, those that run are answered, sessions run their cells, and all is closed.
+#: Kept from new programs: with these, running programs are answered, sessions run cells, and everything is closed.
 RESERVE = 64
-_OF_ONE_PROGRAM = 32  # a cell with its cgroup takes about two dozen, the program in it the rest
+_OF_ONE_PROGRAM = 32  # a jail with its cgroup takes about two dozen, the program in it the rest
 _IN_ONE_PACKET = 253  # descriptors that a program can have in flight beyond its limit
 _OF_THE_PROCESS = 64  # the interpreter, its loop, wardens and zygotes
 
 
 def raise_limit(pool: PoolSettings) -> None:
-    """Raise the soft limit to the hard one: it is there for programs that use select().
+    """Raise the soft limit to the hard one: the soft limit only matters to programs that use select().
 
     Raises:
-        SandboxFault: that is too low for what the settings let run at once.
+        SandboxFault: the hard limit is too low for what may run at once by the settings.
     """
     soft, hard = getrlimit(RLIMIT_NOFILE)
     if soft != hard:
@@ -51,22 +51,22 @@ def needed(pool: PoolSettings) -> int:
 
 
 def keep_reserve(newest: int) -> None:
-    """Raise as the kernel does when there are none left, if the newest descriptor is one of those kept back.
+    """Raise as the kernel does when none are left, if the newest descriptor is one of the reserve.
 
-    The kernel gives the lowest number that is free, so that many are in use.
+    The kernel gives the lowest free number, so that many are in use.
     """
     if newest >= getrlimit(RLIMIT_NOFILE)[0] - RESERVE:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
 def is_one(error: BaseException) -> bool:
-    """Whether it says that there are none left."""
+    """Whether an error says that no descriptors are left."""
     return isinstance(error, NoDescriptors) or (isinstance(error, OSError) and error.errno in SHORTAGES)
 
 
 @contextlib.contextmanager
 def named() -> Iterator[None]:
-    """What fails in here because there are none left is a refusal."""
+    """Turn errors that say so into `refusal`."""
     try:
         yield
     except (OSError, NoDescriptors) as error:
@@ -76,7 +76,7 @@ def named() -> Iterator[None]:
 
 
 def refusal() -> Overloaded:
-    """What a caller is told whose request found none."""
+    """The error for a request that found no descriptors left."""
     return Overloaded(
         f"the sandbox has no file descriptors left (its limit is {getrlimit(RLIMIT_NOFILE)[0]} for each process): try "
         "again when other programs and sessions have ended; the operator can raise the limit (LimitNOFILE, ulimit -n)"

@@ -1,20 +1,21 @@
-"""Jails: the parts of a jail that are dear to make, made ahead and empty.
+"""Jails: what a guest lives in, as far as it is expensive to make; made ahead, and reused only if provably clean.
 
 A jail is a pid namespace, a network namespace with a loopback of its own, an ipc namespace and a mount namespace with
 the three directories that a program may write to, all held by a process that sleeps; a cgroup; a socket over which its
-guests get their programs; and a uid that no other jail has. A guest joins it; afterwards it is used again only if it is
-as it was: nobody left in it, nothing unread in its socket, nothing ever sent over its loopback, no queue, semaphore or
-shared memory, no file. A few plain files are taken away, for more the directories are mounted anew; for any other
-difference, and in doubt, the jail is thrown away.
+guests get their programs; and a uid that no other jail has. A guest joins it. Afterwards it is reused only if it is as
+it was: no process left in it, nothing unread in its socket, nothing ever sent over its loopback, no queue, semaphore or
+shared memory, no file. A few plain files are removed; for more, the directories are mounted again. For any other
+difference, and in doubt, the jail is destroyed.
 
-A guest can make its jail's directories neither another's nor its own, nor change their mode, labels or flags: they
-belong to the root of its pool. What it has left is therefore all in them, and they count what is in them.
+A guest can change neither the owner of its jail's directories nor their mode, labels or flags: they belong to the root
+of its pool. Everything that it has left is therefore in them, and they count what is in them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -22,11 +23,14 @@ from os import fstat, pread, unlink
 from pathlib import Path
 
 from belljar import channel
-from belljar.backends.local.pool.warden_handle import WardenHandle
+from belljar.backends.local.pool import descriptors
+from belljar.backends.local.pool.jail_slots import JAILS_MAX, JailSlot, JailSlots
+from belljar.backends.local.pool.warden_handle import OutOfDescriptors, StartFailed, WardenHandle, discard
+from belljar.contract.errors import JailSetupFailed, Overloaded, ZygoteDied
 from belljar.jail import policy
-from belljar.jail.cgroups import Cgroups, JailCgroup
 
-JAILS_MAX = 1024
+_log = logging.getLogger("belljar.local")
+_RENEWAL_SECONDS = 30.0
 _FACTS = 7  # the first ones of a directory: mode, inode, device, links, owner, group, and a size that counts entries
 _DIRS, _PROGRAM = policy.WRITABLE_DIRS, policy.PROGRAM_NAME
 _IPC_RECORDS = 4  # as `mounts.open_ipc_records` gives them
@@ -34,80 +38,26 @@ _FLAGS, _PF_EXITING = 6, 0x4  # among what follows the name in /proc/PID/stat
 _FEW_FILES_BYTES = 16 * 20  # a directory grows by so much for each entry
 
 
-class JailSlot:
-    """The number of a jail with its uid and its cgroup, which outlive the namespaces that come and go in it."""
-
-    def __init__(self, number: int, cgroup: JailCgroup | None, first_uid: int = policy.GUEST_UID_FIRST) -> None:
-        self.number = number
-        self.uid = first_uid + number
-        self.cgroup = cgroup
-
-
-class JailSlots:
-    """Every berth of this instance. Free ones beyond `kept` are given up: bursts of kills leave no trace."""
-
-    def __init__(
-        self, cgroups: Cgroups | None, changes_uid: bool, kept: int, first_uid: int = policy.GUEST_UID_FIRST
-    ) -> None:
-        self.first_uid = first_uid
-        self._cgroups = cgroups
-        self._changes_uid = changes_uid
-        self._kept = kept
-        self._free: list[JailSlot] = []
-        self._made: dict[int, JailSlot] = {}
-
-    def take(self) -> JailSlot | None:
-        """A free berth, or None when all are in use."""
-        for index, jail_slot in enumerate(self._free):
-            if jail_slot.cgroup is not None and jail_slot.cgroup.is_empty() and not jail_slot.cgroup.is_pristine():
-                jail_slot.cgroup.reclaim()
-            if jail_slot.cgroup is None or jail_slot.cgroup.is_pristine():
-                return self._free.pop(index)
-        if len(self._made) >= JAILS_MAX:
-            return None
-        number = next(number for number in range(JAILS_MAX) if number not in self._made)
-        jail_slot = JailSlot(number, self._cgroups.jail(number) if self._cgroups else None, self.first_uid)
-        if not self._changes_uid:
-            jail_slot.uid = policy.GUEST_UID_FIRST
-        self._made[number] = jail_slot
-        return jail_slot
-
-    def give_back(self, jail_slot: JailSlot) -> None:
-        """The namespaces of this berth are gone."""
-        self._free.append(jail_slot)
-        for each in self._free[: -self._kept]:
-            if each.cgroup is None or each.cgroup.remove():
-                self._free.remove(each)
-                del self._made[each.number]
-
-    def close(self) -> None:
-        """Close every cgroup's files."""
-        for jail_slot in self._made.values():
-            if jail_slot.cgroup is not None:
-                jail_slot.cgroup.close()
-        self._made.clear()
-        self._free.clear()
-
-
 class Jail:
-    """A berth with live namespaces. Owns the pidfd of its jail_init and, through it, everyone inside."""
+    """A slot with live namespaces. Owns the pidfd of its first process and, through it, every process inside."""
 
     def __init__(
         self, jail_slot: JailSlot, warden: WardenHandle, pid: int, made: Sequence[int], on_gone: Callable[[Jail], None]
     ) -> None:
-        """`made` is what the warden has given; it is ours unless this raises."""
+        """`made` are the descriptors that the warden has sent; they are the jail's unless this raises."""
         self.jail_slot = jail_slot
+        self.number = jail_slot.number
         self.jail_init = made[0]
         self.is_gone = False
-        self.is_killed = False  # killed, though the news of its end may not have come yet
+        self.is_killed = False  # though the warden may not have reported its end yet
         self.is_leased = False  # a guest is in it, or its run is still being read
-        self.is_unread = False  # a program was sent to its guest, who has not said that it has it
-        self.is_vacated = False  # its guest has ended and nobody else was in it: whoever comes is sent by us
+        self.is_unread = False  # a program was sent to its guest, which has not confirmed it
+        self.is_vacated = False  # its guest has ended and no other process was in it: only we can send one
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.on_memory_event: Callable[[], None] | None = None
         self._on_gone = on_gone
-        # One for all guests, one after the other: no program ever holds it, and a socket that is passed around has the
-        # kernel look for lost ones whenever any is closed.
+        # One for all guests, one after the other: no program ever holds it, and the kernel searches for lost sockets
+        # whenever one that was passed around is closed.
         self.channel, self._their_channel = channel.bare_pair()
         try:
             counters = _open_traffic_counters(self.jail_init)
@@ -126,39 +76,34 @@ class Jail:
             self._queues_before = fstat(self._queues)[:_FACTS]
         if jail_slot.cgroup is not None and jail_slot.cgroup.oom_event is not None:
             asyncio.get_running_loop().add_reader(jail_slot.cgroup.oom_event, self._memory_event)
-        warden.watch(pid, self._sleeper_ended)
-
-    @property
-    def number(self) -> int:
-        """Its berth's number."""
-        return self.jail_slot.number
+        warden.watch(pid, self._jail_init_ended)
 
     def descriptors(self, stays: bool) -> list[int]:
-        """What a zygote needs to put a guest, or a session, here; the third is a ruleset, if it `has_rules`."""
+        """What a zygote needs to put a guest or session here; the third is a ruleset, if it `has_rules`."""
         cgroup = self.jail_slot.cgroup
         joined = (*cgroup.join_files, *(cgroup.shares_join if stays else ())) if cgroup else ()
         return [self.jail_init, self._their_channel.fileno(), *self._rules, *joined]
 
     @property
     def has_rules(self) -> bool:
-        """Whether landlock's rules about its directories are made already."""
+        """Whether the landlock ruleset of its directories is made already."""
         return bool(self._rules)
 
     @property
     def has_dirs(self) -> bool:
-        """Whether guests can take directories and an ipc namespace that are the jail's own."""
+        """Whether the jail has directories and an ipc namespace for its guests."""
         return bool(self._dirs)
 
     def is_pristine(self) -> bool:
-        """Whether the next guest would find nothing of the last one. Without a cgroup nobody can tell.
+        """Whether the next guest would find nothing of the last one; False without a cgroup, which alone can show it.
 
-        Memory is looked at before files are: of those that take little of it, few may be taken away here and now.
+        Memory is checked before files are: if they take little of it, a few are removed here and now.
         """
         cgroup = self.jail_slot.cgroup
         return cgroup is not None and self.is_deserted() and cgroup.is_pristine(True) and self._tidy()
 
     def is_deserted(self) -> bool:
-        """Whether nobody is in it, nobody has used its network, and nobody has left anything but files."""
+        """Whether no process is in it, its network was not used, and nothing but files was left."""
         cgroup = self.jail_slot.cgroup
         if cgroup is None or self.is_killed or self.is_gone or not (self.is_vacated or cgroup.is_empty()):
             return False
@@ -170,9 +115,9 @@ class Jail:
         return self._queues < 0 or fstat(self._queues)[:_FACTS] == self._queues_before
 
     def _tidy(self) -> bool:
-        """Whether its directories are as they were made, after the program and a few plain files have been taken away.
+        """Remove the program and a few plain files; return whether the directories are as they were made.
 
-        Our own code has put the program there, and most leave nothing else. Nobody is in the jail any more.
+        Our own code has put the program there, and most leave nothing else. No process is in the jail any more.
         """
         if not self._dirs:
             return True
@@ -180,7 +125,7 @@ class Jail:
         try:  # noqa: SIM105  (in every run)
             unlink(_PROGRAM, dir_fd=work)
         except OSError:
-            pass  # it is not there, or is no file any more; what there is will be seen
+            pass  # it does not exist, or is no file any more: the checks below see that
         before = self._dirs_before
         return (
             (fstat(work)[:_FACTS] == before[0] or _sweep(work, before[0]))
@@ -189,37 +134,37 @@ class Jail:
         )
 
     def has_used_dirs(self) -> bool:
-        """Whether it has directories, and they are not as they were made."""
+        """Whether its directories are not as they were made."""
         return [fstat(directory)[:_FACTS] for directory in self._dirs] != self._dirs_before
 
     def take_dirs(self, fresh: Sequence[int]) -> None:
-        """They have been mounted anew, and their descriptors are ours now; one that is not empty counts as used."""
+        """Take the descriptors of directories that were mounted again; one that is not empty counts as used."""
         self._dirs, self._rules = [*fresh[: len(_DIRS)]], [*fresh[len(_DIRS) :]]
         for index, directory in enumerate(self._dirs):
             facts, before = fstat(directory)[:_FACTS], self._dirs_before[index]
-            if (facts[0], *facts[3:]) == (before[0], *before[3:]):  # inode and device are others
+            if (facts[0], *facts[3:]) == (before[0], *before[3:]):  # inode and device differ
                 self._dirs_before[index] = facts
 
     def close(self) -> None:
-        """It is gone, and so is who was still reading what its guest has said."""
+        """Close the socket: the jail is gone, and all that its guest has sent was read."""
         self.channel.close()
         self._their_channel.close()
 
     def let_go_of_dirs(self) -> None:
-        """Before they are mounted anew, or are gone: what is in a directory is not freed while we hold it."""
+        """Close its directories before they are mounted again or end: open ones would not be freed."""
         for descriptor in (*self._dirs, *self._rules):
             os.close(descriptor)
         self._dirs.clear()
         self._rules.clear()
 
     def kill(self) -> None:
-        """End everyone inside at once; `gone` tells when it is done."""
+        """Kill every process inside at once; `gone` is done once they are dead."""
         self.is_killed = True
-        self.let_go_of_dirs()  # else it would be for us to free what is in them, when we have better things to do
+        self.let_go_of_dirs()  # else this process would free what is in them, and that takes time
         if not self.is_gone:
             cgroup = self.jail_slot.cgroup
             if cgroup is not None and cgroup.kill_file is not None:
-                with contextlib.suppress(OSError):  # it went with its container
+                with contextlib.suppress(OSError):  # it ended with its container
                     os.write(cgroup.kill_file, b"1")
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.jail_init, signal.SIGKILL)
@@ -227,20 +172,20 @@ class Jail:
     def was_taken_away(self) -> bool:
         """Whether its namespaces end or have ended though we did not end them: killed from outside, by an operator.
 
-        No guest can do it: the kernel keeps signals of a pid namespace from its first process, and jail_init is in no
-        cgroup of theirs. Everyone else is killed only once jail_init is marked as exiting, so whoever has seen a
-        guest die of that finds the mark. We hear that jail_init is gone a moment later.
+        No guest can do it: the kernel keeps signals of a pid namespace from its first process, jail_init, and that is
+        in no cgroup of theirs. The others are killed only once jail_init is marked as exiting, so the mark is there
+        when a guest was seen to die of it. The warden reports the end of jail_init a moment later.
         """
         if self.is_killed:
             return False
         return self.is_gone or _is_exiting(self.jail_init)
 
     def lose(self) -> None:
-        """The warden is gone, and with it everyone inside."""
-        self._sleeper_ended(0, 0.0)
+        """The warden is gone, and every process inside with it."""
+        self._jail_init_ended(0, 0.0)
 
-    def _sleeper_ended(self, status: int, cpu_seconds: float) -> None:
-        """The kernel lets pid 1 of a namespace end only when everyone else in it is dead."""
+    def _jail_init_ended(self, status: int, cpu_seconds: float) -> None:
+        """The kernel lets pid 1 of a namespace end only when every other process in it is dead."""
         if self.is_gone:
             return
         self.is_gone = True
@@ -265,11 +210,189 @@ class Jail:
             self.on_memory_event()
 
 
-def _sweep(directory: int, before: tuple[float, ...]) -> bool:
-    """Unlink what a program has left, if it is a few files and no directory; whether all is now as it was.
+class JailPool:
+    """Every jail of a pool: made when needed, reused when clean. All methods run on the loop's thread."""
 
-    Each is one name in a directory that we hold, and no link is followed: nothing a program can do changes what this
-    does. Whatever else there is, is left to the one way of emptying that need not look at it: to drop the mount.
+    def __init__(
+        self,
+        jail_slots: JailSlots,
+        warden: WardenHandle,
+        disk_bytes: int,
+        has_own_devices: bool,
+        on_added: Callable[[], None],
+        on_changed: Callable[[Jail], None],
+    ) -> None:
+        """`disk_bytes` is what the directories of a jail hold; 0: jails have none, each guest makes its own.
+
+        `has_own_devices`: device nodes are made for each jail, else all share those of the host.
+
+        `on_added` is called when a jail has become idle, but not when one was put back; `on_changed` when a jail has
+        other descriptors now, or has ended.
+        """
+        self.disk_bytes = disk_bytes
+        self._has_own_devices = has_own_devices
+        self.idle: list[Jail] = []  # those without a guest
+        self._jail_slots = jail_slots
+        self._warden = warden
+        self._on_added = on_added
+        self._on_changed = on_changed
+        self._loop = asyncio.get_running_loop()
+        self._jails: dict[int, Jail] = {}
+        self._being_made = 0
+        self._renewals: dict[Jail, asyncio.Future[list[int]]] = {}  # jails that get fresh directories, then are idle
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+
+    def __len__(self) -> int:
+        return len(self._jails)
+
+    async def close(self) -> None:
+        """Make no more jails. Those that exist end with their warden."""
+        self._is_closed = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def lose(self) -> None:
+        """The warden is gone, and every jail with it."""
+        self._is_closed = True
+        for jail in list(self._jails.values()):
+            jail.lose()
+
+    async def make(self) -> Jail:
+        """Make a jail, which the caller puts back.
+
+        Raises:
+            Overloaded: all slots are in use, or no descriptors are left.
+            JailSetupFailed: it could not be made.
+            ZygoteDied: it ended at once.
+        """
+        jail_slot = self._jail_slots.take()
+        if jail_slot is None:
+            raise Overloaded(f"all {JAILS_MAX} jails are in use; try again later")
+        self._being_made += 1
+        try:
+            pid, made = await self._warden.make_jail(self.disk_bytes, self._has_own_devices)
+        except OutOfDescriptors as error:
+            self._jail_slots.give_back(jail_slot)
+            raise descriptors.refusal() from error
+        except (StartFailed, OSError) as error:
+            self._jail_slots.give_back(jail_slot)
+            if descriptors.is_one(error):
+                raise descriptors.refusal() from error
+            raise JailSetupFailed("jail", str(error)) from error
+        except BaseException:
+            self._jail_slots.give_back(jail_slot)
+            raise
+        finally:
+            self._being_made -= 1
+        try:
+            descriptors.keep_reserve(max(made))
+            jail = Jail(jail_slot, self._warden, pid, made, self._jail_gone)
+        except (OSError, StopIteration) as error:  # it has died meanwhile, or no descriptors are left for it
+            discard(made, is_process=True)
+            self._jail_slots.give_back(jail_slot)
+            if descriptors.is_one(error):
+                raise descriptors.refusal() from error
+            raise ZygoteDied("a jail ended while it was made") from error
+        self._jails[jail.number] = jail
+        return jail
+
+    def want(self, count: int) -> None:
+        """Have `count` idle jails made, less those that will be idle soon."""
+        for _ in range(count - self._being_made - len(self._renewals)):
+            task = self._loop.create_task(self._make_idle())
+            self._tasks.add(task)
+            task.add_done_callback(self._made_idle)
+
+    async def _make_idle(self) -> None:
+        with contextlib.suppress(JailSetupFailed, Overloaded):
+            self._add(await self.make())
+
+    def _made_idle(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # retrieved: what needs a jail makes another
+
+    def _add(self, jail: Jail) -> None:
+        self.idle.append(jail)
+        self._on_added()
+
+    def put_back(self, jail: Jail) -> None:
+        """Take back a jail that no guest has been in since it was clean."""
+        self.idle.append(jail)
+
+    def release(self, jail: Jail, is_empty: bool) -> None:
+        """Take back a jail whose run is over and entirely read. Keep it if it is clean, or can be cleaned."""
+        jail.is_leased = False
+        if jail.is_gone:
+            self._forget(jail)
+        elif not is_empty:
+            jail.kill()
+        elif jail.is_pristine():
+            self.idle.append(jail)
+        else:
+            self._renew(jail)
+
+    def _renew(self, jail: Jail) -> None:
+        """Have the directories of a jail mounted again if its guest has left nothing but files; else destroy it."""
+        if not jail.is_deserted() or not jail.has_used_dirs() or self._is_closed:
+            jail.kill()
+            return
+        jail.let_go_of_dirs()
+        renewal = self._warden.renew(jail.jail_init, self.disk_bytes)
+        self._renewals[jail] = renewal
+        renewal.add_done_callback(lambda _: self._renewed(jail, renewal))
+
+    def _renewed(self, jail: Jail, renewal: asyncio.Future[list[int]]) -> None:
+        """A callback, not a task: it cannot be cancelled, so the descriptors become the jail's or are closed."""
+        del self._renewals[jail]
+        fresh = [] if renewal.exception() else renewal.result()
+        if jail.is_gone or jail.is_killed or not fresh:
+            for directory in fresh:
+                os.close(directory)
+            if not jail.is_gone and not jail.is_killed:
+                _log.warning("the directories of a jail were not mounted again: %s", renewal.exception())
+            jail.kill()
+            return
+        jail.take_dirs(fresh)
+        self._on_changed(jail)
+        if jail.is_pristine():
+            self._add(jail)
+        else:
+            jail.kill()
+
+    async def wait_for_renewal(self) -> bool:
+        """Wait for a jail that gets new directories, if no jail is idle; return whether there was one to wait for."""
+        if self.idle or not self._renewals:
+            return False
+        await asyncio.wait(self._renewals.values(), timeout=_RENEWAL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        return True
+
+    def give_up_idle(self) -> None:
+        """Destroy every idle jail."""
+        idle, self.idle = self.idle, []
+        for jail in idle:
+            jail.kill()
+
+    def _jail_gone(self, jail: Jail) -> None:
+        self._jails.pop(jail.number, None)
+        if jail in self.idle:
+            self.idle.remove(jail)
+        self._on_changed(jail)
+        if not jail.is_leased:  # else its run still reads the cgroup
+            self._forget(jail)
+
+    def _forget(self, jail: Jail) -> None:
+        jail.close()
+        self._jail_slots.give_back(jail.jail_slot)
+
+
+def _sweep(directory: int, before: tuple[float, ...]) -> bool:
+    """Unlink what a program has left, if it is a few files and no directory; return whether all is now as it was.
+
+    Each is one name in a directory that we hold, and no link is followed: nothing that a program can do changes what
+    this does. Anything else is left to the one way of emptying that need not look at it: to drop the mount.
     """
     facts = fstat(directory)[:_FACTS]
     if facts[:-1] != before[:-1] or facts[-1] - before[-1] > _FEW_FILES_BYTES:
@@ -283,7 +406,7 @@ def _sweep(directory: int, before: tuple[float, ...]) -> bool:
 
 
 def _read_counters(file: int) -> tuple[bytes, int]:
-    """What they say, and how much has to be read to see a change: one byte more, since a longer text is another.
+    """Their content, and how much has to be read to see a change: one byte more, since a longer text differs.
 
     Of `sockstat` only the first line is the jail's own; sockets in flight die long after their process.
     """
@@ -295,7 +418,7 @@ def _read_counters(file: int) -> tuple[bytes, int]:
 
 
 def _pid_of(pidfd: int) -> str:
-    """As this process sees it; -1: it was reaped."""
+    """The pid as this process sees it; -1: it was reaped."""
     facts = Path(f"/proc/self/fdinfo/{pidfd}").read_text()
     return next(line.split()[1] for line in facts.splitlines() if line.startswith("Pid:"))
 
@@ -307,7 +430,7 @@ def _is_exiting(pidfd: int) -> bool:
         flags = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[_FLAGS])
         return bool(flags & _PF_EXITING) or _pid_of(pidfd) != pid
     except OSError:
-        return True  # it is not there any more, or we cannot look: our trouble as well
+        return True  # it is gone, or we cannot look: not the program's fault either
 
 
 def _open_traffic_counters(pidfd: int) -> list[int]:

@@ -1,10 +1,10 @@
-"""The supervisor of sessions: it decides which process may join a user namespace, and when.
+"""The supervisor of setns in sessions: it decides which process may join a user namespace, and when.
 
-To join one gives capabilities there, and the copy of a session needs that to move into its place (`grafts.py`). Seccomp
-therefore holds the call back in every session (`jail/seccomp.py`, ASK) and asks here, over one descriptor for all
-sessions of a warm process. It fails with EPERM, except for a process that the host is moving right now, and succeeds
-for that one once. Only registers are looked at: nothing that another thread could change between the question and the
-call. If this process ends, the call fails with ENOSYS.
+Joining one gives capabilities there, which the copy of a session needs to move into its namespaces
+(`inside/warden/branch_namespaces.py`). Seccomp therefore holds the call back in every session (`jail/seccomp.py`, ASK)
+and asks here, over one descriptor for all sessions of a zygote. The call fails with EPERM, except for a process that
+the host is moving right now: for that one it succeeds once. Only registers are read: nothing that another thread could
+change between the question and the call. If this process ends, the call fails with ENOSYS.
 
 A hostile session may ask as often as it likes, so questions that the host does not expect are answered slowly.
 """
@@ -43,13 +43,13 @@ class Pass:
         self._is_used = False
 
     def grant(self) -> None:
-        """Let the call go on, be it waiting already."""
+        """Let the call go on, even if it waits already."""
         self._is_granted = True
         if self._question is not None:
             self.ask(self._question)
 
     def ask(self, question: int) -> bool:
-        """Answer now or later; False if there is nothing more to be had."""
+        """Answer now or later; return False if the pass is used up or the process has ended."""
         # A thread has a number of its own, and a process keeps its number until it is reaped. So if the process that we
         # expect has not ended by now, the one that asks is its first thread.
         if self._is_used or has_ended(self._pidfd):
@@ -61,12 +61,12 @@ class Pass:
 
 
 class Gate:
-    """Owns the descriptor. It closes itself when the warm process and all of its sessions are gone."""
+    """Answers the questions of all sessions of a zygote. Closes itself when the zygote and its sessions are gone."""
 
     def __init__(self, listener: int) -> None:
         self._listener = listener
         self._loop = asyncio.get_running_loop()
-        self._coming = 0  # copies that we have ordered, and do not know yet
+        self._coming = 0  # copies that were ordered and are not known yet
         self._passes: dict[int, Pass] = {}  # by the number of the process
         self._unexpected: dict[int, int] = {}  # questions that wait to be refused, by the number of the thread
         self._pause: asyncio.TimerHandle | None = None
@@ -80,7 +80,7 @@ class Gate:
         return self._listener < 0
 
     def close(self) -> None:
-        """Refuse everything from now on."""
+        """Refuse every question from now on."""
         if self._listener >= 0:
             self._stop_reading()
             os.close(self._listener)
@@ -88,7 +88,7 @@ class Gate:
 
     @contextlib.contextmanager
     def ordering(self) -> Iterator[None]:
-        """Refuse nobody meanwhile: a copy may ask before we have heard which process it is."""
+        """Delay refusals: a copy may ask before the host knows which process it is."""
         self._coming += 1
         try:
             yield
@@ -107,7 +107,7 @@ class Gate:
                 del self._passes[pid]
 
     def answer(self, question: int, error: int, flags: int) -> bool:
-        """Whether the caller was still there."""
+        """Answer a question; return whether its caller was still there."""
         try:
             fcntl.ioctl(self._listener, _SEND, _ANSWER.pack(question, 0, error, flags))
         except (OSError, ValueError):  # the second: closed
@@ -121,14 +121,14 @@ class Gate:
             if not events:
                 return
             if not events[0][1] & select.POLLIN:
-                self.close()  # nobody is left behind this filter
+                self.close()  # no process is left behind this filter
                 return
             unexpected += not self._receive_one()
         self._stop_reading()
         self._pause = self._loop.call_later(_BUSY_PAUSE_SECONDS if self._passes else _PAUSE_SECONDS, self._resume)
 
     def _receive_one(self) -> bool:
-        """Whether it was expected."""
+        """Receive one question; return whether it was expected."""
         received = bytearray(_QUESTION.size)
         try:
             fcntl.ioctl(self._listener, _RECEIVE, received)

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from belljar import channel
 from belljar.backends.local.features.feature import GuestFeature
 from belljar.backends.local.pool import descriptors
-from belljar.backends.local.pool.pool import INTERPRETER_BYTES
+from belljar.backends.local.pool.ready_guests import INTERPRETER_BYTES
 from belljar.backends.local.run import artifacts
 from belljar.backends.local.run.displays import PictureReader
 from belljar.backends.local.run.guest import RunGuest, RunPool

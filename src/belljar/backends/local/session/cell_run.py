@@ -1,16 +1,17 @@
 """One cell of a session, from its first byte in to its last byte out.
 
-A cell has pipes of its own, made for it and sent with it. When the guest says that the cell has ended, all that was
-written by then is in those pipes, so exactly that much is read; what comes later, from whomever the cell has left
-behind, is the session's background.
+A cell has pipes of its own, made for it and sent with it. When the guest reports that the cell has ended, all that was
+written by then is in those pipes, so exactly that much is read; what comes later, from processes that the cell has left
+behind, is shown with the next cell.
 
-Whether the code raised is the guest's word: nobody else can know, and only its own caller reads it. Time, memory,
-processor and death are judged from outside, as for any run.
+Whether the code raised is reported by the guest: only it can know, and only its own caller reads it. Time, memory, CPU
+and death are judged from outside, as for any run.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import fcntl
 import os
 import struct
@@ -28,6 +29,7 @@ from belljar.backends.local.run.deadlines import InterruptGrace
 from belljar.backends.local.run.displays import DisplayReader, read_error
 from belljar.backends.local.run.output import READ_BYTES, MonitoredRun, Stream
 from belljar.backends.local.run.run import in_memfd
+from belljar.backends.local.session.between_cells import Background
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import JailSetupFailed, ZygoteDied
 from belljar.contract.execution import Evidence, Execution, ProgramError
@@ -43,7 +45,7 @@ class End(NamedTuple):
     """How a session ended, as seen from outside."""
 
     reason: str
-    status: int | None  # of its process; None: nobody knows
+    status: int | None  # of its process; None: unknown
     oom_kills: int
     cpu_seconds: float
     memory_peak_bytes: int
@@ -53,51 +55,46 @@ class CellHost(Protocol):
     """The session that a cell runs in."""
 
     cgroup: JailCgroup | None
+    background: Background
 
     def send(self, packet: bytes, descriptors: list[int]) -> None:
-        """Hand something to the guest."""
+        """Send a packet to the guest."""
 
     def signal_interrupt(self) -> None:
-        """SIGINT to the guest's own process."""
+        """Send SIGINT to the guest's own process."""
 
     def pids(self) -> list[int]:
-        """Who is in it."""
+        """The processes in it, for the grace period of an interrupt."""
 
     def end(self, reason: str) -> None:
-        """Kill everyone."""
-
-    def take_background(self) -> bytes:
-        """What was written between cells, as the next one shows it."""
-
-    def adopt(self, stream: Stream) -> None:
-        """Read on from a pipe whose cell has ended."""
+        """Kill every process in it."""
 
     async def collect(self, cell: Execution) -> Collected:
-        """The files the cell's caller asked for."""
+        """The files that the cell's globs match."""
 
 
 class CellRun(MonitoredRun):
-    """A cell at work. `finish` must be awaited to its end, or cancelled: both leave the session idle or ended."""
+    """A running cell. `finish` must be awaited to its end, or cancelled: both leave the session idle or ended."""
 
     def __init__(
-        self, place: CellHost, number: int, cell: Execution, watcher: Watcher | None, bounds: RequestSettings
+        self, host: CellHost, number: int, cell: Execution, watcher: Watcher | None, bounds: RequestSettings
     ) -> None:
-        super().__init__(cell.limits, place.cgroup, watcher, bounds, asyncio.get_running_loop())
+        super().__init__(cell.limits, host.cgroup, watcher, bounds, asyncio.get_running_loop())
         self.number = number
-        self._place = place
+        self._host = host
         self._cell = cell
         self._answered: asyncio.Future[Mapping[str, Any] | End] = self._loop.create_future()
         self._is_stopping = False
         self._pictures: DisplayReader = DisplayReader(bounds)
-        self.extra: GuestFeature | None = None  # what the guest has to prepare anew before this cell, as a branch has
+        self.feature: GuestFeature | None = None  # prepared before this cell: the tools of a branch
 
     def start(self) -> None:
-        """Hand the cell over.
+        """Send the cell. If this raises, the guest has received nothing.
 
         Raises:
-            ZygoteDied: the guest does not listen.
-            Overloaded: we have no descriptors left; the guest has heard nothing, as in all other cases.
-            JailSetupFailed: it cannot be done.
+            ZygoteDied: the guest does not read its socket.
+            Overloaded: no descriptors are left.
+            JailSetupFailed: the cell's pipes cannot be made.
         """
         if self._cgroup is not None:
             self._cgroup.begin()
@@ -107,17 +104,17 @@ class CellRun(MonitoredRun):
             self._open_pipes(theirs)
             code = self._cell.code.encode()
             message: dict[str, Any] = {"cell": self.number}
-            if self.extra is not None:
-                message["extras"] = [(self.extra.name, self.extra.argument)]
-                theirs.append(os.dup(self.extra.descriptors[0]))
+            if self.feature is not None:
+                message["extras"] = [(self.feature.name, self.feature.argument)]
+                theirs.append(os.dup(self.feature.descriptors[0]))
             if len(code) > _INLINE_BYTES:
                 theirs.insert(0, in_memfd(code))
                 message["in_memfd"], code = True, b""
-            background = self._place.take_background()
-            self._place.send(channel.build(message, code), theirs)
+            background = self._host.background.take()
+            self._host.send(channel.build(message, code), theirs)
         except (channel.ChannelClosed, BlockingIOError) as error:
             self._close_pipes()
-            raise ZygoteDied("the session's process does not listen") from error
+            raise ZygoteDied("the session's process does not read its socket") from error
         except OSError as error:
             self._close_pipes()
             if descriptors.is_one(error):
@@ -156,7 +153,7 @@ class CellRun(MonitoredRun):
     # ---- while it runs
 
     def _settle_in(self) -> None:
-        """The cell takes its time: read its output as it comes, and keep its clocks."""
+        """The cell takes a while: read its output as it comes, and start its clocks."""
         elapsed = time.monotonic() - self._started_at
         self._attend(elapsed)
         self._watch(self._picture_pipe, self._on_picture)
@@ -174,7 +171,7 @@ class CellRun(MonitoredRun):
         """Interrupt the cell, and end the session if that does not bring it back."""
         if not self._is_stopping and not self._answered.done():
             self._is_stopping = True
-            self._grace = InterruptGrace(self._place.pids())
+            self._grace = InterruptGrace(self._host.pids())
             self._check_grace()
             self._interrupt_again()
 
@@ -185,16 +182,16 @@ class CellRun(MonitoredRun):
         if left:
             self._timers["grace"] = self._loop.call_later(left, self._check_grace)
         else:
-            self._place.end("timeout")
+            self._host.end("timeout")
 
     def _interrupt_again(self) -> None:
-        self._place.signal_interrupt()
+        self._host.signal_interrupt()
         self._timers["again"] = self._loop.call_later(_AGAIN_SECONDS, self._interrupt_again)
 
     # ---- when it ends
 
     def answer(self, message: Mapping[str, Any] | End) -> None:
-        """The guest says that the cell has ended, or the session has."""
+        """Take the guest's report that the cell has ended, or the end of the session."""
         if not self._answered.done():
             self._answered.set_result(message)
 
@@ -202,7 +199,7 @@ class CellRun(MonitoredRun):
         """Wait for the end and report what was seen.
 
         Raises:
-            ZygoteDied: the session was lost, and what became of the cell cannot be told.
+            ZygoteDied: the session was lost, and the result of the cell is unknown.
         """
         try:
             answer = await self._wait()
@@ -227,7 +224,7 @@ class CellRun(MonitoredRun):
             raise
 
     def _read_the_rest(self, everything: bool) -> None:
-        """Read what is in the pipes now, and no more: whoever still writes to them is not the cell."""
+        """Read what is in the pipes now, and no more: what still writes to them is not the cell."""
         for stream in self._streams:
             left = 1 << 30 if everything else _readable_bytes(stream.descriptor)
             while left > 0 and stream.is_open:
@@ -246,19 +243,21 @@ class CellRun(MonitoredRun):
         cpu_seconds = cgroup.cpu_seconds() if cgroup is not None else 0.0
         peak = cgroup.memory_peak_bytes() if cgroup is not None else 0
         error = read_error(answer.get("error"))
-        found = await self._place.collect(self._cell) if self._cell.artifacts else Collected()
-        note = found.note_below(self._streams[1].kept)
-        if note and self._watcher is not None:
-            self._watcher.wrote("stderr", note.encode())
-        return self._seen(
+        evidence = self._seen(
             exit_code=0 if error is None else 1,
             error=error,
-            artifacts=found.files,
-            note=note,
             wall_seconds=wall_seconds,
             cpu_seconds=cpu_seconds,
             memory_peak_bytes=peak,
         )
+        return await self._with_artifacts(evidence) if self._cell.artifacts else evidence
+
+    async def _with_artifacts(self, evidence: Evidence) -> Evidence:
+        found = await self._host.collect(self._cell)
+        note = found.note_below(self._streams[1].kept)
+        if note and self._watcher is not None:
+            self._watcher.wrote("stderr", note.encode())
+        return dataclasses.replace(evidence, artifacts=found.files, note=note)
 
     def _evidence_of_end(self, end: End, wall_seconds: float) -> Evidence:
         if end.status is None and not self._is_stopping and not end.oom_kills:
@@ -302,7 +301,7 @@ class CellRun(MonitoredRun):
 
     def _close_pipes(self) -> None:
         for stream in self._streams:
-            self._place.adopt(stream)
+            self._host.background.adopt(stream)
         self._streams = ()
         if self._picture_pipe >= 0:
             os.close(self._picture_pipe)

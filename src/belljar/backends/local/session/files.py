@@ -1,4 +1,4 @@
-"""The files of a live session, as its caller sees them: beneath the work directory's descriptor, following no link."""
+"""The files of a live session: read and written beneath its work directory, following no link."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from belljar.aio import wait_until_done, wait_until_readable
 from belljar.backends.local.pool import descriptors
 from belljar.backends.local.pool.warden_handle import OutOfDescriptors, StartFailed
 from belljar.backends.local.run import artifacts
-from belljar.backends.local.session.process import SessionProcess
+from belljar.backends.local.session.process import JailedProcess
 from belljar.contract.errors import FileNotInSession, JailSetupFailed, SandboxFault, TooLarge, UnsafePath
 from belljar.contract.execution import Execution
 from belljar.contract.files import check_relative_path
@@ -29,19 +29,19 @@ _WALKS = (live_files.entries, workdir.collect)  # work on a whole tree
 
 
 class SessionFiles(ABC):
-    """Reads and writes while the program runs, and may plant what it likes."""
+    """Reads and writes files while the program runs, which may replace them with anything."""
 
     def __init__(self, bounds: RequestSettings, owner: int | None) -> None:
         self._bounds = bounds
-        self._walking = asyncio.Lock()  # one at a time looks through the whole tree
-        self._owner = owner  # host uid of the program's files; None: our own
+        self._walking = asyncio.Lock()  # the whole tree is walked by one request at a time
+        self._owner = owner  # host uid of the program's files; None: that of this process
 
     @abstractmethod
     def _work_dir(self) -> int:
         """The work directory's descriptor, of which a copy is used. Raises SessionEnded."""
 
     async def write_file(self, path: str, content: bytes) -> None:
-        """Make or replace a file in the work directory."""
+        """Create or replace a file in the work directory."""
         path = check_relative_path(path)
         if len(content) > self._bounds.files_bytes:
             raise TooLarge(f"{path}: {len(content):,} bytes are more than the {self._bounds.files_bytes:,} taken here")
@@ -97,20 +97,20 @@ class SessionFiles(ABC):
 
 
 def _describe(found: Sequence[live_files.Entry]) -> list[WorkFile]:
-    """There can be tens of thousands, so this is not done on the event loop."""
+    """Not done on the event loop: there can be tens of thousands."""
     return [WorkFile(path=path, size_bytes=size, modified_at=at) for path, size, at in found]
 
 
-_OVERHEAD_BYTES = 4 << 20  # what the process that writes copies for itself, and the kernel's notes on pages
+_OVERHEAD_BYTES = 4 << 20  # the memory of the process that writes, and the kernel's page tables
 _ANSWER_BYTES = 1024
 _SECONDS = 60.0
 
 
-async def put(process: SessionProcess, cgroup: JailCgroup, directory: int, path: str, content: bytes) -> None:
-    """Make or replace a file.
+async def put(process: JailedProcess, cgroup: JailCgroup, directory: int, path: str, content: bytes) -> None:
+    """Create or replace a file by a process in the session's cgroup.
 
     Raises:
-        workfiles.NoRoom: memory or directory have no room for it. workfiles.NotThere: something is in the way.
+        live_files.NoRoom: memory or directory have no room for it. live_files.NotThere: something is in the way.
         JailSetupFailed, SandboxFault: it could not be tried.
     """
     room = cgroup.room_bytes() - _OVERHEAD_BYTES
@@ -126,22 +126,20 @@ async def put(process: SessionProcess, cgroup: JailCgroup, directory: int, path:
         raise SandboxFault(f"{path} could not be written: {reason or 'the process that writes it has died'}")
 
 
-async def _have_written(
-    process: SessionProcess, cgroup: JailCgroup, directory: int, path: str, content: bytes
-) -> bytes:
-    """What the process that writes has to say, after its end; b"" if it was killed."""
+async def _have_written(process: JailedProcess, cgroup: JailCgroup, directory: int, path: str, content: bytes) -> bytes:
+    """The report of the process that writes, after its end; b"" if it was killed."""
     order = {"uid": process.family.guest.jail.jail_slot.uid, "path": path, "bytes": len(content)}
     loop = asyncio.get_running_loop()
     try:
         ours, theirs = socket.socketpair()
         with ours, theirs:
             ours.setblocking(False)
-            lent = [theirs.fileno(), directory, cgroup.memory_join]
-            _, writer = await process.family.pool.deposit(order, lent)
+            descriptors_sent = [theirs.fileno(), directory, cgroup.memory_join]
+            _, writer = await process.family.guests.warden.write_file(order, descriptors_sent)
             theirs.close()
             try:
                 async with asyncio.timeout(_SECONDS):
-                    with contextlib.suppress(ConnectionError):  # it has said why before it had read all
+                    with contextlib.suppress(ConnectionError):  # it reports why before it has read all
                         await loop.sock_sendall(ours, content)
                     with contextlib.suppress(ConnectionError):
                         return await loop.sock_recv(ours, _ANSWER_BYTES)
@@ -161,7 +159,7 @@ async def _have_written(
 
 
 async def _end(writer: int) -> None:
-    """Kill it if it is still there, and wait: it holds memory on the session's account. Closes the pidfd."""
+    """Kill the process if it still runs, and wait: its memory counts toward the session. Closes the pidfd."""
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(writer, signal.SIGKILL)
     cancelled = await wait_until_done(asyncio.ensure_future(wait_until_readable(writer)))

@@ -1,8 +1,8 @@
-"""The process of a session and what it holds: the first of its family, or a branch.
+"""The process of a session: a guest of a zygote, or a branch that a session has made of itself.
 
 A family is a session and its branches. They share the first one's jail: its pid namespace and its uid. Everything else
-each has for itself, its cgroup above all: one member is ended by ending who is in its cgroup, and the jail goes when
-the last member has gone.
+each has for itself, above all its cgroup: one member is ended by killing every process in its cgroup, and the jail goes
+when the last member has gone.
 """
 
 from __future__ import annotations
@@ -14,47 +14,82 @@ import fcntl
 import os
 import socket
 import struct
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 from belljar import channel
 from belljar.backends.local.pool.guests import Guest
-from belljar.backends.local.pool.jails import JailSlot
-from belljar.backends.local.pool.pool import LocalPool
+from belljar.backends.local.pool.jail_slots import JailSlot
+from belljar.backends.local.pool.ready_guests import ReadyGuests
 from belljar.backends.local.pool.setns_gate import has_ended
 from belljar.jail.cgroups import JailCgroup
 
 _SILENCE_SECONDS = 10.0
-_DYING_SECONDS = 5.0  # for those who were killed
+_DYING_SECONDS = 5.0  # for processes that were killed
 _LOOK_AGAIN_SECONDS, _LOOK_AGAIN_SECONDS_MAX = 0.002, 0.25  # meanwhile, less and less often
 _PIDFD_GET_INFO = 3 << 30 | 64 << 16 | 0xFF << 8 | 11  # with the first version of its structure, of 64 bytes
 _PIDFD_INFO_EXIT = 1 << 3  # since Linux 6.15
 
 
+class SessionProcess(ABC):
+    """One process, its sockets and pipes, and every process that it has started. `release` gives all of it back."""
+
+    channel: channel.Peer
+    stdout: int
+    stderr: int
+    cgroup: JailCgroup | None
+
+    def __init__(self) -> None:
+        self.ended: Callable[[int | None], None] = lambda status: None  # its own process has; the wait status if known
+        self.memory_event: Callable[[], None] = lambda: None
+
+    @abstractmethod
+    def was_lost(self) -> bool:
+        """Whether it was ended from outside, with its pool or its jail."""
+
+    @abstractmethod
+    def check_directories(self, directories: list[int]) -> None:
+        """Raise SandboxFault if these, which it has handed over, were not mounted for it."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """Kill it and every process that it has started."""
+
+    @abstractmethod
+    async def gone(self) -> None:
+        """Wait until every process that was killed is dead."""
+
+    @abstractmethod
+    async def release(self) -> None:
+        """Give everything back: all processes are dead and everything was read."""
+
+
 class SessionFamily:
-    """Who lives in one jail."""
+    """The sessions that live in one jail."""
 
-    def __init__(self, pool: LocalPool, guest: Guest) -> None:
-        self.pool = pool
+    def __init__(self, guests: ReadyGuests, guest: Guest) -> None:
+        self.guests = guests
         self.guest = guest
-        self.members: set[SessionProcess] = set()
+        self.members: set[JailedProcess] = set()
 
-    async def leave(self, member: SessionProcess) -> None:
-        """The last who leaves takes the jail along."""
+    async def leave(self, member: JailedProcess) -> None:
+        """Remove a member; the last one takes the jail with it."""
         self.members.discard(member)
         if not self.members:
             self.guest.jail.kill()
             await self.jail_gone()
-            self.pool.release(self.guest)
+            self.guests.release(self.guest)
 
     async def empty(self, cgroup: JailCgroup) -> None:
-        """Wait until everyone in a member's cgroup, whom the caller has killed, is dead and buried.
+        """Wait until every process in a member's cgroup, which the caller has killed, is dead and reaped.
 
         A process that has ended stays in its cgroup until its parent has waited for it, and the parent may be another
         member that never does. After a while the whole family is ended, which takes no member's consent.
         """
-        pause, until = _LOOK_AGAIN_SECONDS, self.pool.loop.time() + _DYING_SECONDS
+        clock = self.guests.loop.time
+        pause, until = _LOOK_AGAIN_SECONDS, clock() + _DYING_SECONDS
         while not cgroup.is_empty():
-            if self.guest.jail.is_killed or self.pool.loop.time() > until:
+            if self.guest.jail.is_killed or clock() > until:
                 self.guest.jail.kill()
                 await self.jail_gone()
                 return
@@ -65,33 +100,37 @@ class SessionFamily:
                     cgroup.kill_all()
 
     async def jail_gone(self) -> None:
-        """Wait until nobody is left in the killed jail, and for no stuck process of ours."""
+        """Wait until no process is left in the killed jail; a zygote or warden that does not report it is ended."""
         jail = self.guest.jail
         while not jail.is_gone:
             await asyncio.wait([jail.gone], timeout=_SILENCE_SECONDS)
             if not jail.is_gone:
-                self.pool.unstick(self.guest)
+                self.guests.unstick(self.guest)
 
 
-class SessionProcess:
-    """One process, its sockets and pipes, and everyone it has started. `release` gives all of it back."""
+class JailedProcess(SessionProcess):
+    """A member of a family, in a jail of this machine."""
 
     def __init__(
         self, family: SessionFamily, cgroup: JailCgroup | None, peer: channel.Peer, stdout: int, stderr: int
     ) -> None:
+        super().__init__()
         self.family = family
         self.cgroup = cgroup
         self.channel = peer
         self.stdout = stdout
         self.stderr = stderr
-        self.ended: Callable[[int | None], None] = lambda status: None  # its own process has; the wait status if known
-        self.memory_event: Callable[[], None] = lambda: None
         self.nest = -1  # the user namespace of its branches, once it has any
         self.founding = asyncio.Lock()  # held while that is made
         family.members.add(self)
 
+    def was_lost(self) -> bool:
+        return self.family.guests.is_lost or self.family.guest.jail.was_taken_away()
+
+    def check_directories(self, directories: list[int]) -> None:
+        self.family.guests.walls.check_dirs(directories)
+
     def kill(self) -> None:
-        """End everyone in it."""
         if self.cgroup is None or len(self.family.members) == 1:
             self.family.guest.jail.kill()
         else:
@@ -99,52 +138,42 @@ class SessionProcess:
                 self.cgroup.kill_all()
 
     async def gone(self) -> None:
-        """Wait until everyone who was killed is dead."""
         if self.family.guest.jail.is_killed or self.cgroup is None:
             await self.family.jail_gone()
             return
         await self.family.empty(self.cgroup)
 
-    def was_lost(self) -> bool:
-        """Whether its pool is gone, or its jail was ended from outside."""
-        return self.family.pool.is_lost or self.family.guest.jail.was_taken_away()
-
-    def check_dirs(self, directories: Sequence[int]) -> None:
-        """Raise unless these are directories that were mounted for a program to write to."""
-        self.family.pool.check_dirs(directories)
-
     def open_home(self) -> int | None:
-        """The user namespace it lives in, which the caller owns; None: that of the guests' pool."""
+        """The user namespace it lives in, which the caller owns; None: that of all guests."""
         return None
 
     async def release(self) -> None:
-        """Everyone is dead and everything was read."""
         if self.nest >= 0:
             os.close(self.nest)
             self.nest = -1
         await self.family.leave(self)
 
 
-class FirstProcess(SessionProcess):
+class FirstProcess(JailedProcess):
     """A guest of a zygote."""
 
-    def __init__(self, pool: LocalPool, guest: Guest) -> None:
+    def __init__(self, guests: ReadyGuests, guest: Guest) -> None:
         super().__init__(
-            SessionFamily(pool, guest), guest.jail.jail_slot.cgroup, guest.channel, guest.stdout, guest.stderr
+            SessionFamily(guests, guest), guest.jail.jail_slot.cgroup, guest.channel, guest.stdout, guest.stderr
         )
         guest.channel.setblocking(False)
         guest.ended = lambda status, _: self.ended(status)
         guest.jail.on_memory_event = lambda: self.memory_event()
-        pool.keep(guest)
+        guests.keep(guest)
 
     async def release(self) -> None:
-        """Its sockets stay open until the jail goes."""
+        """Leave its sockets open until the jail goes."""
         self.family.guest.jail.on_memory_event = None
         await super().release()
 
 
-class BranchProcess(SessionProcess):
-    """A copy that a session has made of itself. Nobody waits for it, so its end is seen through its pidfd."""
+class BranchProcess(JailedProcess):
+    """A copy that a session has made of itself. It is no child of the warden, so its end is seen through its pidfd."""
 
     def __init__(
         self,
@@ -156,7 +185,7 @@ class BranchProcess(SessionProcess):
         pidfd: int,
         pid: int,
     ) -> None:
-        self._pidfd = os.dup(pidfd)  # first: who fails here is no member of the family
+        self._pidfd = os.dup(pidfd)  # first: a process that fails here is no member of the family
         super().__init__(family, jail_slot.cgroup, peer, stdout, stderr)
         self._pid = pid
         self._jail_slot = jail_slot
@@ -166,7 +195,7 @@ class BranchProcess(SessionProcess):
             self._loop.add_reader(jail_slot.cgroup.oom_event, self._on_memory_event, jail_slot.cgroup.oom_event)
 
     def open_home(self) -> int | None:
-        """Its process has not left it since it moved in: nobody let it."""
+        """The process has not left it since it moved in: the jail does not let it."""
         home = os.open(f"/proc/{self._pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
         if has_ended(self._pidfd):
             os.close(home)
@@ -190,12 +219,12 @@ class BranchProcess(SessionProcess):
         self.channel.close()
         os.close(self.stdout)
         os.close(self.stderr)
-        self.family.pool.give_back(self._jail_slot)
+        self.family.guests.jail_slots.give_back(self._jail_slot)
         await super().release()
 
 
 def exit_status(pidfd: int) -> int | None:
-    """How the process behind a pidfd has ended; None when this kernel does not tell."""
+    """The wait status of the process behind a pidfd; None if this kernel does not report it."""
     asked = struct.pack("=Q56x", _PIDFD_INFO_EXIT)
     try:
         answer = fcntl.ioctl(pidfd, _PIDFD_GET_INFO, asked)

@@ -1,8 +1,8 @@
-"""A session: a guest that stays in its cell, with everything the host knows of it.
+"""A session: a guest that stays in its jail and runs one cell after the other.
 
-The guest's first word, its directories and a pidfd, is said and heard before anything of the caller's is sent; even so
-the directories are checked. Everything that it says later is untrusted: a packet that is not exactly the one that was
-due ends the session. How it ended is read from the kernel, never asked of the guest.
+The guest sends its first message, with its directories and a pidfd, before it gets anything of the caller's; even so
+the directories are checked. Everything that it sends later is untrusted: a packet that is not exactly the one that was
+due ends the session. How a session ended is read from the kernel, never asked of the guest.
 """
 
 from __future__ import annotations
@@ -12,21 +12,20 @@ import contextlib
 import os
 import select
 import signal
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from belljar import channel
 from belljar.aio import wait_until_done
 from belljar.backends.local.features.feature import GuestFeature
 from belljar.backends.local.pool import descriptors
-from belljar.backends.local.pool.pool import INTERPRETER_BYTES
+from belljar.backends.local.pool.ready_guests import INTERPRETER_BYTES
 from belljar.backends.local.pool.setns_gate import has_ended
 from belljar.backends.local.pool.zygotes import SESSION
-from belljar.backends.local.run.output import Stream
 from belljar.backends.local.run.run import in_memfd
 from belljar.backends.local.session import files
 from belljar.backends.local.session.between_cells import Background, Idleness
-from belljar.backends.local.session.branch import Branch, check_quiet, copy_session
+from belljar.backends.local.session.branch import Branch, Branching, check_quiet, copy_session
 from belljar.backends.local.session.cell_run import CellRun, End
 from belljar.backends.local.session.files import SessionFiles
 from belljar.backends.local.session.opening import (
@@ -36,17 +35,19 @@ from belljar.backends.local.session.opening import (
     describe_end,
     describe_silence,
 )
-from belljar.backends.local.session.process import FirstProcess, SessionProcess
+from belljar.backends.local.session.process import FirstProcess, JailedProcess, SessionProcess
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import (
     CannotBranch,
     JailSetupFailed,
+    NotOffered,
     SandboxFault,
     SessionEnded,
     ZygoteDied,
 )
 from belljar.contract.execution import Evidence, Execution, Limits
 from belljar.contract.sessions import LiveSession, SessionOrder
+from belljar.environments import Environment
 from belljar.settings import RequestSettings
 
 if TYPE_CHECKING:
@@ -56,8 +57,6 @@ if TYPE_CHECKING:
 _SILENCE_SECONDS = 10.0
 _INLINE_BYTES = 64 * 1024
 _FORK_CPU_SECONDS = 0.25  # of a branch that we order: more than that is the program's own doing
-_BIRTHS_AT_ONCE = 2  # the place of the next branch is made while one moves in
-_GENERATIONS_MAX = 15  # landlock has sixteen layers, and the jail itself is one; user namespaces nest 32 deep
 
 
 class LocalSession(SessionFiles):
@@ -73,35 +72,34 @@ class LocalSession(SessionFiles):
         self._directories: list[int] = []  # work directory, /tmp, /dev/shm
         self._pidfd = -1
         self._cell_run: CellRun | None = None
-        self._copying: asyncio.Future[str | None] | None = None  # why it cannot, if so
-        self._generation = 0  # how many branchings ago its family began
-        self._branches_coming = 0
-        self._births = asyncio.Semaphore(_BIRTHS_AT_ONCE)
-        self._forking = asyncio.Lock()
+        self._branching = Branching(self.send, self.end)
         self._writing = asyncio.Lock()  # held while a process of ours is in its cgroup
         self._cells = 0
         self._reason: str | None = None
         self._status: asyncio.Future[int | None] = self._loop.create_future()
         self._buried: asyncio.Task[None] | None = None
-        self._tells: list[Callable[[], None]] = []
-        self._background = Background(limits.output_bytes)
+        self._on_end: list[Callable[[], None]] = []
+        self.background = Background(limits.output_bytes)
         self._idleness = Idleness(process.cgroup, limits.cpu_seconds, lambda: self.end("timeout"))
         self.tools: SessionTools | None = None
-        self.network: NetworkAccess | None = None  # of a session that was given a network
-        self.foreign: Mapping[str, Any] | None = None  # what is started for a language that is not Python
+        self.network: NetworkAccess | None = None
+        self._interpreter: Mapping[str, Any] | None = None  # of a language that is not Python
         process.ended = self._on_process_ended
         process.memory_event = self._on_memory_event
 
     # ---- opening
 
-    async def start(self, order: SessionOrder, extras: Sequence[GuestFeature] = ()) -> None:
-        """Hear its first word, have its files laid out and wait until it is ready. On any failure nothing is left.
+    async def start(self, order: SessionOrder, interpreter: Mapping[str, Any] | None = None) -> None:
+        """Wait for its first message, send it the caller's files, and wait until it is ready.
+
+        `interpreter` is that of another language. On any failure nothing is left.
 
         Raises:
             ZygoteDied: the guest is gone; another may be tried.
-            JailSetupFailed: it could not be made.
-            InvalidExecution: it cannot be opened as ordered.
+            JailSetupFailed: the session could not be made.
+            InvalidExecution: it cannot be opened with this order.
         """
+        self._interpreter = interpreter
         try:
             if self.cgroup is not None:
                 self.cgroup.limit(self._limits.memory_bytes + INTERPRETER_BYTES[SESSION], self._limits.processes)
@@ -109,17 +107,17 @@ class LocalSession(SessionFiles):
             self._loop.add_reader(self._process.channel, self._on_message)
             async with asyncio.timeout(FIRST_WORD_SECONDS):
                 await self._opening.first_word
-            self._process.check_dirs(self._directories)
-            self._send_order(order, extras)
+            self._process.check_directories(self._directories)
+            self._send_order(order)
             async with asyncio.timeout(READY_SECONDS):
                 await self._opening.ready
-            if self._reason is not None:  # it has ended since it said so
+            if self._reason is not None:  # it has ended since
                 raise describe_end(self._reason)
         except BaseException as error:
             self.end("lost")
             await self._wait_until_buried()
             if isinstance(error, TimeoutError):
-                is_ours = not self._opening.first_word.done() or not (extras or self.foreign)
+                is_ours = not self._opening.first_word.done() or not (self.tools or self._interpreter)
                 raise describe_silence(is_ours) from error
             if descriptors.is_one(error):
                 raise descriptors.refusal() from error
@@ -128,27 +126,27 @@ class LocalSession(SessionFiles):
             if isinstance(error, channel.ChannelClosed):
                 raise ZygoteDied("the guest was gone before its session began") from error
             raise
-        self._settle()
-
-    def _settle(self) -> None:
-        self._background.open(self._process.stdout, self._process.stderr)
+        if self.tools is not None:
+            self.tools.sent()
+        self.background.open(self._process.stdout, self._process.stderr)
         self._idleness.begin()
 
-    def _send_order(self, order: SessionOrder, extras: Sequence[GuestFeature]) -> None:
+    def _send_order(self, order: SessionOrder) -> None:
+        extras: Sequence[GuestFeature] = () if self.tools is None else (self.tools.feature,)
         message = {
             "files": [(file.path, len(file.content)) for file in order.files],
             "env": dict(order.env),
             "extras": [(extra.name, extra.argument, len(extra.descriptors)) for extra in extras],
-            "foreign": self.foreign,
+            "foreign": self._interpreter,
         }
         packet = channel.build(message, b"".join(file.content for file in order.files))
-        lent = [descriptor for extra in extras for descriptor in extra.descriptors]
+        sent = [descriptor for extra in extras for descriptor in extra.descriptors]
         if len(packet) <= _INLINE_BYTES:
-            self.send(packet, lent)
+            self.send(packet, sent)
             return
         memfd = in_memfd(packet)
         try:
-            self.send(channel.build({"in_memfd": True}), [memfd, *lent])
+            self.send(channel.build({"in_memfd": True}), [memfd, *sent])
         finally:
             os.close(memfd)
 
@@ -156,7 +154,7 @@ class LocalSession(SessionFiles):
         """Hand a packet to the guest; the caller keeps its copies of the descriptors."""
         channel.send_packet(self._process.channel, packet, descriptors)
 
-    # ---- what the guest says
+    # ---- what the guest sends
 
     def _on_message(self) -> None:
         try:
@@ -177,13 +175,11 @@ class LocalSession(SessionFiles):
                 self.end("crash")
         elif self._cell_run is not None and message.get("ended") == self._cell_run.number and "error" in message:
             self._cell_run.answer(message)
-        elif self._copying is not None and not self._copying.done() and not message:
-            self._copying.set_result(None if blob == b"branched" else blob[:500].decode("utf-8", "replace"))
-        else:
-            self.end("crash")  # nothing else was due: it is the program who speaks
+        elif message or not self._branching.answer(blob):
+            self.end("crash")  # nothing else was due: the program itself sent it
 
     def _on_broken_channel(self) -> None:
-        """Its end was closed, most often because its process ends now; or the program wrote nonsense."""
+        """Its end was closed, most often because its process ends now; or the program sent something malformed."""
         self._loop.remove_reader(self._process.channel)
         if not self._opening.first_word.done():
             self.end("lost")
@@ -195,7 +191,7 @@ class LocalSession(SessionFiles):
             self._loop.call_later(_SILENCE_SECONDS, self._end_unheard)
 
     def _end_unheard(self) -> None:
-        """It does not listen any more, and how its process ended is not known yet."""
+        """End a session that does not answer and whose wait status is not known yet."""
         self.end("lost" if self._process.was_lost() else "crash")
 
     def _receive_first_message(self, message: Mapping[str, Any], descriptors: list[int]) -> None:
@@ -214,7 +210,7 @@ class LocalSession(SessionFiles):
         self._cells += 1
         self._cell_run = CellRun(self, self._cells, cell, watcher, self._bounds)
         if self.tools is not None:
-            self._cell_run.extra = self.tools.unsent
+            self._cell_run.feature = self.tools.unsent
             self.tools.begin(watcher)
         try:
             try:
@@ -236,7 +232,7 @@ class LocalSession(SessionFiles):
             if self._buried is not None:
                 await self._wait_until_buried()
             else:
-                self._background.resume()
+                self.background.resume()
                 self._idleness.begin()
 
     def interrupt(self) -> None:
@@ -251,16 +247,8 @@ class LocalSession(SessionFiles):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGINT)
 
     def pids(self) -> list[int]:
-        """Who is in it, as far as anybody can tell."""
+        """The processes in it; empty without a cgroup."""
         return [] if self.cgroup is None else self.cgroup.processes()
-
-    def take_background(self) -> bytes:
-        """What was written between cells, marked as such."""
-        return self._background.take()
-
-    def adopt(self, stream: Stream) -> None:
-        """Read on from a pipe whose cell has ended, while somebody holds it."""
-        self._background.adopt(stream)
 
     async def branch(self, reseed: bool = True) -> LiveSession:
         """An independent copy of the live state.
@@ -273,87 +261,57 @@ class LocalSession(SessionFiles):
 
     async def _branch(self, reseed: bool) -> LiveSession:
         self._check_alive()
-        if self.foreign is not None:
+        if self._interpreter is not None:
             raise CannotBranch("only Python sessions can be branched: another interpreter cannot fork itself")
         if self._cell_run is not None:
             raise CannotBranch("a cell is running; branch when it has ended")
-        if self._generation >= _GENERATIONS_MAX:
-            raise CannotBranch(
-                f"it is {_GENERATIONS_MAX} branches away from where its family began, and the kernel shields no more "
-                "generations from each other; branch one before it, or keep copies and go on in the original"
-            )
+        branching = self._branching
+        branching.check_generation()
         async with self._writing:
-            if not self._branches_coming:
+            if not branching.under_way:
                 check_quiet(self.cgroup)
-        self._branches_coming += 1
+        branching.under_way += 1
         began = 0.0 if self.cgroup is None else self.cgroup.cpu_seconds()
+
+        async def order(descriptors: list[int]) -> None:
+            self._check_alive()
+            await branching.order(reseed, descriptors)
+
         try:
-            async with self._births:
+            async with branching.births:
                 self._check_alive()
-                order = self._order_copy(reseed)
-                grown = await copy_session(self._process, self._directories, self._limits, order, self._forking)
+                assert isinstance(self._process, JailedProcess)
+                grown = await copy_session(self._process, self._directories, self._limits, order, branching.forking)
         finally:
-            self._branches_coming -= 1
+            branching.under_way -= 1
             if self._reason is None and self.cgroup is not None:
                 self._idleness.forgive(min(self.cgroup.cpu_seconds() - began, _FORK_CPU_SECONDS))
         twin = LocalSession(grown.process, self._limits, self._bounds, self._owner)
-        twin._generation = self._generation + 1
+        twin._branching.generation = branching.generation + 1
         twin._begin_as_copy(grown, self._cells)
         try:
-            twin._process.check_dirs(twin._directories)
-            await self._equip(twin, grown.pidfd)
+            twin._process.check_directories(twin._directories)
+            if self.tools is not None:
+                twin.tools = self.tools.branch()
+            if self.network is not None:
+                twin.network = await self.network.branch(grown.pidfd)
         except BaseException:
             await twin.close()
             raise
         return twin
-
-    async def _equip(self, twin: LocalSession, pidfd: int) -> None:
-        """Give a copy tools and a network of its own, if this session has any."""
-        if self.tools is not None:
-            try:
-                twin.tools = self.tools.branch()
-            except OSError as error:
-                if descriptors.is_one(error):
-                    raise descriptors.refusal() from error
-                raise JailSetupFailed("branch", str(error)) from error
-        if self.network is not None:
-            try:
-                twin.network = await self.network.branch(pidfd)
-            except JailSetupFailed as error:  # most likely the copy's own doing: it has ended, or has the port
-                raise CannotBranch(f"the copy could not be given its network: {error.message}") from error
-
-    def _order_copy(self, reseed: bool) -> Callable[[list[int]], Awaitable[None]]:
-        async def order(descriptors: list[int]) -> None:
-            self._check_alive()
-            self._copying = self._loop.create_future()
-            try:
-                self.send(channel.build({}, b"branch reseed" if reseed else b"branch"), descriptors)
-                async with asyncio.timeout(_SILENCE_SECONDS):
-                    why = await self._copying
-            except asyncio.CancelledError:
-                self.end("timeout")  # it did not answer: nobody knows what it does now
-                raise
-            except (TimeoutError, channel.ChannelClosed, BlockingIOError) as error:
-                self.end("timeout")
-                raise CannotBranch("the session did not answer when it was told to branch, and was ended") from error
-            finally:
-                self._copying = None
-            if why is not None:
-                raise CannotBranch(why.removeprefix("cannot "))
-
-        return order
 
     def _begin_as_copy(self, grown: Branch, cells: int) -> None:
         self._directories, self._pidfd = grown.directories, grown.pidfd
         self._cells = cells
         self._opening.skip()
         self._loop.add_reader(self._process.channel, self._on_message)
-        self._settle()
+        self.background.open(self._process.stdout, self._process.stderr)
+        self._idleness.begin()
         if has_ended(grown.pidfd):
             self._on_process_ended(None)
 
     def memory_bytes(self) -> int:
-        """What it holds now."""
+        """The memory that it uses now."""
         return 0 if self.cgroup is None or self._reason is not None else self.cgroup.memory_bytes()
 
     # ---- the end
@@ -363,12 +321,12 @@ class LocalSession(SessionFiles):
         """Why it has ended; None while it lives."""
         return self._reason
 
-    def on_end(self, tell: Callable[[], None]) -> None:
-        """Call `tell()` once it has ended, whatever the reason."""
+    def on_end(self, call: Callable[[], None]) -> None:
+        """Call `call()` once it has ended, whatever the reason."""
         if self._buried is not None and self._buried.done():
-            tell()
+            call()
         else:
-            self._tells.append(tell)
+            self._on_end.append(call)
 
     async def close(self) -> None:
         """End it and everything it started; nothing is left when this returns."""
@@ -376,7 +334,7 @@ class LocalSession(SessionFiles):
         await self._wait_until_buried()
 
     def end(self, reason: str) -> None:
-        """Kill everyone in it. The first reason given is the one remembered."""
+        """Kill every process in it. The first reason given is the one remembered."""
         if self._reason is None:
             self._reason = reason
             self._opening.fail(reason)
@@ -385,17 +343,18 @@ class LocalSession(SessionFiles):
             self._buried = self._loop.create_task(self._bury())
 
     async def _write(self, path: str, content: bytes) -> None:
-        """On the session's own account of memory, where there is one."""
+        """By a process in the session's cgroup, where there is one: the file counts toward its memory."""
         if self.cgroup is None:
             await super()._write(path, content)
             return
+        assert isinstance(self._process, JailedProcess)
         async with self._writing:
             self._check_alive()
             try:
                 with descriptors.named():
                     await files.put(self._process, self.cgroup, self._directories[0], path, content)
             except SandboxFault:
-                self._on_memory_event()  # the program may have taken what there was room for
+                self._on_memory_event()  # the program may have used up the room
                 self._check_alive()
                 raise
 
@@ -421,25 +380,24 @@ class LocalSession(SessionFiles):
         if self._process.was_lost():
             return "lost"
         if status is None:
-            return (
-                "lost" if isinstance(self._process, FirstProcess) else "exit"
-            )  # an older kernel tells nothing of a branch
+            # An older kernel does not report the status of a branch.
+            return "lost" if isinstance(self._process, FirstProcess) else "exit"
         return "exit" if os.WIFEXITED(status) else "crash"
 
     def _on_memory_event(self) -> None:
-        """Version 1 cgroups kill one process of several and let the rest go on: end them too."""
+        """End all processes: version 1 cgroups kill one of several and let the others go on."""
         if self.cgroup is not None and self.cgroup.oom_kills() > 0:
             self.end("memory")
 
     async def _wait_until_buried(self) -> None:
-        """Who is cancelled meanwhile hears of it when it is done."""
+        """Wait for the end of `_bury`, even if cancelled meanwhile."""
         assert self._buried is not None
         cancelled = await wait_until_done(self._buried)
         if cancelled is not None:
             raise cancelled
 
     async def _bury(self) -> None:
-        """Wait until everyone is dead, tell the cell that ran, and give everything back."""
+        """Wait until every process is dead, end the cell that ran, and give everything back."""
         await self._process.gone()
         await asyncio.wait([self._status], timeout=_SILENCE_SECONDS)
         status = self._status.result() if self._status.done() and self._reason != "lost" else None
@@ -449,26 +407,33 @@ class LocalSession(SessionFiles):
         if self._cell_run is not None:
             self._cell_run.answer(self._describe_end(self._reason, status))
         self._loop.remove_reader(self._process.channel)
-        self._background.close()
+        self.background.close()
         async with self._writing:
-            pass  # nobody of ours is in its cgroup any more
+            pass  # no process of ours is in its cgroup any more
         for descriptor in (*self._directories, *([self._pidfd] if self._pidfd >= 0 else ())):
             os.close(descriptor)
-        self._directories.clear()  # the list itself: a branch that waits for its place has it, too
+        self._directories.clear()  # in place: a branch that waits for its namespaces holds this list, too
         self._pidfd = -1
-        if self._copying is not None and not self._copying.done():
-            self._copying.set_result(f"the session has ended: {self._reason}")
+        self._branching.abandon(f"the session has ended: {self._reason}")
         self._opening.forget()
         if self.tools is not None:
             self.tools.close()
         if self.network is not None:
             await self.network.close()
         await self._process.release()
-        for tell in self._tells:
-            tell()
+        for call in self._on_end:
+            call()
 
     def _describe_end(self, reason: str, status: int | None) -> End:
         if self.cgroup is None:
             return End(reason, status, 0, 0.0, 0)
         oom_kills = self.cgroup.oom_kills() if reason == "memory" else 0
         return End(reason, status, oom_kills, self.cgroup.cpu_seconds(), self.cgroup.memory_peak_bytes())
+
+
+def check_ipython(environment: Environment) -> None:
+    """Raises NotOffered: the environment has no IPython, which runs the cells of sessions."""
+    if not any(name.lower() == "ipython" for name, _ in environment.packages):
+        raise NotOffered(
+            f"environment {environment.name!r} has no IPython, which sessions need; use another", field="environment"
+        )

@@ -146,10 +146,10 @@ async def _all_is_well(box: belljar.AsyncSandbox, warden: int) -> None:
 
 def test_a_server_without_descriptors_refuses_the_new_and_keeps_the_old(serve: Serve) -> None:
     with serve("serve", server__runners=1) as server:
-        old = [server.ask("POST", "/v1/sessions", {}).process["id"] for _ in range(4)]
+        old = [server.ask("POST", "/v1/sessions", {}).body["id"] for _ in range(4)]
         for number, session in enumerate(old):
             answer = server.ask("POST", f"/v1/sessions/{session}/execute", {"code": f"x = {number}"})
-            assert answer.process["status"] == "ok", answer
+            assert answer.body["status"] == "ok", answer
         used = len(os.listdir(f"/proc/{server.process.pid}/fd"))
         before = resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)
         resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (used + 90, before[1]))
@@ -157,17 +157,17 @@ def test_a_server_without_descriptors_refuses_the_new_and_keeps_the_old(serve: S
         refused = [each for each in asked if each.status != 201]  # some were ready
         assert len(refused) >= 10
         for each in refused:
-            assert (each.status, each.process["error"]["code"]) == (429, "overloaded"), each
+            assert (each.status, each.body["error"]["code"]) == (429, "overloaded"), each
             assert f"its limit is {used + 90}" in each.text
         for number, session in enumerate(old):
             answer = server.ask("POST", f"/v1/sessions/{session}/execute", {"code": "print(x)"})
             assert answer.status == 200, answer
-            assert answer.process["stdout"] == f"{number}\n"
+            assert answer.body["stdout"] == f"{number}\n"
         resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, before)
         new = server.ask("POST", "/v1/sessions", {})
         assert new.status in (200, 201), new
         answer = server.ask("POST", f"/v1/sessions/{old[0]}/execute", {"code": "print(x)"})
-        assert answer.process["stdout"] == "0\n"
+        assert answer.body["stdout"] == "0\n"
 
 
 def test_too_low_a_limit_for_the_pool_is_refused_at_the_start(environ: dict[str, str]) -> None:
@@ -275,7 +275,7 @@ def test_a_branch_that_cannot_have_a_descriptor_leaves_no_cell(
 def test_a_process_to_wait_that_finds_no_descriptors_leaves_none_open(settings: Settings, spare: int) -> None:
     async def scene() -> None:
         async with local_pool.opened(settings) as (_, pool):
-            guest = await pool.lease("bare", settings.default_limits)
+            guest = await pool.guests.lease("bare", settings.default_limits)
             standby = Standby(argv=("true",), path="/bin/true", env=(), limits=settings.default_limits)
             try:
                 before = len(os.listdir("/proc/self/fd"))
@@ -288,7 +288,7 @@ def test_a_process_to_wait_that_finds_no_descriptors_leaves_none_open(settings: 
                 assert len(os.listdir("/proc/self/fd")) == before
                 assert spare == 4 or caught.tb  # which keeps what it had made alive
             finally:
-                pool.release(guest)
+                pool.guests.release(guest)
 
     asyncio.run(scene())
 

@@ -228,26 +228,26 @@ def test_whatever_happens_while_directories_are_renewed_nothing_is_lost(settings
         async with local_pool.opened(settings, trouble) as (sandbox, pool):
             execution = Execution(code="import os; os.mkdir('d')", limits=settings.default_limits)
             async with asyncio.timeout(20):
-                while not pool._jails._renewals:
+                while not pool.guests._jails._renewals:
                     assert (await sandbox.run(execution)).exit_code == 0
                     await asyncio.sleep(0)  # its jail is looked at after the answer, and soon done with
-            *_, jail = pool._jails._renewals
+            *_, jail = pool.guests._jails._renewals
             if end == "lost":
                 pool._warden.kill()
             elif end == "killed":
                 jail.kill()
             if end != "closed":
                 async with asyncio.timeout(10):
-                    while jail in pool._jails._renewals or not jail.is_gone:
+                    while jail in pool.guests._jails._renewals or not jail.is_gone:
                         await asyncio.sleep(0.001)
-                assert jail not in pool._jails.idle
+                assert jail not in pool.guests._jails.idle
                 assert (await sandbox.run(execution)).exit_code == 0
                 async with asyncio.timeout(10):
-                    while pool._jails._being_made:  # in a berth that is neither free nor a jail's yet
+                    while pool.guests._jails._being_made:  # in a berth that is neither free nor a jail's yet
                         await asyncio.sleep(0.001)
-                free = [jail_slot.number for jail_slot in pool._jail_slots._free]
+                free = [jail_slot.number for jail_slot in pool.guests.jail_slots._free]
                 assert len(free) == len(set(free))
-                assert jail.number in free or jail.number in pool._jails._jails or end == "lost"
+                assert jail.number in free or jail.number in pool.guests._jails._jails or end == "lost"
 
     asyncio.run(scene())
     before = os.listdir("/proc/self/fd")
@@ -262,11 +262,11 @@ def test_without_the_rules_of_its_cell_nothing_runs(settings: Settings) -> None:
 
     async def scene() -> None:
         async with local_pool.opened(nothing_ahead) as (sandbox, pool):
-            jail = await pool._jails.make()
+            jail = await pool.guests._jails.make()
             assert jail.has_rules
             os.close(jail._rules.pop())
             jail._rules.append(os.open("/dev/null", os.O_RDONLY))
-            pool._jails.put_back(jail)
+            pool.guests._jails.put_back(jail)
             with pytest.raises(JailSetupFailed, match="landlock"):
                 await sandbox.run(Execution(code="print(1)", limits=settings.default_limits))
             assert (await sandbox.run(Execution(code="print(1)", limits=settings.default_limits))).stdout == b"1\n"

@@ -67,10 +67,10 @@ def test_few_pages_are_left_to_copy_once_the_program_comes(settings: Settings) -
         async with local_pool.opened(settings) as (sandbox, pool):
             await sandbox.run(Execution(code="pass"))
             async with asyncio.timeout(_DEADLINE_SECONDS):
-                while len(pool._ready["bare"]) < settings.pool.ready_guests:
+                while len(pool.guests._ready["bare"]) < settings.pool.ready_guests:
                     await asyncio.sleep(0.01)
             await asyncio.sleep(0.2)  # nothing tells that the last of them has come to rest
-            cgroup = pool._ready["bare"][0].jail.jail_slot.cgroup
+            cgroup = pool.guests._ready["bare"][0].jail.jail_slot.cgroup
             assert cgroup is not None
             async with asyncio.timeout(_DEADLINE_SECONDS):
                 while not cgroup.processes():

@@ -200,7 +200,7 @@ def test_a_runners_cells_killed_from_outside_are_no_programs_fault(serve: Serve,
         host.wait_until(lambda: has_program(server.process.pid), "it runs")
         kill_sleepers(server.process.pid)
         ask.join()
-        assert (answers[0].status, answers[0].process.get("status")) == (200, "ok"), answers
+        assert (answers[0].status, answers[0].body.get("status")) == (200, "ok"), answers
 
 
 def test_a_plain_users_cells_killed_from_outside_are_no_programs_fault(plain_box: Any, host: Any) -> None:
@@ -252,7 +252,7 @@ def test_a_program_whose_cell_is_lost_while_it_is_made_gets_another(settings: Se
             os.kill(warden, signal.SIGSTOP)
             running = asyncio.create_task(sandbox.run(Execution(code="print(1)", limits=settings.default_limits)))
             async with asyncio.timeout(20):
-                while not pool._jails._being_made:
+                while not pool.guests._jails._being_made:
                     await asyncio.sleep(0.01)
             os.kill(warden, signal.SIGKILL)
             assert (await running).stdout == b"1\n"
@@ -270,7 +270,7 @@ def test_a_stuck_warden_does_not_hold_up_an_answer_for_ever(own_box: Sandbox) ->
 def test_a_stuck_warden_does_not_hold_up_a_file_for_ever(own_box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     with contextlib.suppress(SessionEnded), own_box.session() as session:
         assert session.run("x = 1").ok
-        monkeypatch.setattr("belljar.backends.local.pool.pool.JAIL_SECONDS", 1.0)
+        monkeypatch.setattr("belljar.backends.local.pool.warden_handle._ANSWER_SECONDS", 1.0)
         os.kill(warden_and_zygote()[0], signal.SIGSTOP)
         began = time.monotonic()
         with pytest.raises((SandboxFault, SessionEnded)):
@@ -300,8 +300,8 @@ def test_a_guest_released_before_it_had_a_program_is_given_back_once(settings: S
         async with local_pool.opened(settings, trouble) as (_, pool):
             while not pool.facts()["ready_guests"]:
                 await asyncio.sleep(0.01)
-            guest = await pool.lease("bare", settings.default_limits)
-            pool.release(guest)
+            guest = await pool.guests.lease("bare", settings.default_limits)
+            pool.guests.release(guest)
             await guest.jail.gone
             while not guest.has_ended:
                 await asyncio.sleep(0.01)
@@ -316,14 +316,14 @@ def test_a_cell_whose_maker_is_cancelled_when_it_has_just_come_is_gone(settings:
     async def cancel_in_time() -> None:
         async with local_pool.opened(settings) as (sandbox, pool):
             async with asyncio.timeout(20):
-                while pool.facts()["ready_guests"] < settings.pool.ready_guests or pool._jails._being_made:
+                while pool.facts()["ready_guests"] < settings.pool.ready_guests or pool.guests._jails._being_made:
                     await asyncio.sleep(0.01)
-            known = await pool._jails.make()  # its berth is kept
+            known = await pool.guests._jails.make()  # its berth is kept
             known.kill()
             await known.gone
             warden = warden_and_zygote()[0]
             before = await local_pool.settled_descriptors(), len(children(warden))
-            making = asyncio.create_task(pool._jails.make())
+            making = asyncio.create_task(pool.guests._jails.make())
             hear = pool._warden._receive
             with pytest.MonkeyPatch.context() as patch:
                 # Before the task has had its turn to take the answer.
