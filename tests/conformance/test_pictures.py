@@ -25,13 +25,13 @@ def size_of(display: Display) -> tuple[int, int]:
     at, pixels, width, height, row_bytes = 8, b"", 0, 0, 0
     while at < len(content):
         length, kind = struct.unpack_from(">I4s", content, at)
-        process = content[at + 8 : at + 8 + length]
-        assert struct.unpack_from(">I", content, at + 8 + length)[0] == zlib.crc32(kind + process)
+        body = content[at + 8 : at + 8 + length]
+        assert struct.unpack_from(">I", content, at + 8 + length)[0] == zlib.crc32(kind + body)
         if kind == b"IHDR":
-            width, height, depth, colour = struct.unpack_from(">IIBB", process)
+            width, height, depth, colour = struct.unpack_from(">IIBB", body)
             row_bytes = 1 + (width * depth * {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}[colour] + 7) // 8
         elif kind == b"IDAT":
-            pixels += process
+            pixels += body
         at += 12 + length
     assert len(zlib.decompress(pixels)) == row_bytes * height
     return width, height

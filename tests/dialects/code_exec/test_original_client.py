@@ -29,8 +29,8 @@ def test_pass_and_fail(url: str) -> None:
 
 @pytest.mark.parametrize("json_resp", [True, False])
 def test_stdin(url: str, json_resp: bool) -> None:
-    code = 'inp = input()\nassert inp == "Hello, LocalPool!"\nprint("stdin works")'
-    assert client.exec_test(url, code, "", stdin="Hello, LocalPool!", json_resp=json_resp) == (True, "stdin works\n")
+    code = 'inp = input()\nassert inp == "Hello, World!"\nprint("stdin works")'
+    assert client.exec_test(url, code, "", stdin="Hello, World!", json_resp=json_resp) == (True, "stdin works\n")
 
 
 def test_source_of_more_than_a_megabyte(url: str) -> None:

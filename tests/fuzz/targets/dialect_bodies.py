@@ -34,9 +34,9 @@ _KINDS = (
 def run(data: bytes) -> None:
     for kind in _KINDS:
         try:
-            process = fastapi.read_body(kind, data)
-            name_of(id_of(getattr(process, "session_id", None)))
-            programs.wrap_program(getattr(process, "code", ""), ("web_search",))
+            body = fastapi.read_body(kind, data)
+            name_of(id_of(getattr(body, "session_id", None)))
+            programs.wrap_program(getattr(body, "code", ""), ("web_search",))
         except Refusal as refusal:
             assert refusal.status == 422
             fastapi.refuse(refusal)

@@ -16,11 +16,11 @@ TOKENS = (
 )
 _CALLER = Caller("fuzz", Settings())
 _READERS = (
-    (bodies.read_execute, lambda process: bodies.admit_body(_CALLER, process)),
-    (bodies.read_batch, lambda process: [bodies.admit_body(_CALLER, each) for each in process.executions or ()]),
-    (bodies.read_session, lambda process: bodies.admit_session_body(_CALLER, process)),
-    (bodies.read_cell, lambda process: process),
-    (bodies.read_branch, lambda process: process),
+    (bodies.read_execute, lambda body: bodies.admit_body(_CALLER, body)),
+    (bodies.read_batch, lambda body: [bodies.admit_body(_CALLER, each) for each in body.executions or ()]),
+    (bodies.read_session, lambda body: bodies.admit_session_body(_CALLER, body)),
+    (bodies.read_cell, lambda body: body),
+    (bodies.read_branch, lambda body: body),
 )
 
 

@@ -41,9 +41,9 @@ def make_pdf(text: str) -> bytes:
     out = io.BytesIO()
     out.write(b"%PDF-1.4\n")
     offsets = []
-    for number, process in enumerate(objects, 1):
+    for number, body in enumerate(objects, 1):
         offsets.append(out.tell())
-        out.write(b"%d 0 obj\n%b\nendobj\n" % (number, process))
+        out.write(b"%d 0 obj\n%b\nendobj\n" % (number, body))
     start = out.tell()
     out.write(b"xref\n0 %d\n0000000000 65535 f \n" % (len(objects) + 1))
     out.write(b"".join(b"%010d 00000 n \n" % each for each in offsets))
@@ -85,15 +85,15 @@ class _Answers(BaseHTTPRequestHandler):
         self._answer(None)
 
     def do_POST(self) -> None:
-        process = self.rfile.read(int(self.headers.get("content-length", 0)))
-        self._answer(json.loads(process))
+        body = self.rfile.read(int(self.headers.get("content-length", 0)))
+        self._answer(json.loads(body))
 
-    def _answer(self, process: Any) -> None:
+    def _answer(self, body: Any) -> None:
         parts = urlsplit(self.path)
         outside, path = self.outside, parts.path
         outside.asked[path] += 1
         outside.headers[path] = {name.lower(): value for name, value in self.headers.items()}
-        outside.bodies[path] = process
+        outside.bodies[path] = body
         if outside.failing[path] > 0:
             outside.failing[path] -= 1
             self._send(500, b"broken", "text/plain")
@@ -102,7 +102,7 @@ class _Answers(BaseHTTPRequestHandler):
         if route is None:
             self._send(404, b"nothing here", "text/plain")
         else:
-            route(process, parse_qs(parts.query))
+            route(body, parse_qs(parts.query))
 
     def _send(self, status: int, content: bytes, kind: str, **headers: str) -> None:
         self.send_response(status)
@@ -117,23 +117,23 @@ class _Answers(BaseHTTPRequestHandler):
     def _json(self, value: Any, status: int = 200) -> None:
         self._send(status, json.dumps(value).encode(), "application/json")
 
-    def at_serper(self, process: Any, _: Any) -> None:
+    def at_serper(self, body: Any, _: Any) -> None:
         if self.headers.get("x-api-key") not in ("secret-of-the-host", "of-the-client"):
             self._json({"message": "Unauthorized."}, 403)
             return
         organic = [
             {
-                "title": f"{process['q']} {each}",
+                "title": f"{body['q']} {each}",
                 "link": f"https://example.org/{each}",
-                "snippet": CUT if process["q"] == "cut" else "…",
+                "snippet": CUT if body["q"] == "cut" else "…",
                 "position": each + 1,
             }
-            for each in range(process["num"])
+            for each in range(body["num"])
         ]
-        self._json({"searchParameters": process, "organic": organic, "credits": 1})
+        self._json({"searchParameters": body, "organic": organic, "credits": 1})
 
-    def at_scrape(self, process: Any, _: Any) -> None:
-        text = CUT if process["url"].endswith("?cut") else f"scraped {process['url']}"
+    def at_scrape(self, body: Any, _: Any) -> None:
+        text = CUT if body["url"].endswith("?cut") else f"scraped {body['url']}"
         self._json({"text": text, "metadata": {}})
 
     def at_search(self, _: Any, query: Any) -> None:
@@ -191,23 +191,23 @@ class _Answers(BaseHTTPRequestHandler):
     def at_loop(self, *_: Any) -> None:
         self._send(302, b"", "text/plain", location="/loop")
 
-    def at_v1_chat_completions(self, process: Any, _: Any) -> None:
-        self.at_llm_chat_completions(process, _)
+    def at_v1_chat_completions(self, body: Any, _: Any) -> None:
+        self.at_llm_chat_completions(body, _)
 
-    def at_llm_chat_completions(self, process: Any, _: Any) -> None:
+    def at_llm_chat_completions(self, body: Any, _: Any) -> None:
         if self.headers.get("authorization") != "Bearer secret-model-key":
             self._json({"error": "no key"}, 401)
             return
-        said = process["messages"][-1]["content"]
-        if process["model"] == "broken":
+        said = body["messages"][-1]["content"]
+        if body["model"] == "broken":
             self._json({"error": "always"}, 500)
         elif "JSON object" in said:
-            answer = {"content": f"summary by {process['model']}: {'bell jar' in said}", "urls": ["u"], "score": 0.9}
+            answer = {"content": f"summary by {body['model']}: {'bell jar' in said}", "urls": ["u"], "score": 0.9}
             self._complete("```json\n" + json.dumps(answer) + "\n```")
         elif said == "cut":
             self._complete(CUT)
         else:
-            self._complete(f"{process['model']} heard: {said[:2000]}")
+            self._complete(f"{body['model']} heard: {said[:2000]}")
 
     def _complete(self, text: str) -> None:
         self._json({"choices": [{"message": {"role": "assistant", "content": text}}]})

@@ -32,9 +32,7 @@ def test_it_presents_itself_as_the_original(plug: Plug) -> None:
             assert tool["inputSchema"]["properties"]["code"]["type"] == "string"
         assert [each["uri"] for each in wire.ask("resources/list")["resources"]] == ["sandbox://environments"]
         assert wire.ask("prompts/list")["prompts"] == []
-        assert (
-            wire.call("run_python_code", code="print('Hello, LocalPool!')")["content"][0]["text"] == "Hello, LocalPool!"
-        )
+        assert wire.call("run_python_code", code="print('Hello, World!')")["content"][0]["text"] == "Hello, World!"
         assert "error" in wire.call("run_python_code", code="print(nope)")["content"][0]["text"].lower()
 
 
