@@ -122,7 +122,7 @@ class GvisorPool:
                 "do": "greet",
                 "python": contents.python,
                 "environ": contents.environ(),
-                "warming": {**WARMING, "BELLJAR_ZYGOTE": "belljar.inside.gvisor.zygote"},
+                "warming": WARMING,
                 "imports": warm,
                 "allowance": self._default_allowance,
             }

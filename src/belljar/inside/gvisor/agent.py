@@ -55,7 +55,7 @@ def main() -> None:
 
 def _install_code() -> None:
     """Write our sources where a guest, which has its own root, does not see them."""
-    for name, content in warden.own_code().items():
+    for name, content in warden.own_code("belljar.inside.gvisor.zygote").items():
         path = f"{policy.CODE_DIR}/{name}"
         os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
         with open(path, "wb") as file:

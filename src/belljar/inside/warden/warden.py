@@ -154,8 +154,11 @@ def _keep(pid: int, warden: socket.socket, orders: dict[str, Any]) -> None:
     os._exit(0)
 
 
-def own_code() -> dict[str, bytes]:
-    """Read the sources that a zygote needs (`inside` and what it imports) before the host's files are hidden."""
+def own_code(serving_module: str = "belljar.inside.zygote.server") -> dict[str, bytes]:
+    """Read the sources that a zygote needs (`inside` and what it imports) before the host's files are hidden.
+
+    The zygote calls `serve` of `serving_module`.
+    """
     package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     paths = [f"{package}/__init__.py", f"{package}/channel.py"]
     for part in ("inside", "jail"):
@@ -166,6 +169,7 @@ def own_code() -> dict[str, bytes]:
         with open(path, "rb") as file:
             code[f"belljar{path[len(package) :]}"] = file.read()
     code["sitecustomize.py"] = code["belljar/inside/zygote/sitecustomize.py"]
+    code["serving_module"] = serving_module.encode()  # which `sitecustomize` reads
     return code
 
 

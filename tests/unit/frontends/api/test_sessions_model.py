@@ -92,7 +92,7 @@ class Model:
         )
 
 
-class ServerModel:
+class Everything:
     """All sessions, and the dice."""
 
     def __init__(self, clients: dict[str, list[AsyncClient]]) -> None:
@@ -111,9 +111,9 @@ class ServerModel:
 class Person:
     """One client that does what the dice say, and complains when the answer is not what the model says."""
 
-    def __init__(self, model: ServerModel, client: AsyncClient, owner: str) -> None:
-        self.model = model
-        self.dice = model.dice
+    def __init__(self, world: Everything, client: AsyncClient, owner: str) -> None:
+        self.world = world
+        self.dice = world.dice
         self.client = client
         self.owner = owner
         self.actions: list[tuple[int, Callable[[Model, AsyncSession], Awaitable[None]]]] = [
@@ -135,11 +135,11 @@ class Person:
 
     async def live(self, deadline: float) -> None:
         while time.monotonic() < deadline:
-            mine = [each for each in self.model.alive if each.owner == self.owner]
-            if len(self.model.alive) + self.model.opening < SESSIONS:
+            mine = [each for each in self.world.alive if each.owner == self.owner]
+            if len(self.world.alive) + self.world.opening < SESSIONS:
                 await self.open()
             elif self.dice.random() < 0.15:
-                await self.look_at(self.dice.choice(self.model.alive))
+                await self.look_at(self.dice.choice(self.world.alive))
             elif mine and self.dice.random() < 0.1:
                 await self.push_in(self.dice.choice(mine))
             elif mine:
@@ -155,7 +155,7 @@ class Person:
             if model.ended is not None:
                 return
             model.story.append(action.__name__)
-            self.model.done[action.__name__] += 1
+            self.world.done[action.__name__] += 1
             try:
                 await action(model, self.handle(model))
             except Exception as error:
@@ -163,32 +163,32 @@ class Person:
 
     def handle(self, model: Model) -> AsyncSession:
         """The session as this client would hold it, without asking whether it is there."""
-        return AsyncSession(self.client, dataclasses.replace(self.model.shown, id=model.id))
+        return AsyncSession(self.client, dataclasses.replace(self.world.shown, id=model.id))
 
     # ---- with the turn: the answer is known exactly
 
     async def open(self) -> None:
-        self.model.opening += 1
+        self.world.opening += 1
         try:
             content = self.dice.randbytes(100)
             session = await self.client.session(files={PATHS[0]: content})
         finally:
-            self.model.opening -= 1
-        self.model.shown = session.opened
-        self.model.known.add(session.id)
+            self.world.opening -= 1
+        self.world.shown = session.opened
+        self.world.known.add(session.id)
         model = Model(id=session.id, owner=self.owner, files={PATHS[0]: content})
         self.expect(model, await session.run(START), Status.OK)
-        self.model.done["open"] += 1
-        self.model.alive.append(model)
+        self.world.done["open"] += 1
+        self.world.alive.append(model)
 
     async def run(self, model: Model, session: AsyncSession) -> None:
-        token, step = self.model.token(), self.dice.randrange(100)
+        token, step = self.world.token(), self.dice.randrange(100)
         model.x += step
         outcome = await session.run(f"x += {step}; print({token!r}); x")
         self.expect(model, outcome, Status.OK, f"{token}\n", str(model.x))
 
     async def fail(self, model: Model, session: AsyncSession) -> None:
-        token = self.model.token()
+        token = self.world.token()
         model.x += 1
         outcome = await session.run(f"x += 1\nraise ValueError({token!r})")
         self.expect(model, outcome, Status.FAILED)
@@ -197,7 +197,7 @@ class Person:
 
     async def take_too_long(self, model: Model, session: AsyncSession) -> None:
         """Time is the clock's: on a busy machine it may be up before the cell has done anything."""
-        token = self.model.token()
+        token = self.world.token()
         outcome = await session.run(f"x += 1; print({token!r})\nwhile True: pass", timeout=0.5)
         assert outcome.stdout in ("", f"{token}\n"), (model, outcome)
         self.expect(model, outcome, Status.TIMED_OUT, outcome.stdout)
@@ -206,10 +206,10 @@ class Person:
         has_begun = bool(outcome.stdout) or value(seen) != str(model.x)
         model.x += has_begun
         self.expect(model, seen, Status.OK, "", str(model.x))
-        self.model.done["took too long to begin"] += not has_begun
+        self.world.done["took too long to begin"] += not has_begun
 
     async def interrupt(self, model: Model, session: AsyncSession) -> None:
-        token = self.model.token()
+        token = self.world.token()
         events = session.stream(f"x += 1; print({token!r}, flush=True)\nwhile True: time.sleep(0.01)", timeout=60)
         assert isinstance(await anext(events), Started)
         assert await anext(events) == Output(stream="stdout", text=f"{token}\n")
@@ -223,7 +223,7 @@ class Person:
 
     async def disconnect(self, model: Model, session: AsyncSession) -> None:
         if self.dice.random() < 0.5:
-            token = self.model.token()
+            token = self.world.token()
             code = f"x += 1; print({token!r}, flush=True)\nwhile True: time.sleep(0.01)"
             async with contextlib.aclosing(session.stream(code, timeout=60)) as events:
                 assert isinstance(await anext(events), Started)
@@ -238,8 +238,8 @@ class Person:
         self.expect(model, await session.run("x"), Status.OK, "", str(model.x))
 
     async def stand_in_line(self, model: Model, session: AsyncSession) -> None:
-        tokens = [self.model.token() for _ in range(3)]
-        others = [AsyncSession(self.dice.choice(self.model.clients[self.owner]), session.opened) for _ in tokens]
+        tokens = [self.world.token() for _ in range(3)]
+        others = [AsyncSession(self.dice.choice(self.world.clients[self.owner]), session.opened) for _ in tokens]
         outcomes = await asyncio.gather(
             *(each.run(f"log.append({token!r}); print({token!r})") for each, token in zip(others, tokens, strict=True))
         )
@@ -254,20 +254,20 @@ class Person:
         if model.generation == GENERATIONS:
             with pytest.raises((CannotBranch, TooManySessions, SessionBusy)):
                 await session.branch(count)
-            self.model.done["branch too deep"] += 1
+            self.world.done["branch too deep"] += 1
             return
         try:
             branches = await session.branch(count)
         except (TooManySessions, SessionBusy):  # the server is full, or somebody has pushed in
-            self.model.done["branch refused"] += 1
+            self.world.done["branch refused"] += 1
             return
         for each in branches:
             assert each.opened.parent == model.id
-            self.model.known.add(each.id)
+            self.world.known.add(each.id)
             copy = model.copy(each.id)
             self.expect(copy, await each.run(TELL), Status.OK, copy.told())
-            if len(self.model.alive) < 2 * SESSIONS and self.dice.random() < 0.5:
-                self.model.alive.append(copy)
+            if len(self.world.alive) < 2 * SESSIONS and self.dice.random() < 0.5:
+                self.world.alive.append(copy)
             else:
                 await each.close()
 
@@ -284,8 +284,8 @@ class Person:
 
     async def close_strays(self, parents: set[str]) -> None:
         for each in await self.client.sessions():
-            if each.id not in self.model.known and each.parent in parents:
-                self.model.done["stray"] += 1
+            if each.id not in self.world.known and each.parent in parents:
+                self.world.done["stray"] += 1
                 with contextlib.suppress(SessionEnded):
                     await AsyncSession(self.client, each).close()
 
@@ -297,7 +297,7 @@ class Person:
         self.expect(model, outcome, Status.OK, "", repr(hashlib.sha256(content).hexdigest()))
 
     async def make_file(self, model: Model, session: AsyncSession) -> None:
-        path, token = self.dice.choice(PATHS), self.model.token()
+        path, token = self.dice.choice(PATHS), self.world.token()
         code = f"p = pathlib.Path({path!r}); p.parent.mkdir(exist_ok=True); n = p.write_text({token!r})"
         self.expect(model, await session.run(code), Status.OK)
         model.files[path] = token.encode()
@@ -324,7 +324,7 @@ class Person:
             )
         )
         model.is_leaving = True
-        token = self.model.token()
+        token = self.world.token()
         outcome = await session.run(f"print({token!r}, flush=True); {code}")
         assert (outcome.status, outcome.stdout) == (status, f"{token}\n"), outcome
         await self.bury(model, session, reason)
@@ -336,7 +336,7 @@ class Person:
 
     async def bury(self, model: Model, session: AsyncSession, reason: str) -> None:
         model.ended = reason
-        self.model.alive.remove(model)
+        self.world.alive.remove(model)
         for ask in (session.state, session.files, session.interrupt, lambda: session.run("1"), session.branch):
             with pytest.raises(SessionEnded) as caught:
                 await ask()
@@ -347,7 +347,7 @@ class Person:
     async def look_at(self, model: Model) -> None:
         """State and files of whatever session, own or not, at whatever moment."""
         session = self.handle(model)
-        self.model.done["look"] += 1
+        self.world.done["look"] += 1
         if model.owner != self.owner:
             ask = self.dice.choice((session.state, session.files, session.interrupt, lambda: session.run("x = 0")))
             with pytest.raises(SessionNotFound):
@@ -362,15 +362,15 @@ class Person:
 
     async def push_in(self, model: Model) -> None:
         """A cell that would not wait; it changes nothing."""
-        token = self.model.token()
+        token = self.world.token()
         try:
             outcome = await self.handle(model).run(f"print({token!r})", wait=False)
         except SessionBusy:
-            self.model.done["push_in refused"] += 1
+            self.world.done["push_in refused"] += 1
         except SessionEnded:
             assert model.is_leaving
         else:
-            self.model.done["push_in"] += 1
+            self.world.done["push_in"] += 1
             if model.is_leaving and outcome.status is not Status.OK:
                 return
             assert (outcome.status, outcome.stdout) == (Status.OK, f"{token}\n"), outcome
@@ -397,30 +397,30 @@ def value(outcome: Outcome) -> str:
 async def drive(server: Server, keys: dict[str, str]) -> None:
     async with contextlib.AsyncExitStack() as opened:
         clients: dict[str, list[AsyncClient]] = {owner: [] for owner in keys}
-        model = ServerModel(clients)
+        world = Everything(clients)
         people = []
         for number in range(CLIENTS):
             owner = sorted(keys)[number % len(keys)]
             client = AsyncClient(f"http://{server.host}", api_key=keys[owner], retries=Retries(attempts=1))
             clients[owner].append(await opened.enter_async_context(client))
-            people.append(Person(model, client, owner))
+            people.append(Person(world, client, owner))
         await people[0].open()
         deadline = time.monotonic() + SECONDS
         async with asyncio.TaskGroup() as group:
             for person in people:
                 group.create_task(person.live(deadline))
-        print(f"\nwhat was done: {dict(model.done)}; alive at the end: {len(model.alive)}")
+        print(f"\nwhat was done: {dict(world.done)}; alive at the end: {len(world.alive)}")
         by_owner = {person.owner: person for person in people}
-        for model in list(model.alive):
+        for model in list(world.alive):
             person = by_owner[model.owner]
             session = person.handle(model)
             person.expect(model, await session.run(TELL), Status.OK, model.told())
             await person.list_files(model, session)
             await person.close(model, session)
         for person in by_owner.values():
-            await person.close_strays(model.known)
+            await person.close_strays(world.known)
             assert await person.client.sessions() == []
-        assert model.done["run"] > 0
+        assert world.done["run"] > 0
 
 
 @pytest.mark.timeout(SECONDS * 2 + 120)

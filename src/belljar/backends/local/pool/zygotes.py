@@ -34,7 +34,6 @@ _BIRTHS_BYTES = 1 << 16  # more than there are jails
 #: The environment of a starting zygote. Programs do not see it: a warm zygote replaces its environment.
 WARMING = {
     "PYTHONPATH": policy.CODE_DIR,  # where it finds `sitecustomize`
-    "BELLJAR_ZYGOTE": "belljar.inside.zygote.server",  # the module that serves
     "LD_BIND_NOW": "1",  # symbols bound late are bound again in every guest
     "OPENBLAS_NUM_THREADS": "1",  # a process with threads cannot be forked safely
     "OMP_NUM_THREADS": "1",
