@@ -1,7 +1,6 @@
-"""The command line. Each command is a module with `define` (its options) and `execute` (returns an exit code).
+"""The command line. Each command is a module with `define` (adds its options) and `execute` (returns an exit code).
 
-Only the module of the command that was asked for is imported, and only what it needs: `belljar run` is typed by
-people who wait for it.
+Only the requested command's module is imported, to keep the startup time of `belljar run` low.
 """
 
 from __future__ import annotations
@@ -22,26 +21,26 @@ from belljar.frontends.cli import terminal
 from belljar.frontends.cli.options import define_common
 
 USAGE = 2
-OUR_TROUBLE = 125
+INTERNAL_ERROR = 125
 BROKEN_PIPE = 128 + signal.SIGPIPE
 INTERRUPTED = 128 + signal.SIGINT
 
 _Formatter = argparse.RawDescriptionHelpFormatter
 
-#: Each command with its module and its line in the overview.
+#: Command name to (module, summary for the overview).
 COMMANDS = {
-    "run": ("run", "run a program behind all walls"),
+    "run": ("run", "run a program in a sandbox"),
     "safe-execute": ("safe_execute", "run restricted Python: allowed imports only, no files, small limits"),
-    "shell": ("shell", "type cells into a sandbox that remembers, here or on a server"),
+    "shell": ("shell", "interactive prompt in a sandbox, here or on a server"),
     "serve": ("serve", "serve the HTTP API"),
-    "proxy": ("proxy", "serve search, web pages and PDFs to code servers"),
-    "mcp": ("mcp", "serve an assistant over MCP, on standard input and output"),
-    "key": ("keys", "create, list and revoke the keys of the HTTP API"),
-    "doctor": ("doctor", "try every wall on this machine, and say how to get what is missing"),
-    "languages": ("languages", "list, try and install the languages beside Python"),
+    "proxy": ("proxy", "serve web search, web pages and PDFs to code servers"),
+    "mcp": ("mcp", "serve MCP on standard input and output"),
+    "key": ("keys", "create, list and revoke API keys"),
+    "doctor": ("doctor", "test every isolation layer on this machine and suggest fixes"),
+    "languages": ("languages", "list, test and install languages other than Python"),
     "env": ("environments", "list, create and remove guest environments"),
-    "bench": ("benchmark", "measure this machine: latency and rate of small programs"),
-    "config": ("config", "show the settings and where each came from"),
+    "bench": ("benchmark", "measure latency and throughput on this machine"),
+    "config": ("config", "show every setting and its source"),
 }
 
 _OVERVIEW = """\
@@ -49,17 +48,17 @@ commands:
 {commands}
 
 examples:
-  belljar run program.py -- its arguments
+  belljar run program.py -- ARGUMENT …
   belljar run -c 'print(input())' < data.txt
   belljar doctor
   belljar env create science --package scikit-learn --warm-import sklearn
 
-`belljar COMMAND --help` tells the rest.
+Run `belljar COMMAND --help` for the options of a command.
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what the command line asks; return the exit code."""
+    """Run one command and return its exit code. `arguments` defaults to `sys.argv[1:]`."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     own_words = words[: words.index("--")] if "--" in words else words
     _occupy_standard_descriptors()
@@ -73,22 +72,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return BROKEN_PIPE
     except KeyboardInterrupt:
         return INTERRUPTED
-    except Exception as error:  # the end of this process: it must still become an exit code
+    except Exception as error:  # last resort: the user gets an exit code and one line
         if "--debug" in own_words:
             raise
         return _explain(error)
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done: a late Ctrl-C would only draw a traceback
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a late Ctrl-C would only print a traceback
 
 
 def safe_execute() -> int:
-    """The console script of that name: `belljar safe-execute` with the same words."""
+    """Entry point of the console script `safe_execute`."""
     return main(["safe-execute", *sys.argv[1:]])
 
 
 def _dispatch(own_words: list[str], program_words: list[str]) -> int:
     overview = _Parser(prog="belljar", formatter_class=_Formatter, add_help=False)
-    overview.description = "Runs code nobody trusts in milliseconds: a warm fork behind every wall Linux has."
+    overview.description = "Run untrusted code in milliseconds, isolated by the Linux kernel."
     lines = (f"  {name:<12} {summary}" for name, (_, summary) in COMMANDS.items())
     overview.epilog = _OVERVIEW.format(commands="\n".join(lines))
     overview.usage = "belljar [--config FILE] [--debug] COMMAND …"
@@ -101,7 +100,7 @@ def _dispatch(own_words: list[str], program_words: list[str]) -> int:
         overview.print_help(sys.stderr)
         return USAGE
     if options.command not in COMMANDS:
-        overview.error(f"there is no command {options.command!r}; choose one of: {', '.join(COMMANDS)}")
+        overview.error(f"unknown command {options.command!r}; choose from: {', '.join(COMMANDS)}")
     module_name, summary = COMMANDS[options.command]
     command = importlib.import_module(f"belljar.frontends.cli.{module_name}")
     parser = _Parser(
@@ -121,7 +120,7 @@ def _dispatch(own_words: list[str], program_words: list[str]) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what to do about arguments that look like the program's own."""
+    """Hints at `--` when `belljar run` gets arguments that look meant for the program."""
 
     def error(self, message: str) -> NoReturn:
         if message.startswith("unrecognized arguments") and self.prog == "belljar run":
@@ -130,30 +129,30 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _explain(error: Exception) -> int:
-    """One line for whoever typed the command; what to do is in the message."""
+    """Print one line about the error and return the exit code."""
     if isinstance(error, OSError):
         terminal.note(str(error))
-        return OUR_TROUBLE
+        return INTERNAL_ERROR
     if not isinstance(error, BelljarError):
-        terminal.note(f"this should not have happened: {type(error).__name__}: {error} (--debug shows where)")
-        return OUR_TROUBLE
+        terminal.note(f"internal error: {type(error).__name__}: {error} (use --debug for a traceback)")
+        return INTERNAL_ERROR
     terminal.note(error.message)
     is_usage = isinstance(error, CallerError) and not isinstance(error, InvalidSettings)
-    return USAGE if is_usage else OUR_TROUBLE
+    return USAGE if is_usage else INTERNAL_ERROR
 
 
 def _occupy_standard_descriptors() -> None:
-    """If we were started with one of them closed, the next file we open would take its place, and its output."""
+    """Open /dev/null in place of closed standard streams, so that no other file gets their descriptors."""
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number: this one
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
             setattr(sys, name, os.fdopen(descriptor, "w" if descriptor else "r", closefd=False))
 
 
 def _end_cleanly_on_signals() -> None:
-    """Leave through every `finally`, as Ctrl-C does. Who started us with nohup wants the signal ignored."""
+    """Exit through every `finally`, as Ctrl-C does. Signals ignored by our parent (nohup) stay ignored."""
 
     def end(number: int, _frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
@@ -164,7 +163,7 @@ def _end_cleanly_on_signals() -> None:
 
 
 def _forget_output() -> None:
-    """Nobody reads any more: what is still buffered must not fail again when the interpreter ends."""
+    """Discard buffered output: flushing it into the broken pipe would fail again when the interpreter exits."""
     with contextlib.suppress(OSError):
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, 1)

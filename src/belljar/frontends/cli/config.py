@@ -1,4 +1,4 @@
-"""`belljar config show`: every setting, its value and its source, as a TOML file one could start from."""
+"""`belljar config show`: prints every setting with its value and source, as a valid TOML settings file."""
 
 from __future__ import annotations
 
@@ -16,30 +16,28 @@ from belljar.frontends.cli import terminal
 from belljar.frontends.cli.options import define_json, load_settings
 from belljar.settings import Settings, familiar_names, load, names
 
-_SECRET = ("_key", "_token", "_password", "authorization")  # how the name of such a setting ends
-_MARKS = {"headers": ":", "env": "="}  # lists whose elements hold one, behind this
-_USER = re.compile(r"//[^/@]*@")  # name and password in a URL
+_SECRET = ("_key", "_token", "_password", "authorization")  # endings of the names of secret settings
+_MARKS = {"headers": ":", "env": "="}  # list settings whose elements hold a secret after this separator
+_USER = re.compile(r"//[^/@]*@")  # user name and password in a URL
 _HIDDEN = "(set, not shown)"
-_BARE = re.compile(r"[A-Za-z0-9_-]+")  # a key that TOML takes as it is
+_BARE = re.compile(r"[A-Za-z0-9_-]+")  # a TOML key that needs no quotes
 
 
 def define(parser: argparse.ArgumentParser) -> None:
-    """Options of `belljar config`."""
-    parser.add_argument("action", choices=["show"], help="print every setting with where it came from")
+    parser.add_argument("action", choices=["show"], help="print every setting with its source")
     parser.add_argument(
         "--for-serve",
         action="store_true",
-        help="as `belljar serve` reads them, which alone knows HOST, PORT, DEBUG, API_KEY and their like",
+        help="read the settings as `belljar serve` does, including variables such as HOST, PORT, DEBUG and API_KEY",
     )
     define_json(parser)
     parser.epilog = (
-        "Later sources win: defaults, the file given by --config, environment variables, flags.\n"
-        "pool.max_running is BELLJAR_POOL_MAX_RUNNING in the environment."
+        "Later sources override earlier ones: defaults, the --config file, environment variables, flags.\n"
+        "The environment variable of pool.max_running is BELLJAR_POOL_MAX_RUNNING."
     )
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Print the settings."""
     settings = load_settings(options)
     if options.for_serve:
         settings = load(Path(options.config) if "config" in options else None, takes_familiar_names=True)
@@ -56,15 +54,18 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _warn_about_unread() -> None:
-    """On standard error: what is printed stays a settings file."""
+    """Warn about variables that only `belljar serve` reads, on standard error: standard output must stay valid TOML."""
     unread = familiar_names(os.environ)
     if unread:
-        verb = "is set, but only" if len(unread) == 1 else "are set, but only"
-        terminal.note(f"{', '.join(unread)} {verb} `belljar serve` reads that: belljar config show --for-serve")
+        verb, pronoun = ("is", "it") if len(unread) == 1 else ("are", "them")
+        terminal.note(
+            f"{', '.join(unread)} {verb} set, but only `belljar serve` reads {pronoun}; "
+            "see `belljar config show --for-serve`"
+        )
 
 
 def _flatten(settings: Settings) -> dict[tuple[str, ...], Any]:
-    """Values as JSON knows them, by the parts of their names."""
+    """All settings as JSON values; the keys are the parts of their dotted names."""
     found: dict[tuple[str, ...], Any] = {}
     for name in names():
         value: Any = settings
@@ -76,7 +77,7 @@ def _flatten(settings: Settings) -> dict[tuple[str, ...], Any]:
 
 
 def _named(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """The settings that hold many of a kind, each with a name of its own: environments, tool servers, models, roots."""
+    """The settings in tables with user-chosen names: environments, tool servers, models, language roots."""
     for each in dataclasses.fields(node):
         value, here = getattr(node, each.name), (*path, each.name)
         if here == ("provenance",):
@@ -93,7 +94,7 @@ def _named(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], 
 
 
 def _show(name: str, value: Any) -> Any:
-    """As JSON knows it, without what nobody should read over a shoulder."""
+    """The value as JSON, with secrets hidden."""
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, tuple):
@@ -113,7 +114,7 @@ def _as_toml(values: dict[tuple[str, ...], Any], sources: dict[tuple[str, ...], 
             lines += ["", f"[{'.'.join(_key(part) for part in section)}]"]
         line = f"{name[-1]} = {json.dumps(value, ensure_ascii=False)}"
         if _HIDDEN in line:
-            line = f"# {line}"  # a comment: read back, it must not become the key
+            line = f"# {line}"  # commented out: if read back, the placeholder must not become the key
         lines.append(f"{line:<48}  # {sources[name]}")
     return "\n".join(lines) + "\n"
 

@@ -1,4 +1,4 @@
-"""`belljar env`: guest environments by name, each a Python of its own with the packages programs may use."""
+"""`belljar env`: lists, creates and removes guest environments, each a Python with the packages programs may use."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from belljar.frontends.cli.options import define_common, define_json, load_setti
 from belljar.settings import EnvironmentSettings, Settings
 
 _EPILOG = """\
-An environment that the settings describe needs no options: `belljar env create default`. One that they do not describe
-has the packages you name, or the standard library alone. Heavy modules named by --warm-import are imported ahead, so
-that programs find them loaded.
+An environment described in the settings needs no options: `belljar env create default`. Any other environment gets the
+packages you name, or only the standard library. Modules named with --warm-import are imported ahead of time, so that
+programs do not wait for them.
 
 examples:
   belljar env list
@@ -30,19 +30,22 @@ examples:
 
 
 def define(parser: argparse.ArgumentParser) -> None:
-    """Options of `belljar env`."""
     parser.epilog = _EPILOG
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    define_json(_add_action(actions, "list", "all that are built or configured"))
-    create = _add_action(actions, "create", "build one")
+    define_json(_add_action(actions, "list", "list all built or configured environments"))
+    create = _add_action(actions, "create", "build an environment")
     create.add_argument("name", metavar="NAME")
-    create.add_argument("--package", metavar="P", action="append", help="install this package (again for more)")
-    create.add_argument("--python", metavar="X", help="a path, a name on the PATH, or a version such as 3.12")
-    create.add_argument("--warm-import", metavar="M", action="append", help="import this module ahead (again for more)")
+    create.add_argument("--package", metavar="P", action="append", help="install this package (repeatable)")
+    create.add_argument(
+        "--python", metavar="X", help="Python to use: a path, a command name, or a version such as 3.12"
+    )
+    create.add_argument(
+        "--warm-import", metavar="M", action="append", help="import this module ahead of time (repeatable)"
+    )
     already_there = create.add_mutually_exclusive_group()
-    already_there.add_argument("--replace", action="store_true", help="build anew what is there")
-    already_there.add_argument("--if-missing", action="store_true", help="leave what is there as it is")
-    _add_action(actions, "remove", "delete some").add_argument("names", metavar="NAME", nargs="+")
+    already_there.add_argument("--replace", action="store_true", help="rebuild an existing environment")
+    already_there.add_argument("--if-missing", action="store_true", help="do nothing if it exists")
+    _add_action(actions, "remove", "delete environments").add_argument("names", metavar="NAME", nargs="+")
 
 
 def _add_action(actions: Any, name: str, summary: str) -> argparse.ArgumentParser:
@@ -52,7 +55,6 @@ def _add_action(actions: Any, name: str, summary: str) -> argparse.ArgumentParse
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Do what the action says."""
     settings = load_settings(options)
     if options.action == "list":
         _list(settings, options.json)
@@ -62,7 +64,7 @@ def execute(options: argparse.Namespace) -> int:
         environments = Environments(settings.state_dir, settings.environments)
         for name in options.names:
             environments.remove(name)
-            print(f"environment {name!r} is removed")
+            print(f"removed environment {name!r}")
     return 0
 
 
@@ -76,12 +78,12 @@ def _create(settings: Settings, options: argparse.Namespace) -> None:
     )
     environments = Environments(settings.state_dir, {**settings.environments, options.name: spec})
     was_there = environments.find(options.name) is not None
-    with terminal.progress() as tell:
+    with terminal.progress() as report:
         if options.if_missing:
-            built = environments.ensure(options.name, tell)
+            built = environments.ensure(options.name, report)
         else:
-            built = environments.create(options.name, spec, tell, replace=options.replace)
-    state = "is there" if was_there and not options.replace else "is built"
+            built = environments.create(options.name, spec, report, replace=options.replace)
+    state = "already exists" if was_there and not options.replace else "is ready"
     print(f"environment {options.name!r} {state}: Python {built.version}, {len(built.packages)} packages")
 
 
@@ -128,7 +130,7 @@ def _describe(settings: Settings, environments: Environments, name: str) -> dict
 
 
 def _size_bytes(root: Path) -> int:
-    """What it takes on disk; a file that goes meanwhile is not counted."""
+    """Disk usage; files that vanish during the walk are skipped."""
     total = 0
     for directory, _, names in os.walk(root):
         for name in names:

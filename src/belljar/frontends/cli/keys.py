@@ -1,4 +1,4 @@
-"""`belljar key`: who may use the server, and how much of it. A running server follows at once."""
+"""`belljar key`: creates, lists and revokes API keys. A running server picks up changes immediately."""
 
 from __future__ import annotations
 
@@ -13,32 +13,30 @@ from belljar.frontends.cli.options import define_json, load_settings
 
 
 def define(parser: argparse.ArgumentParser) -> None:
-    """Options of `belljar key`."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="create|list|revoke")
-    create = actions.add_parser("create", help="make a key and print it, once")
-    create.add_argument("name", help="how logs and limits call its holder")
-    create.add_argument("--max-concurrent", metavar="N", type=int, help="programs at the same time")
+    create = actions.add_parser("create", help="create a key and print it; it cannot be shown again")
+    create.add_argument("name", help="name of the key's holder in logs and limits")
+    create.add_argument("--max-concurrent", metavar="N", type=int, help="concurrent programs")
     create.add_argument("--requests-per-minute", metavar="N", type=int)
-    create.add_argument("--max-sessions", metavar="N", type=int, help="sessions open at the same time")
+    create.add_argument("--max-sessions", metavar="N", type=int, help="concurrently open sessions")
     create.add_argument(
         "--limit",
         metavar="NAME=NUMBER",
         action="append",
         default=[],
-        help="the most a program may ask for, such as wall_seconds=30 or memory_mb=256 (again for more)",
+        help="maximum limit a request may set, such as wall_seconds=30 or memory_mb=256 (repeatable)",
     )
-    create.add_argument("--network", action="store_true", help="may use the network, where the server has it")
-    create.add_argument("--tools", action="store_true", help="may use tools, where the server has them")
-    create.add_argument("--tool", metavar="NAME", action="append", default=[], help="may use this one (again for more)")
+    create.add_argument("--network", action="store_true", help="allow network access, if the server offers it")
+    create.add_argument("--tools", action="store_true", help="allow all tools that the server offers")
+    create.add_argument("--tool", metavar="NAME", action="append", default=[], help="allow this tool (repeatable)")
     define_json(create)
-    define_json(actions.add_parser("list", help="show names and ceilings; never the keys"))
-    revoke = actions.add_parser("revoke", help="refuse a key from now on")
+    define_json(actions.add_parser("list", help="list names and limits; keys are never shown"))
+    revoke = actions.add_parser("revoke", help="revoke a key immediately")
     revoke.add_argument("name")
     define_json(revoke)
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Do it."""
     file = KeyFile(keys_path(load_settings(options)))
     return {"create": _create, "list": _list, "revoke": _revoke}[options.action](file, options)
 
@@ -59,14 +57,14 @@ def _create(file: KeyFile, options: argparse.Namespace) -> int:
         print(json.dumps({"name": options.name, "key": text}))
     else:
         print(text)
-        terminal.note(f"this is the key of {options.name!r}; it is kept nowhere and cannot be shown again")
+        terminal.note(f"save the key of {options.name!r} now; it cannot be shown again")
     return 0
 
 
 def _list(file: KeyFile, options: argparse.Namespace) -> int:
     keys = file.read()
     if options.json:
-        print(json.dumps([{**_public(key)} for key in keys], indent=2))
+        print(json.dumps([_public(key) for key in keys], indent=2))
         return 0
     rows = [
         [
@@ -94,7 +92,7 @@ def _revoke(file: KeyFile, options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"name": options.name, "revoked": True}))
     else:
-        terminal.note(f"the key of {options.name!r} is refused from now on")
+        terminal.note(f"revoked the key of {options.name!r}")
     return 0
 
 

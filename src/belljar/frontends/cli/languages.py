@@ -1,4 +1,4 @@
-"""`belljar languages`: which there are, whether each works behind the walls, and how to get more."""
+"""`belljar languages`: lists the languages, tests them in a sandbox and installs more."""
 
 from __future__ import annotations
 
@@ -25,32 +25,31 @@ from belljar.settings import Settings
 
 OK, FAILED, MISSING = "ok", "failed", "missing"
 _HELLO_SECONDS = 60.0
-_AT_ONCE = 2  # more would only wait for the same cores
+_CHECKS_MAX = 2  # in parallel; more would compete for the same cores
 
 _EPILOG = """\
-A toolchain is offered when it is found where jails can see it: in the system's directories, in the state directory
-(what npm and pip bring is put there), or in a root of its own ([languages.roots] in the settings).
+A language is available if its toolchain is installed where jails can see it: in the system directories, in the state
+directory (packages from npm and PyPI go there), or in a separate root ([languages.roots] in the settings).
 
 examples:
   belljar languages list
   belljar languages install core             python javascript ts sh c cpp java go rust ruby php
   belljar languages install haskell ocaml
-  belljar languages check                    run each language's hello behind all walls
+  belljar languages check                    run a hello-world program in each language
 """
 
 
 def define(parser: argparse.ArgumentParser) -> None:
-    """Options of `belljar languages`."""
     parser.epilog = _EPILOG
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    define_json(_add_action(actions, "list", "all that are known, and which are here"))
-    check = _add_action(actions, "check", "run the hello of each that is here")
-    check.add_argument("names", metavar="NAME", nargs="*", help="only these")
+    define_json(_add_action(actions, "list", "list all known languages and which are installed"))
+    check = _add_action(actions, "check", "run a hello-world program in each installed language")
+    check.add_argument("names", metavar="NAME", nargs="*", help="check only these languages")
     define_json(check)
     define_walls(check)
-    install = _add_action(actions, "install", "get toolchains from the system's packages, npm and PyPI")
+    install = _add_action(actions, "install", "install toolchains from system packages, npm and PyPI")
     install.add_argument("names", metavar="core|all|NAME", nargs="+")
-    install.add_argument("--yes", action="store_true", help="do not ask")
+    install.add_argument("--yes", action="store_true", help="do not ask for confirmation")
 
 
 def _add_action(actions: Any, name: str, summary: str) -> argparse.ArgumentParser:
@@ -60,7 +59,6 @@ def _add_action(actions: Any, name: str, summary: str) -> argparse.ArgumentParse
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Do what the action says."""
     settings = load_settings(options)
     if options.action == "list":
         return _list(settings, options.json)
@@ -73,9 +71,9 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _list(settings: Settings, as_json: bool) -> int:
-    with terminal.progress() as tell:
+    with terminal.progress() as report:
         if not as_json and sys.stderr.isatty():
-            tell("asking each toolchain for its version")
+            report("reading toolchain versions")
         listed = describe(settings, _python_version(settings))
     if as_json:
         print(json.dumps({"languages": [each.as_json() for each in listed]}, indent=2))
@@ -107,29 +105,29 @@ def _python_version(settings: Settings) -> str | None:
 
 def _check(settings: Settings, options: argparse.Namespace) -> int:
     toolchains = choose(options.names) if options.names else [each for each in load_all().values() if each.run]
-    with terminal.progress() as tell:
-        prepare_environment(settings, "default", tell)
-        rows = asyncio.run(check_all(settings, toolchains, tell if not options.json else lambda _: None))
+    with terminal.progress() as report:
+        prepare_environment(settings, "default", report)
+        rows = asyncio.run(check_all(settings, toolchains, report if not options.json else lambda _: None))
     if options.json:
         print(json.dumps({"languages": rows}, indent=2))
     else:
         cells = [(row["name"], row["title"], row["state"], row["seconds"], row["detail"]) for row in rows]
         columns = ["name", "language", "state", "seconds", ""]
-        terminal.draw_table(terminal.console(), "Every hello, behind all walls", columns, cells)
+        terminal.draw_table(terminal.console(), "Hello world in every language", columns, cells)
     wanted = {OK} if options.names else {OK, MISSING}
     return 0 if all(row["state"] in wanted for row in rows) else 1
 
 
-async def check_all(settings: Settings, toolchains: Sequence[Toolchain], tell: Any) -> list[dict[str, str]]:
-    """Whether each works here: `ok`, `failed` (and how) or `missing` (and how to get it)."""
-    # Nothing that was compiled before is taken for a proof.
+async def check_all(settings: Settings, toolchains: Sequence[Toolchain], report: Any) -> list[dict[str, str]]:
+    """Run each language's hello; a row's `state` is `ok`, `failed` or `missing`, with the reason in `detail`."""
+    # Without the compile cache: earlier builds prove nothing.
     fresh = dataclasses.replace(settings, languages=dataclasses.replace(settings.languages, compile_cache_bytes=0))
     engine = build_engine(fresh)
-    turn = asyncio.Semaphore(_AT_ONCE)
+    free_check = asyncio.Semaphore(_CHECKS_MAX)
 
     async def check_one(toolchain: Toolchain) -> dict[str, str]:
-        async with turn:
-            tell(f"trying {toolchain.title}")
+        async with free_check:
+            report(f"testing {toolchain.title}")
             row = await _run_hello(engine, fresh, toolchain)
             return {"name": toolchain.name, "title": toolchain.title, **row}
 
@@ -154,8 +152,9 @@ async def _run_hello(engine: Engine, settings: Settings, toolchain: Toolchain) -
     row = {"state": OK, "seconds": f"{compile_seconds + outcome.usage.wall_seconds:.2f}", "detail": ""}
     if outcome.ok and outcome.stdout == hello.stdout:
         return row
-    said = outcome.compilation.stderr if outcome.compilation and outcome.compilation.exit_code != 0 else ""
-    detail = f"'{outcome.status}', wrote {outcome.stdout[:200]!r}; {(said or outcome.stderr).strip()[-300:]}"
+    compiler_errors = outcome.compilation.stderr if outcome.compilation and outcome.compilation.exit_code != 0 else ""
+    errors = (compiler_errors or outcome.stderr).strip()[-300:]
+    detail = f"'{outcome.status}', printed {outcome.stdout[:200]!r}; {errors}"
     return {**row, "state": FAILED, "detail": detail}
 
 
@@ -163,28 +162,28 @@ async def _run_hello(engine: Engine, settings: Settings, toolchain: Toolchain) -
 
 
 def _install(settings: Settings, options: argparse.Namespace) -> int:
-    machine = installed_toolchains(settings)
-    planned = plan(machine, choose(options.names))
+    installed = installed_toolchains(settings)
+    planned = plan(installed, choose(options.names))
     _show(planned)
     if planned.steps and not options.yes:
         if not sys.stdin.isatty():
-            raise CallerError("nobody is here to ask; say --yes to go on")
-        if input("Go on? [y/N] ").strip().lower() not in ("y", "yes"):
+            raise CallerError("cannot ask for confirmation without a terminal; use --yes")
+        if input("Continue? [y/N] ").strip().lower() not in ("y", "yes"):
             return 1
-    with terminal.progress() as tell:
-        carry_out(machine, planned, tell, tell if sys.stderr.isatty() else None)  # a log needs no thousand lines of apt
+    with terminal.progress() as report:
+        carry_out(installed, planned, report, report if sys.stderr.isatty() else None)  # keeps apt's output out of logs
     for each in planned.elsewhere:
         terminal.note(f"{each.title}: {each.install.note}")
     still_missing = [
         each.name
         for each in choose(options.names)
-        if each not in planned.elsewhere and not machine.is_available(each.name)
+        if each not in planned.elsewhere and not installed.is_available(each.name)
     ]
     if still_missing:
-        terminal.note(f"still missing: {', '.join(still_missing)}; `belljar languages list` says what of them")
+        terminal.note(f"still missing: {', '.join(still_missing)}; see `belljar languages list` for details")
         return 1
     if planned.steps:
-        print("installed; `belljar languages check` proves it, and a running server finds it within seconds")
+        print("installed; test with `belljar languages check`. A running server detects it within seconds")
     else:
         print("nothing was installed")
     return 0
@@ -192,12 +191,12 @@ def _install(settings: Settings, options: argparse.Namespace) -> int:
 
 def _show(planned: InstallPlan) -> None:
     if planned.present:
-        print("here already:", ", ".join(each.name for each in planned.present))
+        print("already installed:", ", ".join(each.name for each in planned.present))
     if planned.steps:
-        print("to be run:")
+        print("commands to run:")
         for step in planned.steps:
             print(f"  {step}")
     elsewhere = ", ".join(each.name for each in planned.elsewhere)
     if elsewhere:
-        print("to be had from no package manager:", elsewhere)
+        print("not available from a package manager:", elsewhere)
     sys.stdout.flush()

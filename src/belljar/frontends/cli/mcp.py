@@ -1,4 +1,4 @@
-"""`belljar mcp`: the MCP server that an assistant starts by itself, on standard input and output."""
+"""`belljar mcp`: the MCP server that an assistant starts as a child process, on standard input and output."""
 
 from __future__ import annotations
 
@@ -18,22 +18,21 @@ from belljar.settings import Settings, load
 
 
 def define(parser: argparse.ArgumentParser) -> None:
-    """Options of `belljar mcp`."""
     parser.add_argument(
         "--tools",
         metavar="A,B",
-        help="only these tools, or groups: native, safe-execute, code-sandbox, kernels; all by default, and native "
-        "is enough for most",
+        help="offer only these tools or groups (native, safe-execute, code-sandbox, kernels); default: all. Most "
+        "clients need only native",
     )
     parser.add_argument(
         "--output",
         choices=("plain", "structured"),
-        help="results as text alone, or also as JSON by a schema (the default)",
+        help="results as text only, or also as JSON with a schema (default)",
     )
     parser.add_argument(
         "--pass-through-env",
         metavar="A,B",
-        help="variables of this process that programs get too; they get no others",
+        help="pass these environment variables of this process on to programs; no others are passed",
     )
     parser.add_argument("--python-image", metavar="IMAGE", help="run Python in this container image")
     parser.add_argument("--js-image", metavar="IMAGE", help="run JavaScript in this container image")
@@ -43,7 +42,7 @@ def define(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         action="append",
         default=[],
-        help="any other setting, such as default_limits.wall_seconds=60 (again for more)",
+        help="any other setting, such as default_limits.wall_seconds=60 (repeatable)",
     )
     parser.add_argument(
         "--like",
@@ -52,16 +51,16 @@ def define(parser: argparse.ArgumentParser) -> None:
     )
     define_walls(parser)
     parser.epilog = (
-        'Assistants start it by themselves; in their settings: "command": "belljar", "args": ["mcp", "--tools",\n'
-        '"native"].\n'
-        "The client speaks first, on standard input; logs go to standard error. CONTAINER_IMAGE together with\n"
-        "CONTAINER_LANGUAGE (python or javascript) does what --python-image or --js-image does; BACKEND (docker or\n"
-        "podman) says with which engine. VERBOSE=true logs as --debug does."
+        'Assistants start this command; put this into their settings: "command": "belljar", "args": ["mcp",\n'
+        '"--tools", "native"].\n'
+        "The client sends the first message on standard input; logs go to standard error. CONTAINER_IMAGE with\n"
+        "CONTAINER_LANGUAGE (python or javascript) is the same as --python-image or --js-image; BACKEND (docker or\n"
+        "podman) selects the container engine. VERBOSE=true is the same as --debug."
     )
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Serve until the client leaves."""
+    """Serve until the client closes standard input."""
     from belljar.frontends.mcp.config import CODE_SANDBOX, configure
     from belljar.frontends.mcp.stdio import serve
     from belljar.frontends.mcp.tool_call import select
@@ -75,8 +74,8 @@ def execute(options: argparse.Namespace) -> int:
     _set_up_logging(is_debugging="debug" in options or os.environ.get("VERBOSE", "").lower() in ("1", "true", "yes"))
     if sys.stdin.isatty():
         print(
-            "belljar: waiting for an MCP client on standard input. Assistants start this command by themselves; "
-            "Ctrl-C ends it.",
+            "belljar: waiting for an MCP client on standard input. Assistants start this command; "
+            "press Ctrl-C to quit.",
             file=sys.stderr,
         )
     asyncio.run(serve(settings, config))
@@ -84,14 +83,14 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def be_code_sandbox() -> int:
-    """The command `code-sandbox-mcp`."""
+    """Entry point of the console script `code-sandbox-mcp`."""
     from belljar.frontends.cli import main
 
     return main(["mcp", "--like", "code-sandbox", *sys.argv[1:]])
 
 
 def _set_up_logging(*, is_debugging: bool) -> None:
-    """Everything that is said goes to standard error: standard output is the protocol's."""
+    """Log to standard error; standard output carries the protocol."""
     import logging
 
     logging.basicConfig(
@@ -116,7 +115,7 @@ def _load(options: argparse.Namespace) -> Settings:
         ("mcp.python_image", options.python_image),
         ("mcp.javascript_image", options.js_image),
         ("mcp.network", options.network),
-        ("network.offered", options.network),  # whoever starts it here is the operator
+        ("network.offered", options.network),  # the user of this command is the operator
     ):
         if value is not None:
             flags[name] = value
@@ -132,7 +131,7 @@ def _load(options: argparse.Namespace) -> Settings:
 
 
 def _container_flags(images: Mapping[str, str]) -> dict[str, Any]:
-    """Whoever names an image wants it to be used. One is warm from the start and serves everything else, too."""
+    """Settings that run programs in these images; the Python image, or else the first one, is the default."""
     engine = os.environ.get("BACKEND", "")
     return {
         "backend": "container",

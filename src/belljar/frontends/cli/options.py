@@ -1,6 +1,6 @@
-"""Options that several commands share, and the settings they lead to.
+"""Options that several commands share, and loading the settings they affect.
 
-Imported in front of every command, `--help` and `--version` included, hence the late imports.
+Imported for every command, including `--help` and `--version`, hence the late imports.
 """
 
 from __future__ import annotations
@@ -13,21 +13,20 @@ if TYPE_CHECKING:
 
 
 def define_common(parser: argparse.ArgumentParser) -> None:
-    """Options that are understood before and after a command's name; the parser was made without --help."""
+    """Add the options accepted both before and after a command's name; the parser must have `add_help=False`."""
     common = parser.add_argument_group("common options")
-    common.add_argument("-h", "--help", action="help", help="show this and exit")
+    common.add_argument("-h", "--help", action="help", help="show this help and exit")
     common.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="read settings from this TOML file")
     common.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show logs and tracebacks")
 
 
 def define_walls(parser: argparse._ArgumentGroup | argparse.ArgumentParser) -> None:
-    """Add --without-wall."""
     from belljar.settings import WALL_NAMES
 
     def read(name: str) -> str:
         if name not in WALL_NAMES:
             known = ", ".join(WALL_NAMES)
-            raise argparse.ArgumentTypeError(f"there is no wall {name!r} that can be given up; these can: {known}")
+            raise argparse.ArgumentTypeError(f"unknown wall {name!r}; choose from: {known}")
         return name
 
     parser.add_argument(
@@ -36,25 +35,24 @@ def define_walls(parser: argparse._ArgumentGroup | argparse.ArgumentParser) -> N
         type=read,
         action="append",
         default=[],
-        help=f"do without this wall, knowingly (again for more): {', '.join(WALL_NAMES)}",
+        help=f"run without this isolation layer (repeatable): {', '.join(WALL_NAMES)}",
     )
 
 
 def define_network(parser: argparse._ArgumentGroup | argparse.ArgumentParser) -> None:
-    """Add --network: whoever types it is the operator, and offers what he asks for."""
-    parser.add_argument("--network", action="store_true", help="let it reach the internet, as the settings allow")
+    """Add --network. The user of the command is the operator, so it also turns on `network.offered`."""
+    parser.add_argument("--network", action="store_true", help="allow internet access within the settings' limits")
 
 
 def define_json(parser: argparse.ArgumentParser) -> None:
-    """Add --json."""
-    parser.add_argument("--json", action="store_true", help="print JSON instead")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def load_settings(options: argparse.Namespace) -> Settings:
-    """The settings with what this command line changes, and logging to match.
+    """Load the settings, apply this command line's options, and set up logging.
 
     Raises:
-        InvalidSettings: a file, a variable or a flag makes no sense.
+        InvalidSettings: a file, an environment variable or a flag is invalid.
     """
     from pathlib import Path
 
@@ -72,7 +70,7 @@ def load_settings(options: argparse.Namespace) -> Settings:
 
 
 def _set_up_logging(is_debugging: bool) -> None:
-    """What the engine logs is for those who run servers; here only trouble is worth a line."""
+    """Log errors only, unless --debug is given: the engine's other messages are for server operators."""
     import logging
 
     logging.basicConfig(

@@ -1,4 +1,4 @@
-"""`belljar proxy`: search, web pages and PDFs over HTTP, for code servers that expect X-Master's API proxy."""
+"""`belljar proxy`: serves web search, web pages and PDFs to code servers that expect X-Master's API proxy."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ _PORT = 1234
 
 
 def define(parser: argparse.ArgumentParser) -> None:
-    """Options of `belljar proxy`."""
     serve_command.define_address(parser)
     parser.epilog = (
         "The paths are /search, /read_pdf and /fetch_web; the settings are in [web].\n"
-        "SIGTERM stops gracefully; a second one at once."
+        "SIGTERM stops gracefully; a second SIGTERM stops immediately."
     )
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Serve until told to stop."""
+    """Serve until a signal stops it."""
     if options.port is None:
         options.port = _PORT
     settings = serve_command.load_server_settings(options)

@@ -1,4 +1,4 @@
-"""`belljar run`: one program, its output and exit code as if it had been run without us."""
+"""`belljar run`: runs one program in a sandbox and passes on its input, output and exit code."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from belljar.engine.admission.request import admit
 from belljar.engine.engine import Engine
 from belljar.frontends.cli import BROKEN_PIPE, save_artifacts, terminal
 from belljar.frontends.cli.options import define_network, define_walls, load_settings
-from belljar.frontends.cli.terminal_writer import STDERR, STDOUT, Outlet
+from belljar.frontends.cli.terminal_writer import STDERR, STDOUT, TerminalWriter
 from belljar.settings import EnvironmentSettings, Settings
 
 TIMED_OUT = 124
@@ -44,16 +44,16 @@ _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _EPILOG = """\
 Output appears as the program writes it, byte for byte. Standard input is passed on unless it is a terminal or holds
-the code; it is read to its end first, so give `< /dev/null` to a program that needs none where nobody closes it.
+the code. It is read to its end before the program starts; use `< /dev/null` if it is a pipe that is never closed.
 
 exit code:
-  that of the program; 128 + N if signal N ended it
-  124  it ran out of wall-clock or CPU time          130  Ctrl-C (also 143, 129 for SIGTERM, SIGHUP)
-  137  it ran out of memory, or flooded its output   141  nobody read its output any more
-  125  we failed, or the settings make no sense      2    the command line or the request makes no sense
+  the program's exit code; 128 + N if signal N killed it
+  124  wall-clock or CPU time limit exceeded         130  Ctrl-C (143 for SIGTERM, 129 for SIGHUP)
+  137  memory or output limit exceeded               141  the reader of the output closed the pipe
+  125  Belljar failed, or a setting is invalid       2    invalid command line or request
 
 examples:
-  belljar run program.py -- its arguments
+  belljar run program.py -- ARGUMENT …
   belljar run -c 'print(input())' < data.txt
   generate | belljar run -
   belljar run --file data.csv --artifact '*.png' --displays pictures plot.py
@@ -65,28 +65,29 @@ examples:
 
 
 def define(parser: argparse.ArgumentParser) -> None:
-    """Options of `belljar run`."""
     parser.usage = "belljar run [options] (FILE | -c CODE | -) [-- ARGUMENT …]"
     parser.epilog = _EPILOG
-    parser.add_argument("source", metavar="FILE", nargs="?", help="the program; - reads it from standard input")
-    parser.add_argument("-c", dest="code", metavar="CODE", help="the program itself")
-    _define_given(parser.add_argument_group("what it is given"))
-    _define_returned(parser.add_argument_group("what comes back"))
-    _define_limits(parser.add_argument_group("what it may use"))
-    define_walls(parser.add_argument_group("walls"))
+    parser.add_argument(
+        "source", metavar="FILE", nargs="?", help="file with the program; - reads it from standard input"
+    )
+    parser.add_argument("-c", dest="code", metavar="CODE", help="the program as text")
+    _define_given(parser.add_argument_group("input"))
+    _define_returned(parser.add_argument_group("output"))
+    _define_limits(parser.add_argument_group("limits"))
+    define_walls(parser.add_argument_group("isolation"))
 
 
 def _define_given(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--language", metavar="NAME", help="see belljar languages (default: by the file's ending, else python)"
+        "--language", metavar="NAME", help="see belljar languages (default: by the file's extension, else python)"
     )
-    group.add_argument("--env", metavar="NAME=VALUE", action="append", default=[], help="an environment variable")
+    group.add_argument("--env", metavar="NAME=VALUE", action="append", default=[], help="set an environment variable")
     group.add_argument(
         "--file",
         metavar="LOCAL[:PATH]",
         action="append",
         default=[],
-        help="a file for its work directory, under its own name or at PATH",
+        help="copy a file into the work directory, under its own name or as PATH",
     )
     group.add_argument("--environment", metavar="NAME", default="default", help="guest environment (see belljar env)")
     define_network(group)
@@ -94,52 +95,59 @@ def _define_given(group: argparse._ArgumentGroup) -> None:
 
 def _define_returned(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--artifact", metavar="GLOB", action="append", default=[], help="files to keep, such as '*.png' or 'out/**'"
+        "--artifact", metavar="GLOB", action="append", default=[], help="files to save, such as '*.png' or 'out/**'"
     )
-    group.add_argument("--output-dir", metavar="DIR", help="where artifacts are saved (default: here)")
-    group.add_argument("--displays", metavar="DIR", help="save pictures the program shows in this directory")
+    group.add_argument(
+        "--output-dir", metavar="DIR", help="save artifacts in this directory (default: current directory)"
+    )
+    group.add_argument("--displays", metavar="DIR", help="save pictures that the program displays in this directory")
     for flag, kind, what in (("--coverage", "lines", "lines"), ("--branch-coverage", "branches", "lines and branches")):
         group.add_argument(
-            flag, dest="coverage", action="store_const", const=kind, help=f"a table of {what} that did not run (stderr)"
+            flag,
+            dest="coverage",
+            action="store_const",
+            const=kind,
+            help=f"print a table of {what} that did not run, on standard error",
         )
-    group.add_argument("--force", action="store_true", help="overwrite files that exist")
+    group.add_argument("--force", action="store_true", help="overwrite existing files")
     group.add_argument("--json", action="store_true", help="print the whole result as JSON, artifacts included")
     group.add_argument(
-        "--stream", action="store_true", help="with --json: one JSON object a line, as things happen (else: always so)"
+        "--stream", action="store_true", help="with --json: print events as they happen, one JSON object per line"
     )
 
 
 def _define_limits(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--timeout", metavar="SECONDS", type=float, help="wall-clock time")
-    group.add_argument("--cpu", metavar="SECONDS", type=float, help="CPU time, all its processes together")
-    group.add_argument("--memory", metavar="MB", type=float, help="memory, all its processes together")
-    group.add_argument("--disk", metavar="MB", type=float, help="work directory, /tmp and /dev/shm, each")
-    group.add_argument("--processes", metavar="N", type=int, help="processes and threads at the same time")
-    group.add_argument("--output-limit", metavar="KB", type=float, help="of each stream; the rest is dropped")
+    group.add_argument("--cpu", metavar="SECONDS", type=float, help="CPU time of all processes together")
+    group.add_argument("--memory", metavar="MB", type=float, help="memory of all processes together")
+    group.add_argument("--disk", metavar="MB", type=float, help="size of each of the work directory, /tmp and /dev/shm")
+    group.add_argument("--processes", metavar="N", type=int, help="number of concurrent processes and threads")
+    group.add_argument(
+        "--output-limit", metavar="KB", type=float, help="output kept of each stream; the rest is dropped"
+    )
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Run the program that the options describe; return its exit code."""
     settings = load_settings(options)
     execution = _read_execution(settings, options)
     output_dir = Path(options.output_dir or ".")
     if not options.force and (options.output_dir or not options.json):
         save_artifacts.refuse_existing(output_dir, execution.artifacts)
-    # Here and not when the engine opens: a Ctrl-C must end a build that takes minutes.
-    with terminal.progress() as tell:
-        prepare_environment(settings, execution.environment, tell)
-    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING_SIGNALS)  # until the loop listens: none may tear its making apart
+    # Here and not when the engine opens, so that Ctrl-C interrupts a build, which may take minutes.
+    with terminal.progress() as report:
+        prepare_environment(settings, execution.environment, report)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING_SIGNALS)  # until the event loop handles them
     return asyncio.run(_OneRun(for_one_environment(settings, execution.environment), execution, options).run())
 
 
 def for_one_environment(settings: Settings, environment: str) -> Settings:
-    """One program at a time; nothing is made ahead, since nothing comes after; one environment is opened."""
+    """Settings for a single run: open only this environment and keep no guests ready."""
     built_from = settings.environments.get(environment, EnvironmentSettings())
     pool = dataclasses.replace(settings.pool, max_running=1, ready_guests=0)
     return dataclasses.replace(settings, pool=pool, environments={environment: built_from})
 
 
-# ---- what is asked
+# ---- the request
 
 
 def _read_execution(settings: Settings, options: argparse.Namespace) -> Execution:
@@ -180,7 +188,7 @@ def _read_execution(settings: Settings, options: argparse.Namespace) -> Executio
 
 
 def _language_of(source: str | None) -> str:
-    """By the ending of the file's name; what is not known to be anything else is Python."""
+    """The language of the file's extension; Python if unknown."""
     ending = Path(source or "").suffix[1:]
     if ending in ("", "py"):
         return "python"
@@ -190,7 +198,7 @@ def _language_of(source: str | None) -> str:
 
 
 def _read_all(source: int | str, shown: str, bytes_max: int) -> bytes:
-    """At most one byte more than is taken: enough for admission to refuse it."""
+    """Read at most `bytes_max + 1` bytes: enough for admission to refuse an input that is too long."""
     try:
         with open(source, "rb", closefd=isinstance(source, str)) as file:
             return file.read(bytes_max + 1)
@@ -206,15 +214,15 @@ def _decode(shown: str, code: bytes) -> str:
 
 
 def split_variable(given: str) -> tuple[str, str]:
-    """What --env gives. Raises CallerError unless it is NAME=VALUE."""
+    """Parse the value of --env. Raises CallerError unless it is NAME=VALUE."""
     name, equals, value = given.partition("=")
     if not equals:
-        raise CallerError(f"--env {given}: write NAME=VALUE")
+        raise CallerError(f"--env {given}: expected NAME=VALUE")
     return name, value
 
 
 def read_files(given: list[str], bytes_max: int) -> list[File]:
-    """What --file gives. Raises CallerError when one cannot be read."""
+    """Read the files named by --file. Raises CallerError if one cannot be read."""
     files = []
     for each in given:
         local, colon, path = each.rpartition(":")
@@ -226,54 +234,54 @@ def read_files(given: list[str], bytes_max: int) -> list[File]:
     return files
 
 
-# ---- what happens
+# ---- the run
 
 
 class _OneRun:
-    """One run from the opening of the engine to the last note; an event loop's main task."""
+    """The main task of the event loop: opens the engine, runs the program, saves files and prints notes."""
 
     def __init__(self, settings: Settings, execution: Execution, options: argparse.Namespace) -> None:
         self._settings = settings
         self._execution = execution
         self._options = options
-        self._ended_by: int | OSError | None = None  # the exit code, or the trouble, that we ended the run for
+        self._ended_by: int | OSError | None = None  # why we ended the run: an exit code, or a write error
 
     async def run(self) -> int:
-        """The exit code. A signal or a reader who has gone ends the program first; nothing is left behind."""
+        """Return the exit code. A signal or a closed output pipe kills the program first and cleans up."""
         loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
-        heard = [each for each in _ENDING_SIGNALS if signal.getsignal(each) is not signal.SIG_IGN]
-        for number in heard:
+        handled = [each for each in _ENDING_SIGNALS if signal.getsignal(each) is not signal.SIG_IGN]
+        for number in handled:
             loop.add_signal_handler(number, self._end, 128 + number)
-        outlet = Outlet(self._on_write_failure)  # before the signals are unblocked: its thread never gets one
+        writer = TerminalWriter(self._on_write_failure)  # while signals are blocked, so that its thread never gets one
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING_SIGNALS)
         try:
-            return await self._run_and_conclude(outlet)
+            return await self._run_and_conclude(writer)
         finally:
-            # A loop that is being closed complains about each signal that still comes. One that is blocked here goes to
-            # another thread that does not block it, so there must be none.
+            # A closing event loop logs an error for every further signal. A signal blocked here would be delivered to
+            # another thread, so end those first.
             self._task = None
             await loop.shutdown_default_executor()
             signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING_SIGNALS)
-            for number in heard:
+            for number in handled:
                 loop.remove_signal_handler(number)
                 signal.signal(number, signal.SIG_IGN)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING_SIGNALS)
 
-    async def _run_and_conclude(self, outlet: Outlet) -> int:
+    async def _run_and_conclude(self, writer: TerminalWriter) -> int:
         try:
             try:
-                outcome = await self._run(outlet)
+                outcome = await self._run(writer)
             except BelljarError:
-                await outlet.empty()  # what the program wrote before something went wrong is still its output
+                await writer.empty()  # show what the program wrote before the failure
                 raise
-            await outlet.empty()
+            await writer.empty()
         except asyncio.CancelledError:
             return self._why_ended()
-        return self._conclude(outcome, outlet.stderr_line_is_open)
+        return self._conclude(outcome, writer.stderr_line_is_open)
 
     def _end(self, reason: int | OSError) -> None:
-        """The first reason counts; what comes while we clean up must not stop that."""
+        """End the run. Only the first reason counts; later ones must not interrupt the cleanup."""
         if self._ended_by is None and self._task is not None:
             self._ended_by = reason
             self._task.cancel()
@@ -288,16 +296,16 @@ class _OneRun:
             raise asyncio.CancelledError
         raise SandboxFault(f"cannot write the program's output: {self._ended_by.strerror}") from self._ended_by
 
-    async def _run(self, outlet: Outlet) -> Outcome:
+    async def _run(self, writer: TerminalWriter) -> Outcome:
         engine = build_engine(self._settings, first_language=self._execution.language)
         try:
             await engine.open()
             if not self._options.json:
-                return await engine.run(self._execution, watcher=outlet)
+                return await engine.run(self._execution, watcher=writer)
             if self._options.stream:
-                return await _print_events(engine, self._execution, outlet)
+                return await _print_events(engine, self._execution, writer)
             outcome = await engine.run(self._execution)
-            outlet.put(STDOUT, _as_line(outcome.as_json()))
+            writer.put(STDOUT, _as_line(outcome.as_json()))
             return outcome
         finally:
             await engine.close(grace_seconds=0.0)
@@ -310,9 +318,9 @@ class _OneRun:
                 _pass_on_compiler(outcome.compilation)
             notes = list(_notes(outcome, self._execution.limits))
             if self._execution.artifacts and not artifacts:
-                notes.append("it left no file that --artifact asks for")
+                notes.append("no file matches --artifact")
             if outcome.displays and options.displays is None:
-                notes.append(f"{_count(len(outcome.displays), 'picture')} not saved; save with --displays DIR")
+                notes.append(f"{_count(len(outcome.displays), 'picture')} not saved; use --displays DIR")
             if notes and line_is_open:
                 os.write(STDERR, b"\n")
             for note in notes:
@@ -327,18 +335,18 @@ class _OneRun:
 
 
 def _pass_on_compiler(compilation: Compilation) -> None:
-    """What the compiler said, on standard error: standard output is the program's."""
+    """Print the compiler's output on standard error; standard output is the program's."""
     for text in (compilation.stdout, compilation.stderr):
         if text:
             with contextlib.suppress(OSError):
                 os.write(STDERR, text.encode("utf-8", "replace"))
 
 
-async def _print_events(engine: Engine, execution: Execution, outlet: Outlet) -> Outcome:
-    """The stream of the native API, one object a line."""
+async def _print_events(engine: Engine, execution: Execution, writer: TerminalWriter) -> Outcome:
+    """Print the native API's events, one JSON object per line."""
     async for event in engine.stream(execution):
-        outlet.put(STDOUT, _as_line(describe(event)))
-        await outlet.caught_up()
+        writer.put(STDOUT, _as_line(describe(event)))
+        await writer.caught_up()
         if isinstance(event, Finished):
             return event.outcome
     raise SandboxFault("the program's events ended without an outcome")
@@ -349,7 +357,7 @@ def _as_line(tree: dict[str, Any]) -> bytes:
 
 
 def exit_code(outcome: Outcome) -> int:
-    """What a shell should see of an outcome."""
+    """The exit code that a shell gets for an outcome."""
     if outcome.status is Status.COMPILE_FAILED and outcome.exit_code is None:
         return (outcome.compilation.exit_code if outcome.compilation else None) or 1
     if outcome.status is Status.TIMED_OUT:
@@ -357,47 +365,43 @@ def exit_code(outcome: Outcome) -> int:
     if outcome.status in (Status.OUT_OF_MEMORY, Status.OUTPUT_LIMIT):
         return _KILLED
     if outcome.signal is not None:
-        return 128 + _signal_number(outcome.signal)
+        name, _, offset = outcome.signal.partition("+")  # such as SIGRTMIN+3
+        return 128 + signal.Signals[name] + int(offset or 0)
     return outcome.exit_code if outcome.exit_code is not None else _KILLED
 
 
-def _signal_number(name: str) -> int:
-    base, _, offset = name.partition("+")
-    return signal.Signals[base] + int(offset or 0)
-
-
 def _made_by_program(outcome: Outcome, execution: Execution) -> list[File]:
-    """Artifacts without what we have put there ourselves: `**` asks for results, not for the program and its input."""
+    """The artifacts without the program and its unchanged input files, which `**` matches too."""
     given = {file.path: file.content for file in execution.files}
     code = execution.code.encode()
     return [file for file in outcome.artifacts if file.content not in (code, given.get(file.path))]
 
 
 def _notes(outcome: Outcome, limits: Limits) -> Iterator[str]:
-    """What the exit code alone does not tell."""
+    """Explanations that the exit code alone does not give."""
     if outcome.status is Status.COMPILE_FAILED and outcome.compilation is not None:
-        how = outcome.compilation.status
-        yield "it was not run: compiling failed" + (f" ({how})" if how is not Status.FAILED else "")
+        status = outcome.compilation.status
+        yield "not run: compilation failed" + (f" ({status})" if status is not Status.FAILED else "")
     elif outcome.status is Status.TIMED_OUT and outcome.usage.wall_seconds < limits.wall_seconds:
-        yield f"ended: it used up its {limits.cpu_seconds:g} s of CPU time; allow more with --cpu"
+        yield f"timed out after {limits.cpu_seconds:g} s of CPU time; raise the limit with --cpu"
     elif outcome.status is Status.TIMED_OUT:
-        yield f"ended: it was not done after {limits.wall_seconds:g} s; allow more with --timeout"
+        yield f"timed out after {limits.wall_seconds:g} s; raise the limit with --timeout"
     elif outcome.status is Status.OUT_OF_MEMORY:
-        yield f"killed: it needed more than its {limits.memory_bytes / MIB:g} MB of memory; allow more with --memory"
+        yield f"killed: out of memory ({limits.memory_bytes / MIB:g} MB); raise the limit with --memory"
     elif outcome.status is Status.OUTPUT_LIMIT:
-        yield "killed: it flooded its output far past what is kept"
+        yield "killed: too much output"
     elif outcome.status is Status.DENIED:
-        yield "killed: it made a system call of a foreign architecture"
+        yield "killed: system call of a foreign architecture"
     elif outcome.signal is not None:
         yield f"killed by {outcome.signal}"
     for stream, was_cut in (("output", outcome.stdout_cut), ("error output", outcome.stderr_cut)):
         if was_cut:
-            yield f"its {stream} was cut after {limits.output_bytes / 1024:g} KB; allow more with --output-limit"
+            yield f"{stream} truncated after {limits.output_bytes / 1024:g} KB; raise the limit with --output-limit"
 
 
 def _show_coverage(report: CoverageReport | None) -> None:
     if report is None:
-        terminal.note("no coverage: the program was killed, left without its exit functions, or could not be read")
+        terminal.note("no coverage: the program was killed, skipped its exit handlers, or could not be parsed")
         return
     rows = [(each.path, f"{each.percent:g} %", _show_lines(each)) for each in report.files]
     if len(rows) > 1:
@@ -406,7 +410,7 @@ def _show_coverage(report: CoverageReport | None) -> None:
 
 
 def _show_lines(file: FileCoverage) -> str:
-    """The missing lines, neighbours together, then the branches that were never taken from lines that ran."""
+    """Ranges of missing lines, then the branches never taken from lines that ran."""
     ranges: list[list[int]] = []
     for line in file.missing:
         if ranges and line == ranges[-1][1] + 1:

@@ -1,7 +1,7 @@
-"""`belljar safe-execute`, also installed as `safe_execute`: restricted Python, its answer on standard output.
+"""`belljar safe-execute`, also installed as `safe_execute`: runs restricted Python and prints the result.
 
-The exit status is 0 whatever the program does: its callers read the text. Only trouble of our own, or a command line
-that makes no sense, is told by the exit status and on standard error.
+The exit code is 0 whatever the program does, because callers parse the text. Only internal errors and an invalid
+command line are reported by the exit code and on standard error.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from belljar.frontends.safe_execute import CPU_SECONDS, MEMORY_MB, admit_restric
 from belljar.settings import Settings
 
 _EPILOG = """\
-The program's printed text appears on standard output; with pictures, one JSON object. Anything that goes wrong is a
-block that begins with RESOURCE LIMIT EXCEEDED and ends with `Error: …`. The exit status is 0 either way.
+Prints the program's output, or one JSON object if there are pictures. Errors are printed as a block that begins with
+RESOURCE LIMIT EXCEEDED and ends with `Error: …`. The exit code is 0 in either case.
 
 examples:
   belljar safe-execute --code 'import statistics; print(statistics.mean([1, 2, 3]))'
@@ -31,7 +31,7 @@ examples:
 
 
 def define(parser: argparse.ArgumentParser) -> None:
-    """Options of `belljar safe-execute`; names and units are those of the service it replaces."""
+    # Names and units are those of the service that this command replaces.
     parser.epilog = _EPILOG
     parser.add_argument("--code", metavar="CODE", required=True, help="the program")
     parser.add_argument(
@@ -39,39 +39,39 @@ def define(parser: argparse.ArgumentParser) -> None:
         metavar="MODULE",
         nargs="+",
         action="extend",
-        help="modules that it may import, instead of the default list",
+        help="modules that the program may import, instead of the default list",
     )
     parser.add_argument(
         "--max-print-length",
         metavar="N",
         type=int,
-        help=f"characters it may print; the rest is cut (default {PRINT_CHARACTERS_MAX:,})",
+        help=f"characters kept of the output; the rest is cut (default {PRINT_CHARACTERS_MAX:,})",
     )
     parser.add_argument(
         "--max-memory-mb",
         metavar="MB",
         type=float,
         default=MEMORY_MB,
-        help=f"memory that the program itself may add; negative: as much as there is (default {MEMORY_MB})",
+        help=f"memory that the program may allocate; negative for the configured maximum (default {MEMORY_MB})",
     )
     parser.add_argument(
         "--max-cpu-time-sec",
         metavar="S",
         type=float,
         default=CPU_SECONDS,
-        help=f"CPU time; negative: as much as there is (default {CPU_SECONDS})",
+        help=f"CPU time; negative for the configured maximum (default {CPU_SECONDS})",
     )
-    define_walls(parser.add_argument_group("walls"))
+    define_walls(parser.add_argument_group("isolation"))
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Run the program and print its answer."""
     settings = load_settings(options)
+    given = options.authorized_imports  # words, each one name or several with commas
     try:
         execution = admit_restricted(
             settings,
             options.code,
-            imports=_split(options.authorized_imports),
+            imports=given and [name for word in given for name in word.split(",") if name],
             print_characters=options.max_print_length,
             memory_mb=options.max_memory_mb,
             cpu_seconds=options.max_cpu_time_sec,
@@ -81,17 +81,12 @@ def execute(options: argparse.Namespace) -> int:
     except CallerError as error:
         text = refuse("ValueError", error.message)
     else:
-        with terminal.progress() as tell:
-            prepare_environment(settings, execution.environment, tell)
+        with terminal.progress() as report:
+            prepare_environment(settings, execution.environment, report)
         outcome = asyncio.run(_run(for_one_environment(settings, execution.environment), execution))
         text = answer(execution, outcome)
     sys.stdout.write(text if text.endswith("\n") else text + "\n")
     return 0
-
-
-def _split(given: list[str] | None) -> list[str] | None:
-    """Words, or several in one word with commas."""
-    return None if given is None else [name for word in given for name in word.split(",") if name]
 
 
 async def _run(settings: Settings, execution: Execution) -> Outcome:

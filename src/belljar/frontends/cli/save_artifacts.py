@@ -1,7 +1,7 @@
-"""Files a program made, saved on the host.
+"""Saves the files that a program created on the host.
 
-Their names and contents are the program's choice: names are checked to stay inside the directory, and no link on the
-way is followed (`client/artifacts.py`).
+The program chooses their names and contents, so names are checked to stay inside the directory, and symbolic links in
+the path are not followed (`client/artifacts.py`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SUFFIXES = {
 
 
 def as_files(displays: Iterable[Display]) -> list[File]:
-    """Pictures as files, numbered in the order they were shown."""
+    """Name displays `display-1.png` and so on, in the order they were shown."""
     return [
         File(path=f"display-{number}.{_SUFFIXES.get(each.mime, 'bin')}", content=each.content)
         for number, each in enumerate(displays, 1)
@@ -38,7 +38,7 @@ def as_files(displays: Iterable[Display]) -> list[File]:
 
 
 def refuse_existing(directory: Path, globs: Sequence[str]) -> None:
-    """Before the program runs: refuse names that are sure to be taken. A pattern with wildcards is no name yet.
+    """Check before the program runs that artifacts without wildcards in their names do not exist yet.
 
     Raises:
         CallerError: one exists.
@@ -49,12 +49,12 @@ def refuse_existing(directory: Path, globs: Sequence[str]) -> None:
 
 
 def save(directory: Path, files: Sequence[File], replace: bool) -> None:
-    """Write all files, or none if one would overwrite something and `replace` is not given.
+    """Write all files, or none if one exists and `replace` is false.
 
     Raises:
-        CallerError: something is in the way, or the directory cannot be written to.
+        CallerError: a file exists, or the directory is not writable.
     """
-    from belljar.client.artifacts import write_below  # most programs leave nothing to save
+    from belljar.client.artifacts import write_below  # late: most programs leave nothing to save
 
     if not replace:
         for file in files:
@@ -76,4 +76,4 @@ def save(directory: Path, files: Sequence[File], replace: bool) -> None:
 
 
 def _taken(path: Path) -> CallerError:
-    return CallerError(f"{path} exists; overwrite it with --force, or choose another directory")
+    return CallerError(f"{path} exists; overwrite it with --force or choose another directory")

@@ -1,4 +1,4 @@
-"""`belljar serve`: the HTTP server."""
+"""`belljar serve`: starts the HTTP server."""
 
 from __future__ import annotations
 
@@ -13,53 +13,58 @@ from belljar.settings import Settings, load
 
 
 def define_address(parser: argparse.ArgumentParser) -> None:
-    """Options of whatever serves HTTP."""
-    parser.add_argument("--host", metavar="ADDRESS", help="where to listen; any address but loopback needs a key")
-    parser.add_argument("--port", metavar="N", type=int, help="0 takes a free one")
+    """Add the options shared by `belljar serve` and `belljar proxy`."""
+    parser.add_argument(
+        "--host", metavar="ADDRESS", help="address to listen on; addresses other than loopback require a key"
+    )
+    parser.add_argument("--port", metavar="N", type=int, help="port to listen on; 0 picks a free port")
     parser.add_argument(
         "--api-key",
         metavar="KEY",
-        help="one key for everybody; others see it in the list of processes, so prefer a file",
+        help="a single key for all clients; visible in the process list, so prefer the key file",
     )
     parser.add_argument(
         "--set",
         metavar="NAME=VALUE",
         action="append",
         default=[],
-        help="any other setting, such as pool.max_running=16 (again for more)",
+        help="any other setting, such as pool.max_running=16 (repeatable)",
     )
     parser.add_argument(
-        "--xmaster-config", metavar="DIR", help="read the configuration files of X-Master's code server from there"
+        "--xmaster-config",
+        metavar="DIR",
+        help="read the configuration files of X-Master's code server from this directory",
     )
 
 
 def define(parser: argparse.ArgumentParser) -> None:
-    """Options of `belljar serve`."""
     define_address(parser)
     parser.add_argument(
         "--listen",
         metavar="DIALECT:PORT",
         action="append",
-        help="another system's API on a port of its own, such as xmaster:30008 (again for more)",
+        help="serve another system's API on a separate port, such as xmaster:30008 (repeatable)",
     )
     parser.add_argument(
-        "--backend", choices=("local", "container"), help="where programs run; container needs Docker or Podman"
+        "--backend", choices=("local", "container"), help="where programs run; container requires Docker or Podman"
     )
-    parser.add_argument("--image", "--python-image", metavar="IMAGE", help="what the container back end runs Python in")
-    parser.add_argument("--js-image", metavar="IMAGE", help="what it runs the environment 'javascript' in")
-    parser.add_argument("--grace", metavar="SECONDS", type=float, help="for what runs when asked to stop")
+    parser.add_argument("--image", "--python-image", metavar="IMAGE", help="container image for Python")
+    parser.add_argument("--js-image", metavar="IMAGE", help="container image for the environment 'javascript'")
+    parser.add_argument(
+        "--grace", metavar="SECONDS", type=float, help="time for running programs to finish on shutdown"
+    )
     define_walls(parser)
     parser.epilog = (
-        "Settings come from --config, then the environment (BELLJAR_SERVER_PORT, …; also HOST, PORT, DEBUG, API_KEY,\n"
-        "MAX_KERNELS, KERNEL_TIMEOUT, MAX_EXECUTION_TIME and MAX_MEMORY_MB), then these options.\n"
-        "SIGTERM stops gracefully; a second one at once."
+        "Settings come from --config, environment variables (BELLJAR_SERVER_PORT, …; also HOST, PORT, DEBUG, API_KEY,\n"
+        "MAX_KERNELS, KERNEL_TIMEOUT, MAX_EXECUTION_TIME and MAX_MEMORY_MB) and these options; the last one wins.\n"
+        "SIGTERM stops gracefully; a second SIGTERM stops immediately."
     )
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Serve until told to stop."""
+    """Serve until a signal stops it."""
     settings = load_server_settings(options)
-    # Imported now: the other commands should not wait for a server they do not start.
+    # Imported late: other commands import this module, but not the server.
     from belljar.frontends.api.server import serve
     from belljar.telemetry import Log, set_up_logging
 
@@ -73,10 +78,10 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def load_server_settings(options: argparse.Namespace) -> Settings:
-    """The settings, with what this command line changes.
+    """Load the settings and apply this command line's options.
 
     Raises:
-        InvalidSettings: a file, a variable or a flag makes no sense.
+        InvalidSettings: a file, an environment variable or a flag is invalid.
     """
     flags: dict[str, Any] = {}
     if options.xmaster_config:
@@ -111,10 +116,10 @@ def load_server_settings(options: argparse.Namespace) -> Settings:
 
 
 def run(main: Any) -> None:
-    """Run a coroutine to its end, on the fastest event loop there is."""
+    """Run a coroutine on uvloop if it is installed, else on asyncio's event loop."""
     try:
         import uvloop
-    except ImportError:  # not everywhere to be had; only slower without
+    except ImportError:
         asyncio.run(main)
     else:
         uvloop.run(main)

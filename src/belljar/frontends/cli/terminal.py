@@ -1,6 +1,6 @@
-"""What a person at the terminal sees beside a program's output: notes, progress, tables.
+"""Notes, progress and tables for the user at the terminal.
 
-`rich` is imported when a table or a live line is really drawn: it takes longer to load than a program to run.
+`rich` is imported only when something is drawn: importing it takes longer than running a program.
 """
 
 from __future__ import annotations
@@ -19,41 +19,40 @@ _PIPED_WIDTH = 140  # columns for tables that go to a file or a pipe
 
 
 def note(note: str) -> None:
-    """One note on standard error, marked as ours. Nothing is done if nobody can hear it."""
+    """Print a note on standard error, prefixed with `belljar: `. A closed standard error is ignored."""
     with contextlib.suppress(OSError, ValueError):
         print(f"belljar: {printable(note)}", file=sys.stderr, flush=True)
 
 
 def printable(text: str) -> str:
-    """`text` without anything a terminal would act on: names and messages may come from a program."""
+    """Escape control characters: names and messages may come from an untrusted program."""
     return "".join(each if each.isprintable() or each == "\n" else repr(each)[1:-1] for each in text)
 
 
 def count(number: int, noun: str) -> str:
-    """So many of something."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 @contextlib.contextmanager
 def progress() -> Iterator[Progress]:
-    """Something to tell about slow work: one line that changes at a terminal, plain lines elsewhere."""
+    """Yield a function that reports progress: one changing line at a terminal, plain lines elsewhere."""
     if not sys.stderr.isatty():
         yield note
         return
     live = _LiveLine()
     try:
-        yield live.tell
+        yield live.show
     finally:
         live.stop()
 
 
 class _LiveLine:
-    """A spinner with the latest line; nothing is drawn before there is one."""
+    """A spinner with the latest line; nothing is drawn before the first line."""
 
     def __init__(self) -> None:
         self._status: Any = None
 
-    def tell(self, line: str) -> None:
+    def show(self, line: str) -> None:
         from rich.console import Console
         from rich.text import Text
 
@@ -70,7 +69,6 @@ class _LiveLine:
 
 
 def console(*, on_stderr: bool = False) -> Console:
-    """Where tables are drawn."""
     from rich.console import Console
 
     is_live = (sys.stderr if on_stderr else sys.stdout).isatty()
@@ -80,7 +78,7 @@ def console(*, on_stderr: bool = False) -> Console:
 def draw_table(
     on: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], numeric: bool = False
 ) -> None:
-    """Draw rows of plain text. With `numeric`, all columns but the first are aligned to the right."""
+    """Draw rows of plain text. With `numeric`, all columns but the first are right-aligned."""
     from rich import box
     from rich.table import Table
     from rich.text import Text

@@ -1,8 +1,8 @@
-"""Our own standard output and error, written byte for byte as the program writes its own.
+"""Writes a program's output to our standard output and error in a separate thread.
 
-A reader who is slow, or stopped at a page, blocks whoever writes to him. That must not be the event loop, which keeps
-the program's clocks: a thread writes, and the program waits on its own pipe meanwhile. The descriptors are not set to
-non-blocking instead, because they are shared with the shell and everyone else at this terminal.
+Writing blocks while the reader is slow (a pager, a stopped terminal). The event loop must not block, because it
+enforces the program's time limits, so a thread writes and the program blocks on its own pipe. The descriptors are not
+made non-blocking, because they are shared with the shell and other processes of this terminal.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _UNWRITTEN_BYTES_MAX = 256 * 1024
 _DESCRIPTORS = {"stdout": STDOUT, "stderr": STDERR}
 
 
-class Outlet:
-    """A Watcher that shows what the program writes. Belongs to the running event loop."""
+class TerminalWriter:
+    """A Watcher that passes the program's output on. Must be created on the running event loop."""
 
     def __init__(self, on_failure: Callable[[OSError], None]) -> None:
         self._on_failure = on_failure
@@ -34,36 +34,34 @@ class Outlet:
         self._room = asyncio.Event()
         self._room.set()
         self._emptied = self._loop.create_future()
-        self.stderr_line_is_open = False  # whether a note of ours would continue a line of the program's
-        threading.Thread(target=self._write_all, name="belljar-outlet", daemon=True).start()
+        self.stderr_line_is_open = False  # whether the program's last line on stderr is unfinished
+        threading.Thread(target=self._write_all, name="belljar-terminal-writer", daemon=True).start()
 
     def started(self) -> None:
-        """Nothing to show yet."""
+        pass
 
     def wrote(self, stream: str, chunk: bytes) -> None:
-        """Show some output of the program."""
         self.put(_DESCRIPTORS[stream], chunk)
 
     def displayed(self, display: Display) -> None:
-        """Pictures are saved from the outcome."""
+        """Nothing: displays, tool calls and their answers are taken from the outcome."""
 
     def called(self, call: ToolCalled) -> None:
-        """Calls are in the outcome."""
+        pass
 
     def answered(self, answer: ToolAnswered) -> None:
-        """So are their answers."""
+        pass
 
     @property
     def is_behind(self) -> bool:
-        """Whether the reader has fallen behind."""
         return not self._room.is_set()
 
     async def caught_up(self) -> None:
-        """Return once the reader has caught up."""
+        """Wait until at most half of the buffer is unwritten."""
         await self._room.wait()
 
     def put(self, descriptor: int, chunk: bytes) -> None:
-        """Write `chunk` after everything put before."""
+        """Queue `chunk` for writing."""
         if descriptor == STDERR:
             self.stderr_line_is_open = not chunk.endswith(b"\n")
         self._unwritten_bytes += len(chunk)
@@ -72,7 +70,7 @@ class Outlet:
         self._chunks.put((descriptor, chunk))
 
     async def empty(self) -> None:
-        """Return once everything is written. Nothing may be put afterwards."""
+        """Wait until everything is written. `put` must not be called afterwards."""
         self._chunks.put(None)
         await self._emptied
 
@@ -92,7 +90,7 @@ class Outlet:
             self._room.set()
 
     def _report(self, callback: Callable[[Any], object], argument: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody wants to know any more
+        with contextlib.suppress(RuntimeError):  # the event loop is closed
             self._loop.call_soon_threadsafe(callback, argument)
 
 
@@ -101,5 +99,5 @@ def _write(descriptor: int, chunk: bytes) -> None:
     while view:
         try:
             view = view[os.write(descriptor, view) :]
-        except BlockingIOError:  # somebody else has set it so
+        except BlockingIOError:  # another process made the descriptor non-blocking
             select.select([], [descriptor], [])

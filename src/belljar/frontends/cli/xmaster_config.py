@@ -1,8 +1,7 @@
-"""The configuration files of X-Master's code server, read as they are: `--xmaster-config DIR`.
+"""Reads the configuration files of X-Master's code server for `--xmaster-config DIR`.
 
-What they say becomes settings, which count for more than a settings file and for less than flags. A file that is not
-there says nothing. `mcp_config.json` holds the addresses of the original's own processes; here these are one, so it is
-read, checked to be JSON, and not needed.
+Their values override a settings file and are overridden by flags. Every file is optional. `mcp_config.json` holds the
+addresses of the original's processes; Belljar has only one process, so the file is only checked to be JSON.
 """
 
 from __future__ import annotations
@@ -16,16 +15,18 @@ from belljar.contract.errors import InvalidSettings
 
 
 def read_xmaster_config(directory: Path) -> dict[str, Any]:
-    """The settings that the files in `directory` stand for, by their dotted names.
+    """Translate the files in `directory` into settings, by dotted name.
 
     Raises:
         InvalidSettings: the directory or a file cannot be read.
     """
     if not directory.is_dir():
-        raise InvalidSettings(f"--xmaster-config: {directory} is no directory")
+        raise InvalidSettings(f"--xmaster-config: {directory} is not a directory")
     found: dict[str, Any] = {}
     found.update(_web(_read(directory, "web_agent.json", dict)))
-    found.update(_paper(_read(directory, "paper_agent.json", dict)))
+    paper_prompt = _read(directory, "paper_agent.json", dict).get("paperQA_prompt")
+    if isinstance(paper_prompt, str):
+        found["web.paper_prompt"] = paper_prompt
     found.update(_models(_read(directory, "llm_call.json", dict)))
     servers = _servers(directory, _read(directory, "server_list.json", list))
     found.update(servers)
@@ -63,11 +64,6 @@ def _web(web: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _paper(paper: dict[str, Any]) -> dict[str, Any]:
-    prompt = paper.get("paperQA_prompt")
-    return {"web.paper_prompt": prompt} if isinstance(prompt, str) else {}
-
-
 def _models(models: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, model in models.items():
@@ -81,7 +77,7 @@ def _models(models: dict[str, Any]) -> dict[str, Any]:
 
 
 def _servers(directory: Path, servers: list[Any]) -> dict[str, Any]:
-    """A path to a .py or .js file is a command; what begins with http is a URL."""
+    """Entries are URLs, or paths to .py or .js files, which become commands."""
     found: dict[str, Any] = {}
     for number, each in enumerate(servers, 1):
         if not isinstance(each, str):
@@ -91,7 +87,7 @@ def _servers(directory: Path, servers: list[Any]) -> dict[str, Any]:
             found[f"tools.servers.{name}.url"] = each
             continue
         if not each.endswith((".py", ".js")):
-            raise InvalidSettings(f"server_list.json: {each!r} is no .py, no .js and no URL")
+            raise InvalidSettings(f"server_list.json: {each!r} is neither a .py or .js file nor a URL")
         path = Path(each) if Path(each).exists() else directory / each
         command = (sys.executable if each.endswith(".py") else "node", str(path.absolute()))
         found[f"tools.servers.{name}.command"] = command

@@ -1,4 +1,4 @@
-"""The command line as it is typed: real processes, real jails, real signals."""
+"""The command line, with real processes, jails and signals."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ Belljar = Callable[..., "subprocess.CompletedProcess[bytes]"]
 
 
 def clean_environ() -> dict[str, str]:
-    """Ours without settings, so that those of the test's own file count; the package is found from any directory."""
+    """This process's environment without Belljar's settings, and with the package on the path."""
     passed = {name: value for name, value in os.environ.items() if not name.startswith("BELLJAR_")}
     return {**passed, "PYTHONPATH": str(Path(package.__file__).parents[1])}
 
 
 @pytest.fixture(scope="session")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A settings file whose default environment is the standard library alone, and built."""
+    """A settings file whose default environment is built and has no packages."""
     base = tmp_path_factory.getbasetemp()
     path = base / "cli.toml"
     path.write_text(SETTINGS.format(base=base, cgroup_parent=CGROUP_PARENT))
@@ -65,7 +65,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def belljar(config: Path, tmp_path: Path) -> Belljar:
-    """Run `belljar …` to its end in a directory of its own."""
+    """Run `belljar …` to completion in a temporary directory."""
 
     def run(*words: str | Path, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
         return subprocess.run(
@@ -82,11 +82,11 @@ def belljar(config: Path, tmp_path: Path) -> Belljar:
 
 @pytest.fixture
 def start(config: Path, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """Start `belljar …` and leave it running; what a test does not end is ended here."""
+    """Start `belljar …` without waiting for it; processes still running are killed after the test."""
     started: list[subprocess.Popen[bytes]] = []
 
     def run(*words: str | Path) -> subprocess.Popen[bytes]:
-        # A signal that is handled here has its default in what we start. After nohup it would be ignored there, too.
+        # A signal handled here has its default action in children; one ignored here (nohup) would stay ignored.
         handler = signal.signal(signal.SIGHUP, lambda *_: None)
         try:
             process = subprocess.Popen(
@@ -126,7 +126,7 @@ def start(config: Path, tmp_path: Path) -> Iterator[Callable[..., subprocess.Pop
         pytest.param("open('f', 'wb').write(bytes(4 << 20))", ["--disk", "1"], 1, "", id="disk"),
     ],
 )
-def test_exit_code_tells_how_the_program_ended(
+def test_exit_code_reflects_how_the_program_ended(
     belljar: Belljar, code: str, options: list[str], exit_code: int, note: str
 ) -> None:
     done = belljar("run", *options, "-c", code)
@@ -167,14 +167,12 @@ def test_output_appears_while_the_program_runs(start: Callable[..., subprocess.P
     assert process.poll() is None
 
 
-def test_a_reader_who_does_not_read_does_not_stop_the_clock(start: Callable[..., subprocess.Popen[bytes]]) -> None:
-    code = (
-        "import time\nwhile True: print('x' * 999, flush=True); time.sleep(0.001)"  # never so much that it is a flood
-    )
+def test_the_time_limit_applies_while_output_is_not_read(start: Callable[..., subprocess.Popen[bytes]]) -> None:
+    code = "import time\nwhile True: print('x' * 999, flush=True); time.sleep(0.001)"  # below the output limit
     process = start("run", "--timeout", "2", "--output-limit", "16000", "-c", code)
     assert process.stdout is not None
     wait_for(lambda: pipe_is_full(process.stdout.fileno()))  # type: ignore[union-attr]
-    wait_for(lambda: not jailed(process.pid))  # nobody has read a byte, and yet it is over
+    wait_for(lambda: not jailed(process.pid))  # it ended although no byte was read
     output, notes = process.communicate(timeout=DEADLINE_SECONDS)
     assert output.startswith(b"x" * 999)
     assert process.returncode == 124
@@ -186,7 +184,7 @@ def test_a_note_starts_on_a_line_of_its_own(belljar: Belljar) -> None:
     assert done.stderr == b"half a line\nbelljar: killed by SIGABRT\n"
 
 
-# ---- what it is given and what comes back
+# ---- input files and artifacts
 
 
 def test_a_program_gets_files_and_variables_and_its_artifacts_are_saved(belljar: Belljar, tmp_path: Path) -> None:
@@ -209,7 +207,7 @@ pathlib.Path("unasked").touch()
 
 
 @pytest.mark.parametrize("glob", [pytest.param("result", id="known_ahead"), pytest.param("r*", id="known_afterwards")])
-def test_nothing_is_overwritten_unless_told_to(belljar: Belljar, tmp_path: Path, glob: str) -> None:
+def test_files_are_overwritten_only_with_force(belljar: Belljar, tmp_path: Path, glob: str) -> None:
     (tmp_path / "result").write_text("precious")
     words = ["run", "--artifact", glob, "-c", "open('result', 'w').write('new'); open('rest', 'w'); print('ran')"]
     refused = belljar(*words)
@@ -234,7 +232,7 @@ def test_saving_follows_no_link_in_the_output_directory(belljar: Belljar, tmp_pa
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
-def test_what_cannot_be_saved_leaves_nothing_behind(belljar: Belljar, tmp_path: Path) -> None:
+def test_a_failed_save_leaves_nothing_behind(belljar: Belljar, tmp_path: Path) -> None:
     (tmp_path / "saved/result").mkdir(parents=True)
     words = ["--force", "--artifact", "result", "--output-dir", "saved", "-c", "open('result', 'w').close()"]
     done = belljar("run", *words)
@@ -243,7 +241,7 @@ def test_what_cannot_be_saved_leaves_nothing_behind(belljar: Belljar, tmp_path: 
     assert [path.name for path in (tmp_path / "saved").iterdir()] == ["result"]
 
 
-def test_what_the_program_was_given_does_not_come_back_as_an_artifact(belljar: Belljar, tmp_path: Path) -> None:
+def test_unchanged_input_files_are_not_artifacts(belljar: Belljar, tmp_path: Path) -> None:
     for name in ("main.py", "same", "changed"):
         (tmp_path / name).write_text("open('changed', 'a').write('!')")
     given = ["--file", "same", "--file", "changed"]
@@ -252,9 +250,9 @@ def test_what_the_program_was_given_does_not_come_back_as_an_artifact(belljar: B
     assert [path.name for path in (tmp_path / "saved").iterdir()] == ["changed"]
 
 
-def test_an_artifact_that_never_came_is_mentioned(belljar: Belljar) -> None:
+def test_a_missing_artifact_is_noted(belljar: Belljar) -> None:
     done = belljar("run", "--artifact", "*.png", "-c", "pass")
-    assert (done.returncode, done.stderr) == (0, b"belljar: it left no file that --artifact asks for\n")
+    assert (done.returncode, done.stderr) == (0, b"belljar: no file matches --artifact\n")
 
 
 def test_json_is_the_whole_result(belljar: Belljar, tmp_path: Path) -> None:
@@ -267,7 +265,7 @@ def test_json_is_the_whole_result(belljar: Belljar, tmp_path: Path) -> None:
     assert not (tmp_path / "a").exists()
 
 
-def test_json_stream_tells_what_happens_as_it_happens(start: Callable[..., subprocess.Popen[bytes]]) -> None:
+def test_json_stream_prints_events_as_they_happen(start: Callable[..., subprocess.Popen[bytes]]) -> None:
     process = start("run", "--json", "--stream", "--timeout", "1", "-c", "print('a', flush=True)\nwhile True: pass")
     assert process.stdout is not None
     started, wrote = (json.loads(process.stdout.readline()) for _ in range(2))
@@ -291,7 +289,7 @@ def pictures_state() -> str:
     return state_dir
 
 
-def test_pictures_are_saved_or_mentioned(pictures_state: str, tmp_path: Path) -> None:
+def test_pictures_are_saved_or_noted(pictures_state: str, tmp_path: Path) -> None:
     code = "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()\nplt.plot([2, 1])"
     settings = f'runtime_dir = "{tmp_path}/run"\nstate_dir = "{pictures_state}"\n'
     (tmp_path / "pictures.toml").write_text(settings)
@@ -307,7 +305,7 @@ def test_pictures_are_saved_or_mentioned(pictures_state: str, tmp_path: Path) ->
             timeout=DEADLINE_SECONDS,
         )
 
-    assert run().stderr == b"belljar: 2 pictures were not saved; save with --displays DIR\n"
+    assert run().stderr == b"belljar: 2 pictures were not saved; use --displays DIR\n"
     saved = run("--displays", "shown")
     assert (saved.returncode, saved.stderr) == (0, b"")
     assert sorted(path.name for path in (tmp_path / "shown").iterdir()) == ["display-1.png", "display-2.png"]
@@ -318,7 +316,7 @@ def test_pictures_are_saved_or_mentioned(pictures_state: str, tmp_path: Path) ->
 
 
 def jailed(pid: int) -> list[tuple[int, str]]:
-    """Everything started by a process, and by what that has started, each with its time of birth."""
+    """All descendants of a process as (pid, start time)."""
     parents: dict[int, tuple[int, str]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -393,7 +391,7 @@ def test_a_signal_ends_the_program_and_leaves_nothing_behind(
     assert not cgroups_left()
 
 
-def test_a_reader_who_leaves_ends_the_program_quietly(start: Callable[..., subprocess.Popen[bytes]]) -> None:
+def test_a_closed_output_pipe_ends_the_program_quietly(start: Callable[..., subprocess.Popen[bytes]]) -> None:
     process = start("run", "-c", "while True: print('y')")
     assert process.stdout is not None
     assert process.stdout.readline() == b"y\n"
@@ -405,7 +403,7 @@ def test_a_reader_who_leaves_ends_the_program_quietly(start: Callable[..., subpr
     wait_for(lambda: not are_alive(running))
 
 
-def test_a_full_disk_is_our_trouble_and_not_the_programs(config: Path) -> None:
+def test_a_full_disk_is_an_error_of_belljar_and_not_of_the_program(config: Path) -> None:
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(
             [*COMMAND, "--config", config, "run", "-c", "print(1)"],
@@ -420,7 +418,7 @@ def test_a_full_disk_is_our_trouble_and_not_the_programs(config: Path) -> None:
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
-def test_a_standard_descriptor_that_is_closed_does_no_harm(config: Path, closed: str) -> None:
+def test_a_closed_standard_descriptor_is_harmless(config: Path, closed: str) -> None:
     command = f'exec "$@" {closed}'
     program = [*map(str, COMMAND), "--config", str(config), "run", "-c", "import sys; print(sys.stdin.read(), 'out')"]
     done = subprocess.run(
@@ -441,7 +439,7 @@ def test_a_standard_descriptor_that_is_closed_does_no_harm(config: Path, closed:
     ("words", "exit_code", "message"),
     [
         pytest.param([], 2, "usage: belljar", id="nothing"),
-        pytest.param(["fly"], 2, "there is no command 'fly'", id="unknown_command"),
+        pytest.param(["fly"], 2, "unknown command 'fly'", id="unknown_command"),
         pytest.param(["run"], 2, "give one program", id="no_program"),
         pytest.param(["run", "-c", "1", "f.py"], 2, "give one program", id="two_programs"),
         pytest.param(["run", "f.py", "x"], 2, "the program's own arguments come after '--'", id="stray_argument"),
@@ -449,7 +447,7 @@ def test_a_standard_descriptor_that_is_closed_does_no_harm(config: Path, closed:
         pytest.param(["run", "/"], 2, "cannot read /: Is a directory", id="a_directory"),
         pytest.param(["run", "latin1.py"], 2, "latin1.py is not UTF-8", id="not_utf8"),
         pytest.param(["run", "-c", " "], 2, "code", id="blank_code"),
-        pytest.param(["run", "-c", "1", "--env", "K"], 2, "write NAME=VALUE", id="bad_variable"),
+        pytest.param(["run", "-c", "1", "--env", "K"], 2, "expected NAME=VALUE", id="bad_variable"),
         pytest.param(["run", "-c", "1", "--file", "missing.csv"], 2, "cannot read missing.csv", id="no_such_input"),
         pytest.param(["run", "-c", "1", "--file", "latin1.py:../x"], 2, "inside the work directory", id="unsafe_path"),
         pytest.param(["run", "-c", "1", "--timeout", "9999"], 2, "at most 300", id="above_the_ceiling"),
@@ -460,12 +458,10 @@ def test_a_standard_descriptor_that_is_closed_does_no_harm(config: Path, closed:
         pytest.param(["run", "-c", "1", "--config", "/none"], 125, "cannot read the settings file", id="no_settings"),
         pytest.param(["env", "remove", "none"], 2, "environment 'none' is not built", id="nothing_to_remove"),
         pytest.param(["env", "create", "Bad Name"], 125, "environment name 'Bad Name'", id="bad_environment_name"),
-        pytest.param(["doctor", "--", "x"], 2, "only 'belljar run' takes arguments", id="arguments_for_nobody"),
+        pytest.param(["doctor", "--", "x"], 2, "only 'belljar run' takes arguments", id="arguments_without_a_program"),
     ],
 )
-def test_errors_are_one_clear_line(
-    belljar: Belljar, tmp_path: Path, words: list[str], exit_code: int, message: str
-) -> None:
+def test_errors_are_one_line(belljar: Belljar, tmp_path: Path, words: list[str], exit_code: int, message: str) -> None:
     (tmp_path / "latin1.py").write_bytes("print('ü')".encode("latin-1"))
     done = belljar(*words)
     text = done.stderr.decode()
@@ -485,7 +481,7 @@ def test_errors_are_one_clear_line(
         ),
     ],
 )
-def test_what_is_not_installed_is_named(config: Path, module: str, words: list[str], extra: str) -> None:
+def test_a_missing_package_is_named(config: Path, module: str, words: list[str], extra: str) -> None:
     code = f"import sys; sys.modules[{module!r}] = None; from belljar.frontends.cli import main; sys.exit(main())"
     done = subprocess.run(
         [sys.executable, "-c", code, "--config", config, *words],
@@ -499,7 +495,7 @@ def test_what_is_not_installed_is_named(config: Path, module: str, words: list[s
     assert done.stderr.splitlines()[-1].endswith(f"pip install {extra}"), done.stderr
 
 
-def test_debug_shows_where_it_went_wrong(belljar: Belljar) -> None:
+def test_debug_shows_a_traceback(belljar: Belljar) -> None:
     done = belljar("run", "missing.py", "--debug")
     assert done.returncode == 1
     assert b"Traceback" in done.stderr
@@ -518,7 +514,7 @@ def test_input_beyond_the_limit_is_refused(belljar: Belljar, config: Path, tmp_p
 
 
 @pytest.mark.parametrize("command", ["run", "doctor", "env", "env list", "env create", "env remove", "bench", "config"])
-def test_every_command_explains_itself(belljar: Belljar, command: str) -> None:
+def test_every_command_has_help(belljar: Belljar, command: str) -> None:
     done = belljar(*command.split(), "--help")
     assert done.returncode == 0
     assert f"usage: belljar {command}".encode() in done.stdout
@@ -535,7 +531,7 @@ def test_version_is_that_of_the_package(belljar: Belljar) -> None:
     assert belljar("--version").stdout.decode() == f"belljar {package.__version__}\n"
 
 
-def test_a_run_loads_nothing_it_does_not_need(config: Path) -> None:
+def test_run_imports_only_what_it_needs(config: Path) -> None:
     code = "import sys; from belljar.frontends.cli import main; main(sys.argv[1:]); print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code, "--config", config, "run", "-c", "pass"],
@@ -550,7 +546,7 @@ def test_a_run_loads_nothing_it_does_not_need(config: Path) -> None:
     assert not loaded & {"belljar.jail.probe", "belljar.frontends.cli.doctor", "belljar.frontends.embedded.sandbox"}
 
 
-def test_config_show_tells_values_and_sources_and_can_be_read_back(
+def test_config_show_prints_values_and_sources_and_can_be_read_back(
     belljar: Belljar, config: Path, tmp_path: Path
 ) -> None:
     shown = belljar("config", "show").stdout.decode()
@@ -565,24 +561,24 @@ def test_config_show_tells_values_and_sources_and_can_be_read_back(
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         pytest.param("[pool]\nmax_runing = 3", "did you mean 'pool.max_running'?", id="misspelt"),
-        pytest.param("[pool]\nmax_running = 'x'", "must be a whole number, not 'x'", id="no_whole_number"),
-        pytest.param("[server]\nhead_seconds = 'x'", "must be a number, not 'x'", id="no_number"),
+        pytest.param("[pool]\nmax_running = 'x'", "must be a whole number, not 'x'", id="not_a_whole_number"),
+        pytest.param("[server]\nhead_seconds = 'x'", "must be a number, not 'x'", id="not_a_number"),
         pytest.param("[server]\ndebug = 'maybe'", "must be true or false, not 'maybe'", id="neither_true_nor_false"),
-        pytest.param("[jail]\nwithout_walls = 5", "must be a list, not 5", id="no_list"),
-        pytest.param("state_dir = 5", "must be a path, not 5", id="no_path"),
+        pytest.param("[jail]\nwithout_walls = 5", "must be a list, not 5", id="not_a_list"),
+        pytest.param("state_dir = 5", "must be a path, not 5", id="not_a_path"),
     ],
 )
-def test_a_setting_that_cannot_be_is_explained(belljar: Belljar, tmp_path: Path, text: str, said: str) -> None:
+def test_an_invalid_setting_is_explained(belljar: Belljar, tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "bad.toml").write_text(text)
     done = belljar("config", "show", "--config", "bad.toml")
     assert done.returncode == 125
-    assert said in done.stderr.decode()
+    assert message in done.stderr.decode()
 
 
-def test_one_is_no_plural(belljar: Belljar, tmp_path: Path) -> None:
+def test_a_single_key_is_not_plural(belljar: Belljar, tmp_path: Path) -> None:
     (tmp_path / "own.toml").write_text(f"[server]\nkeys_file = '{tmp_path}/keys.json'\n")
     titles = []
     for name in ("one", "two"):
@@ -591,12 +587,12 @@ def test_one_is_no_plural(belljar: Belljar, tmp_path: Path) -> None:
     assert titles == ["1 key", "2 keys"]
 
 
-def test_what_is_here_is_not_installed_again(belljar: Belljar) -> None:
+def test_an_installed_language_is_not_installed_again(belljar: Belljar) -> None:
     done = belljar("languages", "install", "sh")
-    assert (done.returncode, done.stdout) == (0, b"here already: sh\nnothing was installed\n")
+    assert (done.returncode, done.stdout) == (0, b"already installed: sh\nnothing was installed\n")
 
 
-def test_config_show_keeps_a_key_to_itself(config: Path) -> None:
+def test_config_show_hides_the_api_key(config: Path) -> None:
     done = subprocess.run(
         [*COMMAND, "config", "show"],
         env={**clean_environ(), "BELLJAR_SERVER_API_KEY": "k-0123456789abcdef0123456789abcdef"},
@@ -605,10 +601,10 @@ def test_config_show_keeps_a_key_to_itself(config: Path) -> None:
     )
     assert done.returncode == 0, done.stderr.decode()
     assert b"0123456789abcdef" not in done.stdout
-    assert "api_key" not in tomllib.loads(done.stdout.decode())["server"]  # read back, it must not become the key
+    assert "api_key" not in tomllib.loads(done.stdout.decode())["server"]  # no placeholder to read back
 
 
-def test_config_show_has_what_is_named_and_no_secret_of_it(belljar: Belljar, tmp_path: Path) -> None:
+def test_config_show_prints_named_tables_without_secrets(belljar: Belljar, tmp_path: Path) -> None:
     (tmp_path / "named.toml").write_text(
         '[tools.servers.files]\ncommand = ["serve", "/srv"]\nenv = ["TOKEN", "MODE=hush"]\n'
         '[tools.servers.search]\nurl = "https://me:hush@example.org/mcp"\nheaders = ["Authorization:Bearer hush"]\n'
@@ -621,13 +617,13 @@ def test_config_show_has_what_is_named_and_no_secret_of_it(belljar: Belljar, tmp
     assert tree["tools"]["servers"]["files"]["command"] == ["serve", "/srv"]
     assert tree["llm"]["models"]["gpt-4.1"] == {"url": "https://example.org/v1", "retries": 3, "seconds": 120.0}
     assert tree["languages"]["roots"] == {"lean": "/opt/lean"}
-    told = belljar("config", "show", "--json", "--config", "named.toml").stdout.decode()
-    assert "hush" not in told
-    assert json.loads(told)["tools.servers.files.env"]["value"] == ["TOKEN", "MODE=(set, not shown)"]
-    assert json.loads(told)["tools.servers.search.headers"]["value"] == ["Authorization:(set, not shown)"]
+    as_json = belljar("config", "show", "--json", "--config", "named.toml").stdout.decode()
+    assert "hush" not in as_json
+    assert json.loads(as_json)["tools.servers.files.env"]["value"] == ["TOKEN", "MODE=(set, not shown)"]
+    assert json.loads(as_json)["tools.servers.search.headers"]["value"] == ["Authorization:(set, not shown)"]
 
 
-def test_config_show_tells_which_names_only_a_server_reads(config: Path) -> None:
+def test_config_show_warns_about_variables_that_only_a_server_reads(config: Path) -> None:
     def show(*words: str) -> tuple[str, str]:
         environ = {**clean_environ(), "PORT": "8123", "MAX_MEMORY_MB": "64", "API_KEY": "k-0123456789"}
         command = [*COMMAND, "config", "show", *words]
@@ -637,7 +633,7 @@ def test_config_show_tells_which_names_only_a_server_reads(config: Path) -> None
 
     shown, note = show()
     assert tomllib.loads(shown)["server"]["port"] == 8000
-    assert "PORT, API_KEY, MAX_MEMORY_MB are set, but only `belljar serve` reads that" in note
+    assert "PORT, API_KEY, MAX_MEMORY_MB are set, but only `belljar serve` reads them" in note
     shown, note = show("--for-serve")
     assert re.search(r"^port = 8123 +# environment, as PORT$", shown, re.M)
     assert re.search(r"^memory_bytes = 67108864 +# environment, as MAX_MEMORY_MB$", shown, re.M)
@@ -646,10 +642,10 @@ def test_config_show_tells_which_names_only_a_server_reads(config: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("asked", "shown", "ceiling"),
+    ("variables", "shown", "ceiling"),
     [
-        pytest.param({"MAX_EXECUTION_TIME": "7"}, 7, 300, id="a_default_and_no_ceiling"),
-        pytest.param({"MAX_EXECUTION_TIME": "900"}, 900, 900, id="a_ceiling_that_is_lower_is_raised"),
+        pytest.param({"MAX_EXECUTION_TIME": "7"}, 7, 300, id="sets_the_default_only"),
+        pytest.param({"MAX_EXECUTION_TIME": "900"}, 900, 900, id="raises_a_lower_ceiling"),
         pytest.param(
             {
                 "MAX_EXECUTION_TIME": "7",
@@ -657,20 +653,20 @@ def test_config_show_tells_which_names_only_a_server_reads(config: Path) -> None
                 "BELLJAR_DEFAULT_LIMITS_CPU_SECONDS": "9",
             },
             *(9, 300),
-            id="our_own_names_win",
+            id="own_names_win",
         ),
     ],
 )
-def test_the_time_a_program_gets_by_its_familiar_name(asked: dict[str, str], shown: float, ceiling: float) -> None:
+def test_max_execution_time_sets_the_default_limit(variables: dict[str, str], shown: float, ceiling: float) -> None:
     command = [*COMMAND, "config", "show", "--for-serve"]
-    environ = {**clean_environ(), **asked}
+    environ = {**clean_environ(), **variables}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=True)
     tree = tomllib.loads(done.stdout)
     for kind, seconds in (("default_limits", shown), ("ceiling_limits", ceiling)):
         assert (tree[kind]["wall_seconds"], tree[kind]["cpu_seconds"]) == (seconds, seconds)
 
 
-def test_a_familiar_time_must_be_a_number() -> None:
+def test_max_execution_time_must_be_a_number() -> None:
     command = [*COMMAND, "config", "show", "--for-serve"]
     environ = {**clean_environ(), "MAX_EXECUTION_TIME": "a while"}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=DEADLINE_SECONDS)
@@ -678,7 +674,7 @@ def test_a_familiar_time_must_be_a_number() -> None:
     assert "MAX_EXECUTION_TIME must be a number of seconds, not 'a while'" in done.stderr
 
 
-def test_coverage_is_a_table_beside_the_output(belljar: Belljar) -> None:
+def test_coverage_needs_its_package(belljar: Belljar) -> None:
     done = belljar("run", "--coverage", "-c", "a = 1")
     assert done.returncode == 2  # the environment of these tests has no packages, and so no coverage.py
     assert b"--coverage" in belljar("run", "--help").stdout
@@ -702,14 +698,14 @@ def test_an_environment_is_created_listed_and_removed(belljar: Belljar, config: 
     ran = belljar("run", "--environment", "spare", "-c", "import sys; print(sys.prefix)")
     assert (ran.stdout, ran.stderr) == (b"/env\n", b"")
     again = belljar("env", "create", "spare", "--python", sys.executable)
-    assert b"is there" in again.stdout
+    assert b"already exists" in again.stdout
     assert belljar("env", "create", "spare", "--warm-import", "json").returncode == 2
     assert belljar("env", "remove", "spare").returncode == 0
     assert "spare" not in belljar("env", "list", "--json").stdout.decode()
 
 
 def test_progress_is_one_live_line_at_a_terminal(config: Path) -> None:
-    """An environment whose settings have changed is worth a line, and nothing is built for it."""
+    """Changed settings of an existing environment are reported, and nothing is built."""
     ours, theirs = pty.openpty()
     with os.fdopen(ours, "rb", buffering=0) as screen:
         subprocess.run(
@@ -732,7 +728,7 @@ def test_progress_is_one_live_line_at_a_terminal(config: Path) -> None:
 
 
 def examine(done: subprocess.CompletedProcess[bytes]) -> tuple[dict[str, Any], set[str]]:
-    """The doctor's answer, and the names of its rows that say 'missing'."""
+    """The doctor's report, and the names of the rows whose state is 'missing'."""
     tree = json.loads(done.stdout)
     rows = [row for table in ("walls", "machine", "environments", "program") for row in tree[table]]
     assert {row["state"] for row in rows} <= {"ok", "missing", "given up", "note"}
@@ -740,23 +736,23 @@ def examine(done: subprocess.CompletedProcess[bytes]) -> tuple[dict[str, Any], s
     return tree, {row["name"] for row in rows if row["state"] == "missing"}
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="as a plain user the next test looks")
-def test_doctor_finds_every_wall_here_as_root(belljar: Belljar) -> None:
+@pytest.mark.skipif(os.geteuid() != 0, reason="the next test covers unprivileged users")
+def test_doctor_finds_every_layer_as_root(belljar: Belljar) -> None:
     done = belljar("doctor", "--json")
     tree, missing = examine(done)
     assert (done.returncode, missing) == (0, set())
     assert tree["ok"] is True
     assert len(tree["walls"]) > 20
     assert {"core dumps", "SMT", "CPU weaknesses", "swap"} <= {row["name"] for row in tree["host"]}
-    assert {row["state"] for row in tree["host"]} <= {"ok", "note"}, "advice makes nobody fail"
+    assert {row["state"] for row in tree["host"]} <= {"ok", "note"}, "advice never fails the check"
     (inside,) = tree["program"]
-    for promise in ("no capabilities", "NoNewPrivs 1", "Seccomp 2", "/ read-only", "1 process in sight"):
+    for promise in ("no capabilities", "NoNewPrivs 1", "Seccomp 2", "/ read-only", "1 process visible"):
         assert promise in inside["seen"]
     assert not cgroups_left()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="a plain user lacks walls, whatever is built")
-def test_doctor_finds_nothing_wrong_before_an_environment_is_built(belljar: Belljar, tmp_path: Path) -> None:
+@pytest.mark.skipif(os.geteuid() != 0, reason="layers are always missing for an unprivileged user")
+def test_doctor_succeeds_before_an_environment_is_built(belljar: Belljar, tmp_path: Path) -> None:
     (tmp_path / "new.toml").write_text(SETTINGS.format(base=tmp_path, cgroup_parent=CGROUP_PARENT))
     done = belljar("doctor", "--json", "--config", "new.toml")
     tree, missing = examine(done)
@@ -765,19 +761,19 @@ def test_doctor_finds_nothing_wrong_before_an_environment_is_built(belljar: Bell
     assert (inside["state"], inside["fix"]) == ("note", "build one: belljar env create default")
 
 
-def test_doctor_shows_walls_that_were_given_up(belljar: Belljar) -> None:
+def test_doctor_shows_layers_that_were_given_up(belljar: Belljar) -> None:
     done = belljar("doctor", *(word for wall in ("landlock", "cgroup", "uid") for word in ("--without-wall", wall)))
     shown = done.stdout.decode()
     assert done.returncode == 0, shown
     assert len(re.findall(r"^ (?:landlock|uid|cgroup \w+) +given up ", shown, re.M)) == 5
-    assert "Everything that is promised can be kept here." in shown
+    assert "Everything works on this machine." in shown
 
 
 @pytest.fixture
 def plain_user(sources: Path) -> Iterator[Belljar]:
-    """`belljar` as somebody who is not root, with a home and an interpreter of which that one can make use."""
+    """`belljar` as an unprivileged user, with a home and an interpreter that this user can run."""
     if os.geteuid() != 0:
-        pytest.skip("NOT CHECKED: only root can become somebody else")
+        pytest.skip("NOT CHECKED: only root can run as another user")
     home = Path(tempfile.mkdtemp(prefix="belljar-plain-"))
     shutil.copytree(sources, home / "src", ignore=shutil.ignore_patterns("__pycache__"))
     settings = f'state_dir = "{home}/state"\nruntime_dir = "{home}/run"\n'
@@ -811,7 +807,7 @@ def plain_user(sources: Path) -> Iterator[Belljar]:
     try:
         python = next(filter(works, (sys.executable, "/usr/bin/python3", "/usr/local/bin/python3")), None)
         if python is None:
-            pytest.skip("NOT CHECKED: no Python 3.11 here that a plain user can start")
+            pytest.skip("NOT CHECKED: no Python 3.11 that an unprivileged user can start")
         chosen = python
         yield lambda *words: run_as([chosen, "-m", "belljar", "--config", f"{home}/settings.toml", *map(str, words)])
     finally:
@@ -828,7 +824,7 @@ def plain_user(sources: Path) -> Iterator[Belljar]:
         pytest.param(["languages", "check", "sh"], id="languages"),
     ],
 )
-def test_nothing_is_built_where_a_wall_is_missing(plain_user: Belljar, words: list[str]) -> None:
+def test_nothing_is_built_if_a_layer_is_missing(plain_user: Belljar, words: list[str]) -> None:
     refused = plain_user(*words)
     assert (refused.returncode, refused.stdout) == (125, b""), refused.stderr
     (line,) = refused.stderr.decode().splitlines()
@@ -837,7 +833,7 @@ def test_nothing_is_built_where_a_wall_is_missing(plain_user: Belljar, words: li
 
 
 @pytest.mark.timeout(600)
-def test_doctor_says_what_differs_for_a_plain_user(plain_user: Belljar) -> None:
+def test_doctor_reports_what_an_unprivileged_user_lacks(plain_user: Belljar) -> None:
     created = plain_user("env", "create", "default")
     assert created.returncode == 0, created.stderr.decode()
     done = plain_user("doctor", "--json")
@@ -862,7 +858,7 @@ def test_doctor_says_what_differs_for_a_plain_user(plain_user: Belljar) -> None:
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, b"1\n", b"")
 
 
-def test_bench_measures_in_one_run(belljar: Belljar) -> None:
+def test_bench_prints_all_measurements(belljar: Belljar) -> None:
     done = belljar("bench", "--quick", "--json")
     assert done.returncode == 0, done.stderr.decode()
     lines = json.loads(done.stdout)["lines"]
@@ -872,10 +868,10 @@ def test_bench_measures_in_one_run(belljar: Belljar) -> None:
         assert line["runs_per_second"] > 0
 
 
-# ---- a network
+# ---- network
 
 
-def test_a_network_is_there_for_who_asks_for_one(belljar: Belljar) -> None:
-    ask = "from urllib.request import *\ntry:\n    urlopen('http://10.0.0.1/')\nexcept OSError as e:\n    print(e)"
-    assert b"HTTP Error 403: 10.0.0.1 cannot be reached" in belljar("run", "--network", "-c", ask).stdout
-    assert b"HTTP Error" not in belljar("run", "-c", ask).stdout
+def test_network_is_available_only_with_the_option(belljar: Belljar) -> None:
+    code = "from urllib.request import *\ntry:\n    urlopen('http://10.0.0.1/')\nexcept OSError as e:\n    print(e)"
+    assert b"HTTP Error 403: 10.0.0.1 cannot be reached" in belljar("run", "--network", "-c", code).stdout
+    assert b"HTTP Error" not in belljar("run", "-c", code).stdout

@@ -1,4 +1,4 @@
-"""What the doctor says about a host, by the files that a host shows."""
+"""The doctor's advice about the host, derived from files in /proc and /sys."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_host_without_faults_has_no_notes(tmp_path: Path) -> None:
     assert {row.state for row in rows(tmp_path, {}).values()} == {OK}
 
 
-def test_a_host_that_shows_nothing_is_not_accused(tmp_path: Path) -> None:
+def test_unreadable_facts_are_not_notes(tmp_path: Path) -> None:
     found = {row.name: row for row in host_rows(tmp_path)}
     assert [name for name, row in found.items() if row.state != OK] == ["kernel features"]
 
@@ -113,5 +113,5 @@ def test_each_fault_is_a_note_with_a_remedy(
     ],
     ids=["encrypted swap", "swap in memory", "dumps in files", "a kernel to come"],
 )
-def test_what_is_fine_is_no_note(tmp_path: Path, changes: dict[str, str]) -> None:
+def test_safe_variants_are_not_notes(tmp_path: Path, changes: dict[str, str]) -> None:
     assert {row.state for row in rows(tmp_path, changes).values()} == {OK}

@@ -1,4 +1,4 @@
-"""`belljar safe-execute` and `safe_execute` as they are typed: restricted Python, one text, exit status 0."""
+"""The commands `belljar safe-execute` and `safe_execute`: restricted Python, one text, exit code 0."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def run(settings: Settings, tmp_path: Path) -> Run:
-    """Run the command to its end; the environment is the one that all tests share."""
+    """Run the command to completion in the environment that all tests share."""
     config = tmp_path / "belljar.toml"
     config.write_text(
         f'state_dir = "{settings.state_dir}"\nruntime_dir = "{tmp_path}/run"\n'
@@ -34,7 +34,7 @@ def run(settings: Settings, tmp_path: Path) -> Run:
     )
     sources = str(Path(belljar.__file__).parents[1])
 
-    def typed(*words: str, script: str = "safe-execute") -> subprocess.CompletedProcess[str]:
+    def run_command(*words: str, script: str = "safe-execute") -> subprocess.CompletedProcess[str]:
         if script == "safe-execute":
             start = [sys.executable, "-m", "belljar", script]
         else:
@@ -49,7 +49,7 @@ def run(settings: Settings, tmp_path: Path) -> Run:
             env={**os.environ, "PYTHONPATH": sources},
         )
 
-    return typed
+    return run_command
 
 
 @pytest.mark.parametrize("script", ["safe-execute", "safe_execute"])
@@ -74,7 +74,7 @@ def test_printed_text_is_the_answer(run: Run, script: str) -> None:
         pytest.param(["--code", "1", "--max-memory-mb", "1e9"], "Error: ValueError: ", id="above_the_ceiling"),
     ],
 )
-def test_whatever_goes_wrong_is_a_block(run: Run, words: list[str], error: str) -> None:
+def test_every_error_is_a_block(run: Run, words: list[str], error: str) -> None:
     done = run(*words)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
@@ -83,17 +83,17 @@ def test_whatever_goes_wrong_is_a_block(run: Run, words: list[str], error: str) 
     assert lines[-1].startswith(error)
 
 
-def test_what_was_printed_before_is_kept(run: Run) -> None:
+def test_output_before_an_error_is_kept(run: Run) -> None:
     assert "\nbefore\n" in run("--code", "print('before')\nimport math\nmath.sqrt(-1)").stdout
 
 
-def test_imports_and_lengths_can_be_given(run: Run) -> None:
+def test_imports_and_print_length_can_be_set(run: Run) -> None:
     code = "import json, base64; print(json.dumps([1]) * 10)"
     done = run("--code", code, "--authorized-imports", "json", "base64", "--max-print-length", "5")
     assert done.stdout.startswith("[1][1\n[cut: ")
 
 
-def test_as_much_is_printed_as_was_asked_for_and_a_cut_is_said(run: Run) -> None:
+def test_the_print_length_applies_and_a_cut_is_marked(run: Run) -> None:
     allowed = run("--code", "print('x' * 3_000_000)", "--max-print-length", "5000000", "--max-memory-mb", "200")
     assert allowed.stdout == "x" * 3_000_000 + "\n"
     code = "for _ in range(20): print('é' * 1_000_000)"
@@ -101,7 +101,7 @@ def test_as_much_is_printed_as_was_asked_for_and_a_cut_is_said(run: Run) -> None
     assert cut.stdout.endswith("\n[cut: output after the first 16384 KB was dropped]\n")
 
 
-def test_negative_limits_mean_all_there_is(run: Run) -> None:
+def test_negative_limits_mean_the_maximum(run: Run) -> None:
     code = "x = bytearray(100_000_000); print(len(x))"
     assert run("--code", code, "--max-memory-mb", "-1", "--max-cpu-time-sec", "-1").stdout == "100000000\n"
 
@@ -122,7 +122,7 @@ def test_code_is_required(run: Run) -> None:
     assert "--code" in done.stderr
 
 
-def test_text_that_is_shown_is_a_resource() -> None:
+def test_a_text_display_is_a_resource() -> None:
     settings = Settings()
     shown_as_html = Display(mime="text/html", content=b"<b>")
     outcome = judge("x", admit(settings, ExecutionRequest("1")), Evidence(exit_code=0, displays=(shown_as_html,)), 0.0)

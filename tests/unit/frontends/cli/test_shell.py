@@ -1,4 +1,4 @@
-"""`belljar shell` as it is typed: through a real terminal, through a pipe, here and on a server."""
+"""`belljar shell` at a real terminal and in a pipe, locally and on a server."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Piped = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture(scope="session")
 def environ(settings: Settings, sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Environ:
-    """The settings of this test session, as variables."""
+    """The settings of this test session as environment variables."""
     return {
         **{name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ},
         "PYTHONPATH": str(sources),
@@ -47,7 +47,7 @@ def environ(settings: Settings, sources: Path, tmp_path_factory: pytest.TempPath
 
 @pytest.fixture
 def piped(environ: Environ, tmp_path: Path) -> Piped:
-    """`belljar shell` with its lines on standard input."""
+    """Run `belljar shell` with lines on standard input."""
 
     def run(lines: str, *options: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -66,14 +66,14 @@ def piped(environ: Environ, tmp_path: Path) -> Piped:
 
 @pytest.fixture
 def at_terminal(environ: Environ, tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
-    """`belljar shell` at a terminal."""
+    """Start `belljar shell` at a terminal."""
     with contextlib.ExitStack() as opened:
         yield lambda *options: opened.enter_context(Terminal([*COMMAND, "shell", *options], environ, tmp_path))
 
 
 @pytest.fixture(scope="module")
 def url(environ: Environ) -> Iterator[str]:
-    """A server."""
+    """The URL of a running server."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     at = f"http://127.0.0.1:{port}"
@@ -96,7 +96,7 @@ def url(environ: Environ) -> Iterator[str]:
 
 
 class Terminal:
-    """A person at a terminal, who waits for what he expects."""
+    """Types into a command at a terminal and waits for expected output."""
 
     def __init__(self, command: list[str], environ: Environ, directory: Path) -> None:
         self._master, slave = pty.openpty()
@@ -129,7 +129,7 @@ class Terminal:
         os.write(self._master, text.encode())
 
     def expect(self, pattern: str) -> str:
-        """Read on until `pattern` appears; return what came up to its end."""
+        """Read until `pattern` appears; return the output up to its end."""
         deadline = time.monotonic() + DEADLINE_SECONDS
         while not (found := re.search(pattern, _plain(self._seen), re.DOTALL)):
             left = deadline - time.monotonic()
@@ -147,9 +147,9 @@ class Terminal:
         return plain[: found.end()]
 
     def press_until(self, key: str, pattern: str) -> None:
-        """Press a key, and again if nothing happens.
+        """Press a key repeatedly until `pattern` appears.
 
-        CPython loses a signal that comes just before readline waits for the next key, and sees it with that key.
+        CPython handles a signal that arrives just before readline waits for a key only after the next key.
         """
         for _ in range(5):
             self.type(key)
@@ -164,19 +164,19 @@ class Terminal:
         self.expect(pattern)
 
     def cell(self, code: str, expected: str) -> None:
-        """Type a line and wait for what it shows, then for the next prompt."""
+        """Type a line, then wait for the expected output and the next prompt."""
         self.type(code + "\n")
         self.expect(expected)
         self.expect(r"In \[\d+\]: ")
 
     def leave(self) -> int:
-        """Ctrl-D, and the exit code."""
+        """Press Ctrl-D and return the exit code."""
         self.type("\x04")
         return self._process.wait(DEADLINE_SECONDS)
 
 
 def _own_terminal() -> None:
-    """A session of its own, whose terminal this is: only then does Ctrl-C become a signal."""
+    """Start a session with this controlling terminal; without one, Ctrl-C sends no signal."""
     import fcntl
     import termios
 
@@ -205,15 +205,15 @@ def test_conversation(at_terminal: Callable[..., Terminal], tmp_path: Path) -> N
     assert shell.leave() == 0
     history = tmp_path / "history"
     assert "x * 7" in history.read_text()
-    assert history.stat().st_mode & 0o077 == 0, "nobody else may read it"
+    assert history.stat().st_mode & 0o077 == 0, "other users can read it"
     again = at_terminal("--history", "history")
-    again.type("\x1b[A")  # up: the last line of the shell before
+    again.type("\x1b[A")  # up: the last line of the previous shell
     again.expect("x")
     again.press_until("\x03", r"In \[1\]: ")
     assert again.leave() == 0
 
 
-def test_ctrl_c_interrupts_the_cell_and_nothing_else(at_terminal: Callable[..., Terminal]) -> None:
+def test_ctrl_c_interrupts_only_the_cell(at_terminal: Callable[..., Terminal]) -> None:
     shell = at_terminal("--history", "", "--timeout", "60")
     shell.cell("x = 5", r"\n")
     shell.type("import time; print('u' + 'p', flush=True); time.sleep(50)\n")
@@ -239,7 +239,7 @@ def test_branches_at_the_prompt(at_terminal: Callable[..., Terminal]) -> None:
     shell.cell("x", r"Out\[2\]: 1")
     shell.cell(":sessions", r"→1.*2 .* 1 ")
     shell.cell(":close 2", r"\n")
-    shell.cell(":switch 2", r"there is no session 2")
+    shell.cell(":switch 2", r"unknown session 2")
     assert shell.leave() == 0
 
 
@@ -280,9 +280,9 @@ def test_options(piped: Piped, tmp_path: Path) -> None:
         "py",
     )
     assert done.stdout == "'1,23'\n"
-    assert "not done in time" in done.stderr
-    assert "more than its 100 MB" in done.stderr
-    assert "a new session was opened" in done.stderr
+    assert "timed out after 1 s" in done.stderr
+    assert "out of memory (100 MB)" in done.stderr
+    assert "opened a new session" in done.stderr
 
 
 def test_pictures_become_files(piped: Piped, tmp_path: Path) -> None:
@@ -306,50 +306,50 @@ def test_files(piped: Piped, tmp_path: Path) -> None:
     assert done.stderr.count("nope") == 2
 
 
-def test_states_can_be_gone_back_to(piped: Piped) -> None:
+def test_back_restores_earlier_states(piped: Piped) -> None:
     done = piped("x = 1\nx = 2\nx = 3\n:back 2\nx\nimport os; os._exit(1)\nx\n", "--branch")
     assert done.stdout == "1\n1\n", done.stderr
     assert "back to the state before that cell" in done.stderr
 
 
-def test_with_nothing_left_to_go_back_to_nothing_is_advised_that_was_done(piped: Piped) -> None:
+def test_back_without_states_gives_fitting_advice(piped: Piped) -> None:
     done = piped("x = 1\n:back\n:back\n", "--branch")
-    assert "there is no state to go back to; no earlier one is kept" in done.stderr
-    assert "start with belljar shell --branch" in piped("x = 1\n:back\n").stderr
+    assert "no state to go back to; no earlier one is kept" in done.stderr
+    assert "start the shell with --branch" in piped("x = 1\n:back\n").stderr
 
 
-def test_a_timeout_that_was_set_is_the_one_that_is_told(piped: Piped) -> None:
+def test_a_timeout_set_at_the_prompt_is_reported(piped: Piped) -> None:
     done = piped(":timeout 1\nimport time; time.sleep(50)\n:sessions\n")
-    assert "not done in time (1 s unless you allow more with :timeout)" in done.stderr
+    assert "timed out after 1 s; raise the limit with :timeout" in done.stderr
     assert done.stdout.split("\n")[0].strip() == "1 session"
 
 
-def test_every_cell_can_be_undone_however_many_there_were(piped: Piped) -> None:
+def test_cells_can_be_undone_after_many_cells(piped: Piped) -> None:
     done = piped("x = 0\n" + "x += 1\n" * 20 + ":back 2\nx\n", "--branch")
     assert (done.stdout, done.returncode) == ("18\n", 0), done.stderr
 
 
-def test_session_that_ends_is_replaced(piped: Piped) -> None:
+def test_an_ended_session_is_replaced(piped: Piped) -> None:
     done = piped("x = 1\nimport os; os._exit(0)\n'x' in globals()\n")
     assert done.stdout == "False\n"
     assert "its process has exited" in done.stderr
 
 
 @pytest.mark.parametrize(
-    ("options", "code", "said"),
+    ("options", "code", "message"),
     [
-        pytest.param(["--url", "http://127.0.0.1:1"], 125, "no connection", id="nobody_there"),
-        pytest.param(["--url", "ftp://x"], 2, "http", id="no_url"),
+        pytest.param(["--url", "http://127.0.0.1:1"], 125, "no connection", id="no_server"),
+        pytest.param(["--url", "ftp://x"], 2, "http", id="bad_url"),
         pytest.param(["--session", "x"], 2, "--url", id="session_without_server"),
         pytest.param(["--memory", "-1"], 2, "memory_mb", id="bad_limit"),
         pytest.param(["--language", "klingon"], 2, "klingon", id="unknown_language"),
         pytest.param(["--env", "x"], 2, "NAME=VALUE", id="bad_variable"),
     ],
 )
-def test_what_makes_no_sense(piped: Piped, options: list[str], code: int, said: str) -> None:
+def test_invalid_options_are_refused(piped: Piped, options: list[str], code: int, message: str) -> None:
     done = piped("1\n", *options)
     assert done.returncode == code
-    assert said in done.stderr
+    assert message in done.stderr
 
 
 # ---- on a server
@@ -371,7 +371,7 @@ def test_joining_a_session_leaves_it_open(piped: Piped, url: str) -> None:
         assert len(client.sessions()) == 1
 
 
-def test_signal_closes_the_sessions(url: str, environ: Environ, host: Any) -> None:
+def test_a_signal_closes_the_sessions(url: str, environ: Environ, host: Any) -> None:
     command = [*COMMAND, "shell", "--url", url]
     with Client(url) as client, subprocess.Popen(command, env=environ, stdin=subprocess.PIPE) as shell:
         assert shell.stdin is not None
@@ -383,7 +383,7 @@ def test_signal_closes_the_sessions(url: str, environ: Environ, host: Any) -> No
         assert client.sessions() == []
 
 
-# ---- what is a whole cell
+# ---- complete cells
 
 
 @pytest.mark.parametrize(
@@ -411,8 +411,8 @@ def test_signal_closes_the_sessions(url: str, environ: Environ, host: Any) -> No
         pytest.param("bash", ["if true; then echo; fi"], 1, id="bash_if_in_a_line"),
     ],
 )
-def test_a_cell_is_whole_where_a_person_expects(language: str, lines: list[str], ends_at: int) -> None:
+def test_a_cell_ends_where_a_user_expects(language: str, lines: list[str], ends_at: int) -> None:
     cell = Cell(language)
     answers = [cell.add(line) for line in lines]
-    whole = next((number for number, code in enumerate(answers, 1) if code), None)
-    assert whole == ends_at
+    complete = next((number for number, code in enumerate(answers, 1) if code), None)
+    assert complete == ends_at

@@ -1,7 +1,7 @@
-"""`belljar bench`: what this machine gives, in half a minute.
+"""`belljar bench`: measures latency and throughput of small programs on this machine, in half a minute.
 
-Everything is measured in turns within one run, so that a noisy neighbour hurts all lines alike: read the ratios. What
-Belljar promises is measured by the larger benchmark in the repository.
+The measurements are interleaved, so that a noisy neighbour affects all of them alike: compare the ratios. The published
+numbers come from the larger benchmarks in the repository's `bench/`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _IN_FLIGHT = 16
 _ROUNDS = 5
 _COLD = [sys.executable, "-I", "-S", "-c", _HELLO]
 
-#: A slim process that forks, as the zygote does: what a run costs before there are walls or a program.
+#: A small process that forks, as the zygote does: the cost of a run before isolation and program.
 _FORK = """
 import json, os, sys, time
 taken = []
@@ -47,14 +47,11 @@ print(json.dumps(taken))
 
 @dataclass(slots=True, kw_only=True)
 class Measurement:
-    """One line of the table."""
-
     name: str
     seconds: list[float] = field(default_factory=list)  # of each run
-    total_seconds: float = 0.0  # by the clock on the wall, side by side or not
+    total_seconds: float = 0.0  # wall-clock time of all runs, including parallel ones
 
     def as_json(self) -> dict[str, Any]:
-        """Numbers with their units in their names."""
         return {
             "name": self.name,
             "runs": len(self.seconds),
@@ -65,22 +62,26 @@ class Measurement:
 
 
 def define(parser: argparse.ArgumentParser) -> None:
-    """Options of `belljar bench`."""
-    parser.add_argument("what", nargs="?", choices=("local", "http"), default="local", help="http: a server under load")
+    parser.add_argument(
+        "what",
+        nargs="?",
+        choices=("local", "http"),
+        default="local",
+        help="what to measure: a local sandbox (default) or a running HTTP server",
+    )
     http.define(parser)
-    parser.add_argument("--quick", action="store_true", help="a tenth of the runs, for a first impression")
+    parser.add_argument("--quick", action="store_true", help="do a tenth of the runs")
     parser.add_argument("--environment", metavar="NAME", default="default", help="guest environment to measure")
     define_json(parser)
     define_walls(parser)
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Measure and print."""
     if options.what == "http":
         return http.execute(options)
     settings = load_settings(options)
-    with terminal.progress() as tell:
-        prepare_environment(settings, options.environment, tell)
+    with terminal.progress() as report:
+        prepare_environment(settings, options.environment, report)
         lines = asyncio.run(_measure(settings, options.environment, 100 if options.quick else 1000))
     if options.json:
         print(json.dumps({"lines": [line.as_json() for line in lines]}, indent=2))
@@ -107,18 +108,18 @@ async def _measure(settings: Settings, environment: str, runs: int) -> list[Meas
     one = Measurement(name="belljar, one at a time")
     many = Measurement(name=f"belljar, {_IN_FLIGHT} in flight")
     async with AsyncSandbox(settings=settings) as box:
-        await _run_side_by_side(box, environment, Measurement(name=""), 2 * _IN_FLIGHT, _IN_FLIGHT)  # fills caches
+        await _run_parallel(box, environment, Measurement(name=""), 2 * _IN_FLIGHT, _IN_FLIGHT)  # warms the caches
         for _ in range(_ROUNDS):
             await asyncio.to_thread(_fork_bare, fork, runs // _ROUNDS)
             await asyncio.to_thread(_start_cold, cold, max(4, runs // _ROUNDS // 10))
-            await _run_side_by_side(box, environment, one, runs // _ROUNDS, 1)
-            await _run_side_by_side(box, environment, many, 2 * runs // _ROUNDS, _IN_FLIGHT)
+            await _run_parallel(box, environment, one, runs // _ROUNDS, 1)
+            await _run_parallel(box, environment, many, 2 * runs // _ROUNDS, _IN_FLIGHT)
     return [fork, cold, one, many]
 
 
 def _fork_bare(line: Measurement, runs: int) -> None:
-    asked = subprocess.run([*_COLD[:-1], _FORK, str(runs)], capture_output=True, check=True, stdin=subprocess.DEVNULL)
-    taken = json.loads(asked.stdout)
+    done = subprocess.run([*_COLD[:-1], _FORK, str(runs)], capture_output=True, check=True, stdin=subprocess.DEVNULL)
+    taken = json.loads(done.stdout)
     line.seconds += taken
     line.total_seconds += sum(taken)
 
@@ -131,7 +132,7 @@ def _start_cold(line: Measurement, runs: int) -> None:
         line.total_seconds += line.seconds[-1]
 
 
-async def _run_side_by_side(box: AsyncSandbox, environment: str, line: Measurement, runs: int, in_flight: int) -> None:
+async def _run_parallel(box: AsyncSandbox, environment: str, line: Measurement, runs: int, in_flight: int) -> None:
     left = iter(range(runs))
 
     async def work() -> None:
@@ -140,7 +141,7 @@ async def _run_side_by_side(box: AsyncSandbox, environment: str, line: Measureme
             outcome = await box.run(_HELLO, environment=environment)
             line.seconds.append(time.perf_counter() - began)
             if outcome.stdout != "hello\n":
-                raise SandboxFault(f"a program went wrong while measuring: {outcome}")
+                raise SandboxFault(f"a program failed during the benchmark: {outcome}")
 
     began = time.perf_counter()
     workers = [asyncio.create_task(work()) for _ in range(in_flight)]

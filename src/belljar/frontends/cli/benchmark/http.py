@@ -1,8 +1,8 @@
-"""`belljar bench http URL`: a server under load, its latency and throughput drawn.
+"""`belljar bench http URL`: puts a server under load and charts its latency and throughput.
 
-Any server of ours will do, by its own API or by X-Master's (`/execute`). One process asks over many connections, and
-looks at every answer: a fast wrong one is worth nothing. It is written in Python, so past some thousand requests a
-second it measures itself; `bench/pressure.sh` uses wrk.
+Works with the native API and with X-Master's (`/execute`). One process sends requests over many connections and checks
+every response. It is written in Python, so beyond a few thousand requests per second it becomes the bottleneck;
+`bench/pressure.sh` uses wrk instead.
 """
 
 from __future__ import annotations
@@ -29,16 +29,15 @@ _PERCENTILES = (50, 75, 90, 99)
 
 @dataclass(slots=True, kw_only=True)
 class Load:
-    """What was seen: when each answer came, and how long it took."""
+    """The responses that arrived, with their times."""
 
     seconds: float
     connections: int
-    answers: list[tuple[float, float]] = field(default_factory=list)  # seconds since the beginning; seconds taken
+    answers: list[tuple[float, float]] = field(default_factory=list)  # (seconds since the start, latency in seconds)
     wrong: int = 0
     failed: int = 0
 
     def as_json(self) -> dict[str, Any]:
-        """Numbers with their units in their names."""
         taken = [each for _, each in self.answers]
         cuts = statistics.quantiles(taken, n=100) if len(taken) > 1 else (taken or [0.0]) * 99
         return {
@@ -53,7 +52,7 @@ class Load:
         }
 
     def rates(self) -> list[float]:
-        """Answers per second, slice by slice."""
+        """Responses per second in each of `_SLICES` equal intervals."""
         counts = [0] * _SLICES
         for moment, _ in self.answers:
             counts[min(_SLICES - 1, int(moment / self.seconds * _SLICES))] += 1
@@ -61,26 +60,24 @@ class Load:
 
 
 def define(parser: argparse.ArgumentParser) -> None:
-    """Options that only `belljar bench http` has."""
     parser.add_argument(
         "url",
         metavar="URL",
         nargs="?",
         default="http://127.0.0.1:8000/v1/execute",
-        help="what to ask; without a path, /v1/execute",
+        help="where to send requests (default path: /v1/execute)",
     )
     parser.add_argument("--connections", metavar="N", type=int, default=100)
     parser.add_argument("--seconds", metavar="N", type=float, default=10.0)
-    parser.add_argument("--session", metavar="ID", help="X-Master's API: run everything in this session")
+    parser.add_argument("--session", metavar="ID", help="with X-Master's API: run everything in this session")
     parser.add_argument("--key", metavar="KEY", help="the API key of the server")
-    parser.add_argument("--plot", metavar="FILE", help="draw into a picture, too (needs matplotlib)")
+    parser.add_argument("--plot", metavar="FILE", help="also save a chart to this file (needs matplotlib)")
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Measure, print and draw."""
     if options.connections < 1 or not options.seconds > 0:
-        raise CallerError("--connections and --seconds must be above 0")
-    load = asyncio.run(_press(options))
+        raise CallerError("--connections and --seconds must be greater than 0")
+    load = asyncio.run(_apply_load(options))
     if options.json:
         print(json.dumps({**load.as_json(), "rates": load.rates()}, indent=2))
     else:
@@ -88,11 +85,11 @@ def execute(options: argparse.Namespace) -> int:
     if options.plot:
         _plot(load, options.url, Path(options.plot))
     if not load.answers:
-        raise CallerError(f"nobody answered at {options.url}: is the server up?")
+        raise CallerError(f"no response from {options.url}; is the server running?")
     return 1 if load.wrong or load.failed else 0
 
 
-async def _press(options: argparse.Namespace) -> Load:
+async def _apply_load(options: argparse.Namespace) -> Load:
     load = Load(seconds=options.seconds, connections=options.connections)
     request, host, port = _build_request(options)
     began = time.perf_counter()
@@ -104,7 +101,7 @@ async def _press(options: argparse.Namespace) -> Load:
 def _build_request(options: argparse.Namespace) -> tuple[bytes, str, int]:
     parts = urlsplit(options.url)
     if parts.scheme != "http" or not parts.hostname:
-        raise CallerError(f"{options.url!r} is no http:// address")
+        raise CallerError(f"{options.url!r} is not an http:// URL")
     body: dict[str, str] = {"code": _CODE}
     if options.session:
         body["session_id"] = options.session
@@ -118,7 +115,7 @@ def _build_request(options: argparse.Namespace) -> tuple[bytes, str, int]:
 
 
 async def _request_on(load: Load, request: bytes, host: str, port: int, began: float) -> None:
-    """One connection, kept as long as it lasts."""
+    """Send requests over one connection until the time is up or the connection breaks."""
     writer: asyncio.StreamWriter | None = None
     try:
         reader, writer = await asyncio.open_connection(host, port)

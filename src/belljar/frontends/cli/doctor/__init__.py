@@ -1,8 +1,8 @@
-"""`belljar doctor`: can this machine keep what Belljar promises?
+"""`belljar doctor`: tests whether every isolation layer works on this machine, and prints how to fix what does not.
 
-No wall is inferred from version numbers. Each is built and pushed at (`jail/probe.py`), then a real program runs behind
-all of them and tells what it sees. Rows are `ok`, `missing`, `given up` (by the operator, by name) or `note` (worth
-knowing, nothing is promised); the host around the jails (`doctor_host.py`) has notes only.
+Nothing is inferred from version numbers. Each layer is built and attacked (`jail/probe/`), then a real program runs
+behind all of them and reports what it can see. A row's state is `ok`, `missing`, `given up` (the operator opted out) or
+`note` (advice). Rows about the host around the jails (`host.py`) are advice only.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from belljar.frontends.cli.options import define_json, define_walls, load_settin
 from belljar.frontends.embedded.sandbox import Sandbox
 from belljar.settings import EnvironmentSettings, Settings
 
-_HEAVY_SECONDS = 60.0
+_PROGRAM_SECONDS = 60.0
 
 
 def define(parser: argparse.ArgumentParser) -> None:
-    """Options of `belljar doctor`."""
     define_json(parser)
     define_walls(parser)
-    parser.add_argument("--languages", action="store_true", help="run the hello of every language that is here, too")
-    parser.epilog = "exit code: 0 if everything that is promised can be kept here, 1 otherwise"
+    parser.add_argument(
+        "--languages", action="store_true", help="also run a hello-world program in every installed language"
+    )
+    parser.epilog = "exit code: 0 if every isolation layer and environment works, 1 otherwise"
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Examine and print; 0 when all is well."""
     settings = load_settings(options)
-    with terminal.progress() as tell:
-        tables = _examine(settings, tell if not options.json else _ignore, options.languages)
+    with terminal.progress() as report:
+        tables = _examine(settings, report if not options.json else _ignore, options.languages)
     missing = [row for rows in tables.values() for row in rows if row.state == MISSING]
     if options.json:
         tree = {name: [dataclasses.asdict(row) for row in rows] for name, rows in tables.items()}
@@ -52,8 +52,8 @@ def execute(options: argparse.Namespace) -> int:
     return 1 if missing else 0
 
 
-def _examine(settings: Settings, tell: Callable[[str], None], tries_languages: bool = False) -> dict[str, list[Row]]:
-    tell("trying each wall")
+def _examine(settings: Settings, report: Callable[[str], None], tries_languages: bool = False) -> dict[str, list[Row]]:
+    report("testing each isolation layer")
     probed = probe_machine(settings)
     walls = [_wall_row(found, settings.jail.without_walls) for found in probed["walls"]]
     lacking = {found["waiver"] for found in probed["walls"] if found["state"] == MISSING and found["waiver"]}
@@ -63,12 +63,12 @@ def _examine(settings: Settings, tell: Callable[[str], None], tries_languages: b
     )
     environments = []
     if settings.backend == "container":
-        tell("trying the container engine and its images")
+        report("testing the container engine and its images")
         environments = list(_image_rows(rest))
     for described in describe_all(settings) if settings.backend == "local" else ():
-        tell(f"trying environment {described['name']!r}")
+        report(f"testing environment {described['name']!r}")
         environments.append(_environment_row(rest, described))
-    tell("running a program")
+    report("running a program")
     usable = [row.name for row in environments if row.state == OK]
     return {
         "walls": walls,
@@ -77,7 +77,7 @@ def _examine(settings: Settings, tell: Callable[[str], None], tries_languages: b
         "environments": environments,
         "program": [_program_row(rest, environments, lacking - {*settings.jail.without_walls})],
         "network": [_network_row(rest, usable)],
-        "languages": list(_language_rows(rest, tell, tries_languages and bool(usable))),
+        "languages": list(_language_rows(rest, report, tries_languages and bool(usable))),
     }
 
 
@@ -85,8 +85,8 @@ def _wall_row(found: dict[str, str], given_up: tuple[str, ...]) -> Row:
     row = Row(**{name: found[name] for name in ("name", "state", "seen", "meaning", "fix")})
     if found["waiver"] not in given_up or not found["waiver"]:
         return row
-    could_be_had = "could be had here: " if row.state == OK else ""
-    return dataclasses.replace(row, state=GIVEN_UP, seen=could_be_had + row.seen, fix="")
+    prefix = "available here: " if row.state == OK else ""
+    return dataclasses.replace(row, state=GIVEN_UP, seen=prefix + row.seen, fix="")
 
 
 # ---- the machine
@@ -94,7 +94,12 @@ def _wall_row(found: dict[str, str], given_up: tuple[str, ...]) -> Row:
 
 def _machine_rows(facts: dict[str, Any], settings: Settings) -> Iterator[Row]:
     yield Row(name="kernel", state=OK, seen=f"Linux {facts['kernel']} on {facts['machine']}")
-    yield Row(name="Python", state=OK, seen=f"{facts['python']}, as uid {facts['uid']}", meaning="what Belljar runs on")
+    yield Row(
+        name="Python",
+        state=OK,
+        seen=f"{facts['python']}, as uid {facts['uid']}",
+        meaning="the Python that runs Belljar",
+    )
     yield Row(name="cores", state=OK, seen=str(facts["cores"]))
     swap = f", {facts['swap_bytes'] / 2**30:.1f} GiB swap" if facts["swap_bytes"] else ", no swap"
     yield Row(name="memory", state=OK, seen=f"{facts['memory_bytes'] / 2**30:.1f} GiB{swap}")
@@ -108,14 +113,14 @@ def _machine_rows(facts: dict[str, Any], settings: Settings) -> Iterator[Row]:
 
 
 def _open_files_row(most: int, settings: Settings) -> Row:
-    """Of each process; below what the pool needs, Belljar refuses to start."""
+    """Belljar refuses to start if the limit is below what the pool needs."""
     needed = descriptors_needed(settings)
     is_fine = most < 0 or most >= needed
     return Row(
         name="open files",
         state=OK if is_fine else MISSING,
-        seen="unlimited" if most < 0 else f"{most:,}" if is_fine else f"{most:,}, and the pool needs {needed:,}",
-        meaning="the hard limit of each process; bounds how many programs and sessions there are at once",
+        seen="unlimited" if most < 0 else f"{most:,}" if is_fine else f"{most:,}; the pool needs {needed:,}",
+        meaning="hard limit per process; caps the number of concurrent programs and sessions",
         fix="" if is_fine else f"LimitNOFILE={needed}, ulimit -Hn {needed}, docker --ulimit nofile={needed}",
     )
 
@@ -129,7 +134,7 @@ def _is_set(value: str, uid: int) -> bool:
 
 
 def _is_enough(value: str, uid: int) -> bool:
-    """An unprivileged user's programs have one each."""
+    """For an unprivileged user, every program has its own user namespace."""
     return value.isdigit() and int(value) >= (_NAMESPACES_NEEDED if uid else 1)
 
 
@@ -144,35 +149,35 @@ def _is_set_or_root(value: str, uid: int) -> bool:
 _IN_HOST_ROWS = ("kernel.core_pattern", "kernel.unprivileged_bpf_disabled")
 _NAMESPACES_NEEDED = 1024
 
-#: What a sysctl means for us, when it is fine, and what to do when it is not.
+#: Meaning of each sysctl, a check of (value, uid), and the fix if the check fails.
 _SYSCTLS: dict[str, tuple[str, Callable[[str, int], bool], str]] = {
     "user.max_user_namespaces": (
-        "how many user namespaces each user may have",
+        "user namespaces each user may create",
         _is_enough,
         "sysctl -w user.max_user_namespaces=15000",
     ),
     "kernel.unprivileged_userns_clone": (
-        "whether a plain user may make user namespaces",
+        "whether unprivileged users may create user namespaces",
         _is_set_or_root,
         "sysctl -w kernel.unprivileged_userns_clone=1, or run as root",
     ),
     "kernel.apparmor_restrict_unprivileged_userns": (
-        "whether AppArmor takes their rights away again",
+        "whether AppArmor restricts those namespaces",
         _is_zero_or_root,
         "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0, or run as root",
     ),
-    "kernel.yama.ptrace_scope": ("who may trace whom; programs may trace nobody anyway", _fine, ""),
-    "kernel.io_uring_disabled": ("programs cannot reach io_uring anyway", _fine, ""),
-    "kernel.dmesg_restrict": ("programs cannot read the kernel's log anyway", _fine, ""),
-    "kernel.pid_max": ("bounds how many processes this machine has", _fine, ""),
-    "vm.overcommit_memory": ("whether memory is promised before it is there", _fine, ""),
+    "kernel.yama.ptrace_scope": ("which processes may be traced; programs cannot trace any", _fine, ""),
+    "kernel.io_uring_disabled": ("programs cannot use io_uring regardless", _fine, ""),
+    "kernel.dmesg_restrict": ("programs cannot read the kernel log regardless", _fine, ""),
+    "kernel.pid_max": ("maximum number of processes on this machine", _fine, ""),
+    "vm.overcommit_memory": ("whether the kernel overcommits memory", _fine, ""),
     "fs.protected_symlinks": (
-        "guards this host's shared directories; programs have none of them",
+        "protects shared directories of the host; programs have none",
         _is_set,
         "sysctl -w fs.protected_symlinks=1",
     ),
     "fs.protected_hardlinks": (
-        "guards this host's shared directories; programs have none of them",
+        "protects shared directories of the host; programs have none",
         _is_set,
         "sysctl -w fs.protected_hardlinks=1",
     ),
@@ -183,10 +188,10 @@ _SYSCTLS: dict[str, tuple[str, Callable[[str, int], bool], str]] = {
 
 
 def _environment_row(settings: Settings, described: dict[str, Any]) -> Row:
-    name, meaning = described["name"], "a Python of its own, with the packages programs may use"
+    name, meaning = described["name"], "a separate Python with the packages programs may use"
     if described["state"] != OK:
         is_broken = described["state"] == "broken"
-        fix = f"belljar env create {name}" + (" --replace" if is_broken else " (else it is built on first use)")
+        fix = f"belljar env create {name}" + (" --replace" if is_broken else " (otherwise it is built on first use)")
         seen = described["detail"] if is_broken else "not built yet"
         return Row(name=name, state=MISSING if is_broken else NOTE, seen=seen, meaning=meaning, fix=fix)
     modules = described["warm_imports"]
@@ -194,8 +199,8 @@ def _environment_row(settings: Settings, described: dict[str, Any]) -> Row:
     try:
         outcome = _run(settings, name, "".join(f"import {module}\n" for module in modules) + "print('done')")
     except BelljarError as error:
-        seen = f"{facts}; it does not start: {error.message}"
-        return Row(name=name, state=MISSING, seen=seen, meaning=meaning, fix="first the walls above, if any is missing")
+        seen = f"{facts}; does not start: {error.message}"
+        return Row(name=name, state=MISSING, seen=seen, meaning=meaning, fix="fix missing isolation layers above first")
     if not outcome.ok:
         seen = f"{facts}; importing {', '.join(modules)} ended with '{outcome.status}': {outcome.stderr.strip()[-300:]}"
         return Row(name=name, state=MISSING, seen=seen, meaning=meaning, fix=f"belljar env create {name} --replace")
@@ -204,17 +209,17 @@ def _environment_row(settings: Settings, described: dict[str, Any]) -> Row:
 
 
 def _image_rows(settings: Settings) -> Iterator[Row]:
-    """Each image of the container back end, by a program that runs in it."""
+    """Run a program in each image of the container back end."""
     images = dict(each.split("=", 1) for each in settings.container.images)
     for name, image in {"default": settings.container.image, **images}.items():
-        row = Row(name=name, state=OK, seen="", meaning="an image in which programs run, warm")
+        row = Row(name=name, state=OK, seen="", meaning="container image for programs")
         try:
             with Sandbox(settings=settings, progress=_ignore) as box:
                 outcome = box.run("import sys; print(sys.version.split()[0])", environment=name)
         except NotOffered:
-            yield dataclasses.replace(row, seen=f"image {image}, without Python: for other languages only")
+            yield dataclasses.replace(row, seen=f"image {image}, no Python: other languages only")
         except BelljarError as error:
-            fix = "start the engine, name its socket (container.socket), or build the image: docs/containers.md"
+            fix = "start the engine, set container.socket, or build the image (see docs/containers.md)"
             yield dataclasses.replace(row, state=MISSING, seen=error.message, fix=fix)
         else:
             seen = f"image {image}, Python {outcome.stdout.strip()}"
@@ -222,13 +227,13 @@ def _image_rows(settings: Settings) -> Iterator[Row]:
 
 
 def _run(settings: Settings, environment: str, code: str, *, network: bool = False) -> Outcome:
-    """One program in one environment, and no other environment opened for it."""
+    """Run one program without opening any other environment."""
     narrowed = dataclasses.replace(
         settings,
         environments={environment: settings.environments.get(environment, EnvironmentSettings())},
         pool=dataclasses.replace(settings.pool, max_running=1, ready_guests=0),
     )
-    seconds = min(_HEAVY_SECONDS, settings.ceiling_limits.wall_seconds)
+    seconds = min(_PROGRAM_SECONDS, settings.ceiling_limits.wall_seconds)
     with Sandbox(settings=narrowed, progress=_ignore) as box:
         return box.run(code, environment=environment, timeout=seconds, network=network)
 
@@ -240,10 +245,10 @@ def _ignore(_line: str) -> None:
 # ---- languages
 
 
-def _language_rows(settings: Settings, tell: Callable[[str], None], tries_them: bool) -> Iterator[Row]:
-    """Which are here; none is promised, so a missing one is a note. With `tries_them`, each must say hello."""
+def _language_rows(settings: Settings, report: Callable[[str], None], tries_them: bool) -> Iterator[Row]:
+    """List the installed languages; with `tries_them`, run each one's hello. A missing language is only a note."""
     if settings.backend == "container":
-        yield Row(name="in images", state=OK, seen="whatever each has on its PATH", meaning="found out by running them")
+        yield Row(name="in images", state=OK, seen="whatever each image has on its PATH", meaning="detected when used")
         return
     from belljar.frontends.cli.languages import check_all
     from belljar.languages.listing import how_to_get
@@ -256,22 +261,22 @@ def _language_rows(settings: Settings, tell: Callable[[str], None], tries_them: 
     if not tries_them:
         seen = ", ".join(each.name for each in here) or "none"
         fix = "" if len(here) > 1 else "belljar languages install core"
-        meaning = "toolchains that jails can see; --languages tries each"
+        meaning = "toolchains visible in jails; --languages tests each"
         yield Row(name="here", state=OK if here else NOTE, seen=seen, meaning=meaning, fix=fix)
     else:
-        for row in asyncio.run(check_all(settings, here, tell)):
+        for row in asyncio.run(check_all(settings, here, report)):
             fix = "" if row["state"] == OK else f"belljar languages install {row['name']}"
-            seen = row["detail"] or f"says hello in {row['seconds']} s"
+            seen = row["detail"] or f"hello world in {row['seconds']} s"
             yield Row(name=row["name"], state=OK if row["state"] == OK else MISSING, seen=seen, fix=fix)
     for each in others:
         if each not in here:
-            yield Row(name=each.name, state=NOTE, seen="not here", meaning=each.title, fix=how_to_get(each))
+            yield Row(name=each.name, state=NOTE, seen="not installed", meaning=each.title, fix=how_to_get(each))
 
 
 # ---- a real program
 
 
-#: What a program sees from inside. Anything it prints is checked here, on the host, before it is believed.
+#: Reports what a program can see. Its output is untrusted and is checked on the host.
 _LOOK_AROUND = """
 import errno, json, os, resource, socket
 
@@ -310,73 +315,77 @@ _TOPS = {"bin", "dev", "env", "etc", "lib", "lib32", "lib64", "libx32", "proc", 
 
 
 def _program_row(settings: Settings, environments: list[Row], lacking: set[str]) -> Row:
-    broken = Row(name="a program", state=MISSING, seen="", meaning="what a program sees from inside")
+    broken = Row(name="a program", state=MISSING, seen="", meaning="what a program can see from inside the jail")
     usable = [row.name for row in environments if row.state == OK]
     if not usable:
-        is_built_later = all(row.state == NOTE for row in environments)  # on first use: nothing is wrong here
-        seen, fix = "not tried: there is no environment to run one in", "build one: belljar env create default"
+        is_built_later = all(row.state == NOTE for row in environments)  # built on first use, so nothing is wrong
+        seen, fix = "not tested: no environment is built", "build one: belljar env create default"
         return dataclasses.replace(broken, state=NOTE if is_built_later else MISSING, seen=seen, fix=fix)
     name = "default" if "default" in usable else usable[0]
     try:
         outcome = _run(settings, name, _LOOK_AROUND)
-        sight = json.loads(outcome.stdout)
+        view = json.loads(outcome.stdout)
         if os.geteuid():
-            sight["host_uid"] = os.geteuid()  # the only one that an unprivileged user can map
+            view["host_uid"] = os.geteuid()  # the only uid that an unprivileged user can map
         if settings.backend == "local":
             environment = Environments(settings.state_dir, settings.environments).require(name)
             tops = {path.parts[1] for path in environment.bound_paths}
         else:
-            tops = {*sight["top"]}  # an image is there to be seen
-        has_own_kernel = sight["kernel"] != os.uname().release
-        breaches = list(_breaches_behind_another_kernel(sight) if has_own_kernel else _breaches(sight, tops))
+            tops = {*view["top"]}  # programs may see all of their image
+        has_own_kernel = view["kernel"] != os.uname().release
+        breaches = list(_breaches_with_own_kernel(view) if has_own_kernel else _breaches(view, tops))
     except BelljarError as error:
-        return dataclasses.replace(broken, seen=f"it cannot be run: {error.message}", fix="first what is missing above")
+        return dataclasses.replace(broken, seen=f"cannot run: {error.message}", fix="fix what is missing above first")
     except (ValueError, TypeError, KeyError):
-        seen = f"it could not look around: '{outcome.status}' {outcome.stderr.strip()[-300:]}"
+        seen = f"the check failed: '{outcome.status}' {outcome.stderr.strip()[-300:]}"
         return dataclasses.replace(broken, seen=seen, fix="please report this")
     if breaches:
-        return dataclasses.replace(broken, seen="; ".join(breaches), fix="please report this as SECURITY.md says")
+        return dataclasses.replace(
+            broken, seen="; ".join(breaches), fix="please report this as described in SECURITY.md"
+        )
     seen = (
-        f"uid {sight['uid']} ({sight['host_uid']} outside), no groups, no capabilities, NoNewPrivs 1, Seccomp 2, no "
-        f"way to a network, / read-only, {sight['processes']} process in sight, nothing of the host's own directories"
+        f"uid {view['uid']} ({view['host_uid']} outside), no groups, no capabilities, NoNewPrivs 1, Seccomp 2, "
+        f"no network, / read-only, {view['processes']} process visible, none of the host's private directories"
     )
     if has_own_kernel:
-        facts = f"kernel {sight['kernel']}, uid {sight['uid']}"
-        seen = f"{facts}, no groups, no capabilities, no way to a network, / read-only"
+        facts = f"kernel {view['kernel']}, uid {view['uid']}"
+        seen = f"{facts}, no groups, no capabilities, no network, / read-only"
     if lacking:
         seen += f"; for this check only, it ran without: {', '.join(sorted(lacking))}"
     return dataclasses.replace(broken, state=OK, seen=seen)
 
 
-_KNOCK = """
+_ASK_PROXY_FOR_LOOPBACK = """
 import os, socket, urllib.parse
 proxy = urllib.parse.urlsplit(os.environ["http_proxy"])
-way = socket.create_connection((proxy.hostname, proxy.port), 10)
-way.sendall(b"CONNECT 127.0.0.1:443 HTTP/1.1\\r\\n\\r\\n")
-print(way.makefile().readline()[:12])
+connection = socket.create_connection((proxy.hostname, proxy.port), 10)
+connection.sendall(b"CONNECT 127.0.0.1:443 HTTP/1.1\\r\\n\\r\\n")
+print(connection.makefile().readline()[:12])
 """
 
 
 def _network_row(settings: Settings, usable: list[str]) -> Row:
-    """What a program with a network reaches: its proxy, which must refuse it this machine."""
-    row = Row(name="network", state=OK, seen="not offered to programs", meaning="the way out, for those who ask for it")
+    """Check that a program with network access reaches its proxy, and that the proxy refuses to reach the host."""
+    row = Row(
+        name="network", state=OK, seen="not offered to programs", meaning="network access for programs that request it"
+    )
     if not settings.network.offered or not usable:
         return row
     ports = ", ".join(settings.network.ports)
     try:
-        outcome = _run(settings, usable[0], _KNOCK, network=True)
+        outcome = _run(settings, usable[0], _ASK_PROXY_FOR_LOOPBACK, network=True)
     except BelljarError as error:
         return dataclasses.replace(
-            row, state=MISSING, seen=f"offered, but: {error.message}", fix="first what is missing above"
+            row, state=MISSING, seen=f"offered, but {error.message}", fix="fix what is missing above first"
         )
     if outcome.stdout.strip() != "HTTP/1.1 403":
-        seen = f"offered, but it does not refuse this machine: {outcome.stdout.strip()} {outcome.stderr.strip()[-300:]}"
-        return dataclasses.replace(row, state=MISSING, seen=seen, fix="please report this as SECURITY.md says")
-    return dataclasses.replace(row, seen=f"offered to those who ask and may: ports {ports}; this machine is refused")
+        seen = f"offered, but the proxy does not refuse: {outcome.stdout.strip()} {outcome.stderr.strip()[-300:]}"
+        return dataclasses.replace(row, state=MISSING, seen=seen, fix="please report this as described in SECURITY.md")
+    return dataclasses.replace(row, seen=f"offered to permitted requests: ports {ports}; this host is refused")
 
 
 def _breaches(seen: dict[str, Any], tops_of_environment: set[str]) -> Iterator[str]:
-    """What is not as promised. Beside the system's directories only the way to the environment's Python is shown."""
+    """Whatever a program must not see. Visible are only system directories and the environment's Python."""
     if seen["uid"] == 0 or seen["host_uid"] == 0:
         yield f"it runs as uid {seen['uid']}, which is {seen['host_uid']} outside"
     yield from _breaches_anywhere(seen)
@@ -384,7 +393,7 @@ def _breaches(seen: dict[str, Any], tops_of_environment: set[str]) -> Iterator[s
         yield f"it has capabilities {seen['capabilities']}"
     if (seen["no_new_privs"], seen["seccomp"]) != ("1", "2"):
         yield f"NoNewPrivs is {seen['no_new_privs']}, Seccomp is {seen['seccomp']}"
-    if seen["core_limit"] not in ([1, 1], [0, 0]):  # which of the two is enough here, the rlimits above say
+    if seen["core_limit"] not in ([1, 1], [0, 0]):  # the row of rlimits above reports which of the two suffices here
         yield f"it may leave core dumps ({seen['core_limit']})"
     if seen["processes"] != 1:
         yield f"it sees {seen['processes']} processes"
@@ -393,8 +402,8 @@ def _breaches(seen: dict[str, Any], tops_of_environment: set[str]) -> Iterator[s
         yield f"it sees the host's {', '.join(too_much)}"
 
 
-def _breaches_behind_another_kernel(seen: dict[str, Any]) -> Iterator[str]:
-    """There the system that programs see is the image's, and what they could do to its kernel is not done to ours."""
+def _breaches_with_own_kernel(seen: dict[str, Any]) -> Iterator[str]:
+    """With gVisor, programs see the image's files and cannot reach the host's kernel."""
     if seen["uid"] == 0:
         yield "it runs as root"
     yield from _breaches_anywhere(seen)
@@ -412,17 +421,17 @@ def _breaches_anywhere(seen: dict[str, Any]) -> Iterator[str]:
         yield f"reaching a network: {seen['network']}"
 
 
-# ---- the answer
+# ---- output
 
 
 _TITLES = {
-    "walls": "Walls",
+    "walls": "Isolation layers",
     "machine": "Machine",
-    "host": "The host around the jails",
+    "host": "Host",
     "environments": "Guest environments",
-    "program": "From inside",
-    "network": "The way out",
-    "languages": "Languages beside Python",
+    "program": "Test program",
+    "network": "Network",
+    "languages": "Languages other than Python",
 }
 
 
@@ -435,8 +444,8 @@ def _print(tables: dict[str, list[Row]], missing: list[Row]) -> None:
         terminal.draw_table(console, _TITLES[name], ["", "state", "seen here", "what it means"], cells)
     if missing:
         names = ", ".join(row.name for row in missing)
-        console.print(f"Not everything that is promised can be kept here: {names}.", style="bold red", markup=False)
+        console.print(f"Missing on this machine: {names}.", style="bold red", markup=False)
         if any(row.state == MISSING for row in tables["walls"]):
-            console.print("Belljar refuses to run until that is fixed, or given up by name where that can be.")
+            console.print("Belljar refuses to run until each missing layer works or is waived with --without-wall.")
     else:
-        console.print("Everything that is promised can be kept here.", style="bold green")
+        console.print("Everything works on this machine.", style="bold green")

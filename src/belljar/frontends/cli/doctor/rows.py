@@ -1,4 +1,4 @@
-"""What the doctor's tables are made of."""
+"""The rows of the tables that `belljar doctor` prints."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ OK, MISSING, GIVEN_UP, NOTE = "ok", "missing", "given up", "note"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One line of one of the doctor's tables."""
-
     name: str
     state: str
     seen: str

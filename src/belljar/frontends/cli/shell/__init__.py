@@ -1,4 +1,4 @@
-"""`belljar shell`: type cells into a sandbox that remembers, here or on a server."""
+"""`belljar shell`: an interactive prompt in a sandbox, here or on a server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from belljar.frontends.cli.run import for_one_environment, read_files, split_var
 from belljar.frontends.cli.shell.keyboard import editing
 from belljar.frontends.cli.shell.prompt import HELP, Prompt
 from belljar.frontends.cli.shell.screen import Screen
-from belljar.frontends.cli.shell.session_hosts import Here, Loop, SessionHost, There
+from belljar.frontends.cli.shell.session_hosts import LocalHost, Loop, RemoteHost, SessionHost
 from belljar.settings import Settings
 
 _EPILOG = f"""\
@@ -24,87 +24,83 @@ At the prompt, besides code:
 
 {HELP}
 
-Without a terminal, lines are read from standard input and put together into cells as they would be at the prompt;
-values are printed plain, and the exit code is 1 if anything failed.
+Without a terminal, lines from standard input are joined into cells as at the prompt; values are printed without
+`Out[…]`, and the exit code is 1 if anything failed.
 
 examples:
   belljar shell
   belljar shell --file data.csv --memory 1024
-  belljar shell --branch                                 every cell can be undone with :back
+  belljar shell --branch                                 undo cells with :back
   belljar shell --url http://127.0.0.1:8000
-  belljar shell --url URL --session ID --branch          look into a session without changing it
+  belljar shell --url URL --session ID --branch          inspect a session without changing it
   printf 'x = 6\\nx * 7\\n' | belljar shell
 """
 
 
 def define(parser: argparse.ArgumentParser) -> None:
-    """Options of `belljar shell`."""
     parser.epilog = _EPILOG
     parser.add_argument("--language", metavar="NAME", default="python", help="python (default), javascript or bash")
     parser.add_argument(
         "--branch",
         action="store_true",
-        help="run each cell in a branch of the state before it, which is kept for :back",
+        help="keep the state before each cell as a branch, for :back",
     )
-    _define_server(parser.add_argument_group("on a server instead of here"))
-    given = parser.add_argument_group("what it is given")
-    given.add_argument("--env", metavar="NAME=VALUE", action="append", default=[], help="an environment variable")
+    server = parser.add_argument_group("server")
+    server.add_argument("--url", metavar="URL", help="run on this server, such as http://127.0.0.1:8000")
+    server.add_argument("--api-key", metavar="KEY", help="visible in the process list, so prefer BELLJAR_API_KEY")
+    server.add_argument("--session", metavar="ID", help="join this session instead of opening one; it is left open")
+    given = parser.add_argument_group("input")
+    given.add_argument("--env", metavar="NAME=VALUE", action="append", default=[], help="set an environment variable")
     given.add_argument(
         "--file",
         metavar="LOCAL[:PATH]",
         action="append",
         default=[],
-        help="a file for its work directory, under its own name or at PATH",
+        help="copy a file into the work directory, under its own name or as PATH",
     )
     given.add_argument("--environment", metavar="NAME", default="default", help="guest environment (see belljar env)")
     define_network(given)
-    used = parser.add_argument_group("what it may use")
+    used = parser.add_argument_group("limits")
     used.add_argument("--timeout", metavar="SECONDS", type=float, help="wall-clock time of each cell")
-    used.add_argument("--memory", metavar="MB", type=float, help="memory of the session, all its processes together")
-    used.add_argument("--disk", metavar="MB", type=float, help="work directory, /tmp and /dev/shm, each")
-    here = parser.add_argument_group("this terminal")
-    here.add_argument("--displays", metavar="DIR", default=".", help="where pictures are saved (default: here)")
-    here.add_argument("--history", metavar="FILE", help="where lines are remembered; an empty name: nowhere")
-    define_walls(parser.add_argument_group("walls"))
-
-
-def _define_server(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--url", metavar="URL", help="such as http://127.0.0.1:8000")
-    group.add_argument(
-        "--api-key", metavar="KEY", help="others see it in the list of processes, so prefer BELLJAR_API_KEY"
+    used.add_argument("--memory", metavar="MB", type=float, help="memory of all processes of the session together")
+    used.add_argument("--disk", metavar="MB", type=float, help="size of each of the work directory, /tmp and /dev/shm")
+    here = parser.add_argument_group("terminal")
+    here.add_argument(
+        "--displays", metavar="DIR", default=".", help="save pictures in this directory (default: current directory)"
     )
-    group.add_argument("--session", metavar="ID", help="join this session instead of opening one; it is left open")
+    here.add_argument("--history", metavar="FILE", help="history file; an empty name turns history off")
+    define_walls(parser.add_argument_group("isolation"))
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Converse until the end of input."""
+    """Run cells until the end of input."""
     settings = load_settings(options)
     if options.session is not None and options.url is None:
-        raise CallerError("--session joins a session on a server; name the server with --url")
-    place = _find_place(settings, options)
+        raise CallerError("--session requires --url, the server of the session")
+    host = _choose_host(settings, options)
     screen = Screen(Path(options.displays))
     with Loop() as loop:
         try:
-            prompt = Prompt(loop, place, screen, keeps_states=options.branch)
+            prompt = Prompt(loop, host, screen, keeps_states=options.branch)
             try:
                 prompt.start(options.session)
                 if not screen.is_terminal:
-                    return prompt.converse()
+                    return prompt.run()
                 with editing(_history_path(settings, options), [f":{each}" for each in (*prompt.commands, "quit")]):
-                    return prompt.converse()
+                    return prompt.run()
             finally:
                 prompt.leave()
         finally:
-            loop.do(place.close())
+            loop.do(host.close())
 
 
-def _find_place(settings: Settings, options: argparse.Namespace) -> SessionHost:
+def _choose_host(settings: Settings, options: argparse.Namespace) -> SessionHost:
     limits = {"wall_seconds": options.timeout, "memory_mb": options.memory, "disk_mb": options.disk}
     named = {name: value for name, value in limits.items() if value is not None}
     env = dict(split_variable(each) for each in options.env)
     files = read_files(options.file, settings.request.files_bytes)
     if options.url is not None:
-        return There(
+        return RemoteHost(
             options.url,
             options.api_key,
             {
@@ -125,11 +121,11 @@ def _find_place(settings: Settings, options: argparse.Namespace) -> SessionHost:
         files=files,
     )
     order = admit_session(settings, session)
-    # Nobody else is here whom an idle session could be in the way of.
+    # An idle session blocks no other user here.
     order = dataclasses.replace(order, idle_seconds=_WEEK_SECONDS)
-    with terminal.progress() as tell:
-        prepare_environment(settings, order.environment, tell)
-    return Here(for_one_environment(settings, order.environment), order)
+    with terminal.progress() as report:
+        prepare_environment(settings, order.environment, report)
+    return LocalHost(for_one_environment(settings, order.environment), order)
 
 
 def _history_path(settings: Settings, options: argparse.Namespace) -> Path | None:

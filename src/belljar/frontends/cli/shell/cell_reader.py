@@ -1,7 +1,7 @@
-"""What a person types, line by line, until it is a whole cell.
+"""Joins the lines that a user types into complete cells.
 
-Whether it is whole is only guessed: in doubt it is, and the interpreter in the sandbox says what is wrong with it. No
-line of it is ever run here.
+Completeness is a guess: in doubt the cell is complete, and the interpreter in the sandbox reports what is wrong with
+it. No line is ever run here.
 """
 
 from __future__ import annotations
@@ -18,28 +18,27 @@ _BASH_CLOSING = {"fi", "done", "esac", "}"}
 
 
 class Cell:
-    """The lines of one cell so far."""
+    """The lines of the current cell."""
 
     def __init__(self, language: str) -> None:
-        self._is_whole: Callable[[str], bool] = {"python": _python_is_whole, "bash": _bash_is_whole}.get(
+        self._is_complete: Callable[[str], bool] = {"python": _python_is_complete, "bash": _bash_is_complete}.get(
             language, _brackets_are_closed
         )
         self._lines: list[str] = []
 
     @property
     def is_begun(self) -> bool:
-        """Whether there is a line of it already."""
         return bool(self._lines)
 
     def add(self, line: str) -> str | None:
-        """Take one more line; return the code once it is a whole cell. Blank lines before it do not count."""
+        """Add a line; return the code once the cell is complete. Leading blank lines are ignored."""
         if not self._lines and not line.strip():
             return None
         self._lines.append(line if line.strip() else "")
-        return self.end() if self._is_whole("\n".join(self._lines)) else None
+        return self.end() if self._is_complete("\n".join(self._lines)) else None
 
     def end(self) -> str:
-        """All there is of it, whole or not; the next line begins another."""
+        """Return the lines so far, complete or not, and start a new cell."""
         code, self._lines = "\n".join(self._lines), []
         return code.rstrip() + "\n" if code.strip() else ""
 
@@ -48,8 +47,8 @@ _compile = codeop.CommandCompiler()
 _compile.compiler.flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 
 
-def _python_is_whole(code: str) -> bool:
-    """As IPython asks: a block ends with a blank line, a magic with its own line, a cell magic with a blank one."""
+def _python_is_complete(code: str) -> bool:
+    """The rules of IPython: blocks and cell magics end with a blank line, line magics with their own line."""
     if code.lstrip().startswith("%%"):
         return code.endswith("\n")
     plain = re.sub(r"^(\s*)[%!?].*$", r"\1pass", code, flags=re.MULTILINE)
@@ -58,15 +57,15 @@ def _python_is_whole(code: str) -> bool:
             warnings.simplefilter("ignore")
             return _compile(plain, "<cell>", "single") is not None
     except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError):
-        return True  # the interpreter that would run it says what is wrong
+        return True  # the interpreter in the sandbox reports the error
 
 
 def _brackets_are_closed(code: str) -> bool:
-    """Fit for JavaScript and its kin; a blank line ends a cell whatever is open."""
+    """For JavaScript and similar languages; a blank line always ends a cell."""
     return code.endswith("\n") or _open_brackets(_without_text(code)) <= 0
 
 
-def _bash_is_whole(code: str) -> bool:
+def _bash_is_complete(code: str) -> bool:
     if code.endswith("\\"):
         return False
     bare = _without_text(code)
@@ -83,7 +82,7 @@ def _open_brackets(bare: str | None) -> int:
 
 
 def _without_text(code: str) -> str | None:
-    """The code without what is in quotes and line comments; None when a quote is still open."""
+    """The code without string literals and line comments; None if a quote is still open."""
     bare, quote, escaped = [], "", False
     for at, each in enumerate(code):
         if escaped:

@@ -1,4 +1,4 @@
-"""Lines from a person, with editing and history, or from a pipe."""
+"""Reads lines from a terminal, with editing and history, or from a pipe."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ _INDENT = "    "
 
 
 class Keyboard:
-    """Where lines come from."""
-
     def __init__(self, is_terminal: bool) -> None:
         self._is_terminal = is_terminal
 
     def read(self, prompt: str) -> str | None:
-        """The next line without its end, or None when there is no more. Ctrl-C raises KeyboardInterrupt."""
+        """Return the next line without its newline, or None at the end. Ctrl-C raises KeyboardInterrupt."""
         if not self._is_terminal:
             line = sys.stdin.readline()
             return line.rstrip("\n") if line else None
@@ -32,10 +30,10 @@ class Keyboard:
 
 @contextlib.contextmanager
 def editing(history: Path | None, commands: Sequence[str]) -> Iterator[None]:
-    """Line editing, completion of our commands, and what was typed in earlier shells."""
+    """Turn on line editing, completion of shell commands, and the history of earlier shells."""
     try:
         import readline
-    except ImportError:  # some Pythons are built without; then there is no editing, but all else
+    except ImportError:  # some Pythons are built without readline
         yield
         return
 
@@ -58,12 +56,12 @@ def editing(history: Path | None, commands: Sequence[str]) -> Iterator[None]:
     finally:
         readline.set_completer(None)
         if history is not None:
-            with contextlib.suppress(OSError):  # a history that cannot be kept is no reason to fail
+            with contextlib.suppress(OSError):  # an unwritable history is not an error
                 _write_private(history, readline)
 
 
 def _write_private(history: Path, readline: object) -> None:
-    """What was typed may hold secrets: nobody else may read it."""
+    """Write the history with mode 0600, as it may contain secrets."""
     history.parent.mkdir(parents=True, exist_ok=True)
     os.close(os.open(history, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
     readline.write_history_file(history)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""The conversation of `belljar shell`: cells go to the current session, lines with a colon to us."""
+"""The prompt of `belljar shell`: runs cells in the current session and handles commands that start with a colon."""
 
 from __future__ import annotations
 
@@ -17,62 +17,62 @@ from belljar.frontends.cli import save_artifacts, terminal
 from belljar.frontends.cli.shell.cell_reader import Cell
 from belljar.frontends.cli.shell.keyboard import Keyboard
 from belljar.frontends.cli.shell.screen import Screen
-from belljar.frontends.cli.shell.session_hosts import Live, Loop, SessionHost
+from belljar.frontends.cli.shell.session_hosts import LiveSession, Loop, SessionHost
 
 _LEAVING = {"exit", "quit", "exit()", "quit()", ".exit"}
-_PATIENCE = 3  # interrupts of one cell; the last one gives it up, whatever becomes of the session
+_INTERRUPTS_MAX = 3  # of one cell; the last one abandons it, even if that ends the session
 
 HELP = """\
-:branch [N]             copy the live state N times (once); :switch goes there
+:branch [N]             copy the live state N times (default 1); use :switch to go there
 :sessions               list the sessions of this shell
-:switch N               go on in session N
-:back [N]               undo the last N cells (one); only with --branch
-:close [N]              close session N (this one)
-:upload FILE [PATH]     put a file into the work directory
-:download PATH [FILE]   fetch a file from there
+:switch N               continue in session N
+:back [N]               undo the last N cells (default 1); only with --branch
+:close [N]              close session N (default: the current one)
+:upload FILE [PATH]     copy a file into the work directory
+:download PATH [FILE]   copy a file from the work directory
 :files                  list the work directory
-:timeout SECONDS        how long a cell may take from now on
-:help                   show this
-:quit                   leave; so does Ctrl-D
-Ctrl-C interrupts the cell that runs. A blank line ends a block."""
+:timeout SECONDS        set the time limit of each cell from now on
+:help                   show this help
+:quit                   leave the shell (or press Ctrl-D)
+Ctrl-C interrupts the running cell. A blank line ends a block."""
 
 
 @dataclass(slots=True)
 class _State:
-    """A live session."""
+    """A live session on the host, and the number of its next cell."""
 
-    live: Live
+    live: LiveSession
     next_cell: int
-    is_ours: bool = True  # one that we only joined is not ours to close
+    is_ours: bool = True  # false if the shell joined it; then it stays open
 
 
 @dataclass(slots=True)
-class _Seat:
-    """A session of this shell, by the number it has here."""
+class _Session:
+    """A numbered session of this shell: its current state and, with --branch, the states before the last cells."""
 
     number: int
     state: _State
     parent: int | None
     limits: Limits
-    trail: list[_State] = field(default_factory=list)  # as it was before the last cells, the newest last
+    earlier: list[_State] = field(default_factory=list)  # newest last
 
     @property
-    def live(self) -> Live:
+    def live(self) -> LiveSession:
         return self.state.live
 
 
 class Prompt:
-    """One person, or one pipe, and the sessions they use."""
+    """Reads cells and commands from a terminal or a pipe, and owns the sessions they run in."""
 
-    def __init__(self, loop: Loop, place: SessionHost, screen: Screen, *, keeps_states: bool) -> None:
+    def __init__(self, loop: Loop, host: SessionHost, screen: Screen, *, keeps_states: bool) -> None:
         self._loop = loop
-        self._place = place
+        self._host = host
         self._screen = screen
         self._keyboard = Keyboard(screen.is_terminal)
         self._cell = Cell("")
         self._keeps_states = keeps_states
         self._timeout: float | None = None
-        self._seats: dict[int, _Seat] = {}
+        self._sessions: dict[int, _Session] = {}
         self._last_number = 0
         self._has_failed = False
         self.commands: dict[str, Callable[[list[str]], object]] = {
@@ -90,16 +90,16 @@ class Prompt:
 
     def start(self, session_id: str | None) -> None:
         """Open a session, or join one. Raises BelljarError."""
-        opening = self._place.open() if session_id is None else self._place.attach(session_id)
+        opening = self._host.open() if session_id is None else self._host.attach(session_id)
         live = self._loop.do(opening)
-        self._now = self._take_seat(live, None)
-        self._now.state.is_ours = session_id is None
+        self._current = self._add_session(live, None)
+        self._current.state.is_ours = session_id is None
         self._cell = Cell(self._loop.do(live.state()).language)
         if self._screen.is_terminal:
-            print(f"session {self._now.live.id} · :help lists commands, Ctrl-D leaves")
+            print(f"session {self._current.live.id} · :help lists commands, Ctrl-D leaves")
 
-    def converse(self) -> int:
-        """Read and run until there is no more; the exit code."""
+    def run(self) -> int:
+        """Read and run cells until the end of input; return the exit code."""
         while True:
             try:
                 line = self._keyboard.read(self._prompt())
@@ -113,22 +113,22 @@ class Prompt:
             if not self._cell.is_begun and line.strip() in _LEAVING | {":quit", ":q"}:
                 break
             if not self._cell.is_begun and line[:1] == ":" and line[1:2].isalpha():
-                self._obey(line)
+                self._run_command(line)
                 continue
-            code = self._cell.add(line) or (self._cell.end() if "\n" in line else "")  # several at once: pasted
+            code = self._cell.add(line) or (self._cell.end() if "\n" in line else "")  # several lines at once: pasted
             self._run(code)
         return 1 if self._has_failed and not self._screen.is_terminal else 0
 
     def leave(self) -> None:
-        """Close every session that is ours."""
-        for seat in self._seats.values():
-            for state in (seat.state, *seat.trail):
+        """Close every session that the shell opened."""
+        for session in self._sessions.values():
+            for state in (session.state, *session.earlier):
                 with contextlib.suppress(BelljarError):
                     self._close_state(state)
 
     def _prompt(self) -> str:
-        session = f"{self._now.number}|" if len(self._seats) > 1 else ""
-        return self._screen.prompt(self._now.state.next_cell, session, self._cell.is_begun)
+        session = f"{self._current.number}|" if len(self._sessions) > 1 else ""
+        return self._screen.prompt(self._current.state.next_cell, session, self._cell.is_begun)
 
     # ---- cells
 
@@ -155,20 +155,20 @@ class Prompt:
         self._replace_if_ended()
 
     def _watch(self, code: str) -> Outcome | None:
-        """Run a cell and show what it does; None when it was given up."""
-        live = self._now.live
-        self._screen.begin(self._now.state.next_cell)
+        """Run a cell and show its output; return None if it was abandoned."""
+        live = self._current.live
+        self._screen.begin(self._current.state.next_cell)
         events = live.stream(code, self._timeout)
-        with self._interrupting(live) as is_given_up:
-            while not is_given_up():
+        with self._interrupting(live) as is_abandoned:
+            while not is_abandoned():
                 pending = self._loop.start(_next(events))
                 while not pending.done():
                     with contextlib.suppress(TimeoutError):
-                        pending.exception(0.5)  # in steps: a signal handler runs between two of them at the latest
-                    if is_given_up():
+                        pending.exception(0.5)  # in short steps, so that signal handlers can run
+                    if is_abandoned():
                         pending.cancel()
                         break
-                if pending.cancelled() or is_given_up():
+                if pending.cancelled() or is_abandoned():
                     break
                 event = pending.result()
                 if isinstance(event, Output):
@@ -176,39 +176,39 @@ class Prompt:
                 elif isinstance(event, Display):
                     self._screen.display(event)
                 elif isinstance(event, Finished):
-                    state = self._now.state
+                    state = self._current.state
                     state.next_cell = (event.outcome.cell or state.next_cell) + 1
                     self._screen.finish(event.outcome, self._limits())
                     return event.outcome
         self._loop.do(_end(events))
-        self._screen.note("the cell was given up")
+        self._screen.note("cell abandoned")
         return None
 
     def _limits(self) -> Limits:
-        """What a cell may use: the session's limits, but for :timeout."""
-        limits = self._now.limits
+        """The session's limits, with the time limit set by :timeout."""
+        limits = self._current.limits
         return limits if self._timeout is None else replace(limits, wall_seconds=self._timeout)
 
     @contextlib.contextmanager
-    def _interrupting(self, live: Live) -> Iterator[Callable[[], bool]]:
-        """Ctrl-C goes to the cell, not to us; gives a function that tells when it was pressed too often."""
+    def _interrupting(self, live: LiveSession) -> Iterator[Callable[[], bool]]:
+        """Let Ctrl-C interrupt the cell; yield a function that returns whether the user gave up on it."""
         pressed = 0
 
         def interrupt(_number: int, _frame: FrameType | None) -> None:
             nonlocal pressed
             pressed += 1
-            if pressed < _PATIENCE:
-                self._loop.start(_suppressing(live))
+            if pressed < _INTERRUPTS_MAX:
+                self._loop.start(_interrupt(live))
 
         before = signal.signal(signal.SIGINT, interrupt)
         try:
-            yield lambda: pressed >= _PATIENCE
+            yield lambda: pressed >= _INTERRUPTS_MAX
         finally:
             signal.signal(signal.SIGINT, before)
 
     def _replace_if_ended(self) -> None:
         try:
-            self._loop.do(self._now.live.state())
+            self._loop.do(self._current.live.state())
         except NotFound as error:
             self._screen.note(error.message)
             self._replace()
@@ -216,103 +216,101 @@ class Prompt:
             self._screen.note(error.message)
 
     def _replace(self) -> None:
-        """The session is gone: go on in the state before, in another, or in a new one."""
-        if self._now.trail:
-            self._now.state = self._now.trail.pop()
+        """Replace a lost session by its state before the last cell, by another session, or by a new one."""
+        if self._current.earlier:
+            self._current.state = self._current.earlier.pop()
             self._screen.note("back to the state before that cell")
             return
-        del self._seats[self._now.number]
-        if self._seats:
-            self._now = next(reversed(self._seats.values()))
-            self._screen.note(f"now in session {self._now.number}")
+        del self._sessions[self._current.number]
+        if self._sessions:
+            self._current = next(reversed(self._sessions.values()))
+            self._screen.note(f"now in session {self._current.number}")
         else:
-            self._now = self._take_seat(self._loop.do(self._place.open()), None)
-            self._screen.note("a new session was opened; what the old one knew is lost")
+            self._current = self._add_session(self._loop.do(self._host.open()), None)
+            self._screen.note("opened a new session; the state of the old one is lost")
 
     # ---- branches
 
-    def _take_seat(self, live: Live, parent: _Seat | None) -> _Seat:
+    def _add_session(self, live: LiveSession, parent: _Session | None) -> _Session:
         self._last_number += 1
         state = self._loop.do(live.state())
-        seat = _Seat(
+        session = _Session(
             number=self._last_number,
             state=_State(live, state.cells + 1),
             parent=None if parent is None else parent.number,
             limits=state.limits,
         )
-        self._seats[seat.number] = seat
-        return seat
+        self._sessions[session.number] = session
+        return session
 
     def _remember(self) -> None:
-        """Keep a copy of the state before a cell. A session that is not ours is left alone: the cell runs in the copy.
+        """Keep the state before a cell. In a joined session, which must not change, the cell runs in the copy.
 
-        What runs on is the original wherever that may be: branches of branches can only be made so often.
+        Otherwise it runs in the original, because the depth of branches of branches is limited.
         """
-        now = self._now.state
+        now = self._current.state
         try:
             copy = _State(self._loop.do(now.live.branch(reseed=False)), now.next_cell)
         except CannotBranch as error:
             if not now.is_ours:
-                raise CallerError(
-                    f"not run, since it would change a session of somebody else: {error.message}"
-                ) from error
+                raise CallerError(f"not run, because it would change the joined session: {error.message}") from error
             self._screen.note(f"this cell cannot be undone: {error.message}")
             return
-        kept, self._now.state = (copy, now) if now.is_ours else (now, copy)
-        self._now.trail.append(kept)
-        if len(self._now.trail) > _TRAIL_MAX:
-            self._close_state(self._now.trail.pop(0))
+        kept, self._current.state = (copy, now) if now.is_ours else (now, copy)
+        self._current.earlier.append(kept)
+        if len(self._current.earlier) > _EARLIER_MAX:
+            self._close_state(self._current.earlier.pop(0))
 
     def _go_back(self, words: list[str]) -> None:
-        count, seat = _number(words, 1), self._now
-        if not seat.trail:
-            advice = "no earlier one is kept" if self._keeps_states else "start with belljar shell --branch"
-            raise CallerError(f"there is no state to go back to; {advice}")
-        for _ in range(min(count, len(seat.trail))):
-            self._close_state(seat.state)
-            seat.state = seat.trail.pop()
-        self._screen.note(f"before cell {seat.state.next_cell} again")
+        count, session = _number(words, 1), self._current
+        if not session.earlier:
+            advice = "no earlier one is kept" if self._keeps_states else "start the shell with --branch"
+            raise CallerError(f"no state to go back to; {advice}")
+        for _ in range(min(count, len(session.earlier))):
+            self._close_state(session.state)
+            session.state = session.earlier.pop()
+        self._screen.note(f"back to the state before cell {session.state.next_cell}")
 
     def _branch(self, words: list[str]) -> None:
         for _ in range(_number(words, 1)):
-            seat = self._take_seat(self._loop.do(self._now.live.branch(reseed=True)), self._now)
+            session = self._add_session(self._loop.do(self._current.live.branch(reseed=True)), self._current)
             self._screen.note(
-                f"session {seat.number} is a branch of {self._now.number}; go there with :switch {seat.number}"
+                f"session {session.number} is a branch of {self._current.number}; switch with :switch {session.number}"
             )
 
     def _switch(self, words: list[str]) -> None:
-        self._now = self._find(_number(words, 0))
+        self._current = self._find(_number(words, 0))
 
     def _close(self, words: list[str]) -> None:
-        seat = self._find(_number(words, self._now.number))
-        while seat.trail:
-            self._close_state(seat.trail.pop())
-        self._close_state(seat.state)
-        if seat is self._now:
+        session = self._find(_number(words, self._current.number))
+        while session.earlier:
+            self._close_state(session.earlier.pop())
+        self._close_state(session.state)
+        if session is self._current:
             self._replace()
         else:
-            del self._seats[seat.number]
+            del self._sessions[session.number]
 
     def _close_state(self, state: _State) -> None:
         if state.is_ours:
             with contextlib.suppress(NotFound):
                 self._loop.do(state.live.close())
 
-    def _find(self, number: int) -> _Seat:
-        if number not in self._seats:
-            raise CallerError(f"there is no session {number} in this shell; :sessions lists them")
-        return self._seats[number]
+    def _find(self, number: int) -> _Session:
+        if number not in self._sessions:
+            raise CallerError(f"unknown session {number}; list the sessions with :sessions")
+        return self._sessions[number]
 
     def _list(self, _words: list[str]) -> None:
         rows = []
-        for seat in self._seats.values():
+        for session in self._sessions.values():
             try:
-                state = self._loop.do(seat.live.state())
+                state = self._loop.do(session.live.state())
                 facts = [str(state.cells), f"{state.memory_bytes / MIB:.1f}"]
             except NotFound as error:
                 facts = [error.message, ""]
-            mark = "→" if seat is self._now else ""
-            rows.append([f"{mark}{seat.number}", seat.live.id, str(seat.parent or "–"), *facts])
+            mark = "→" if session is self._current else ""
+            rows.append([f"{mark}{session.number}", session.live.id, str(session.parent or "–"), *facts])
         columns = ["", "id", "branch of", "cells", "MB"]
         terminal.draw_table(terminal.console(), terminal.count(len(rows), "session"), columns, rows)
 
@@ -325,34 +323,34 @@ class Prompt:
         except OSError as error:
             raise CallerError(f"cannot read {local}: {error.strerror}") from error
         path = path or Path(local).name
-        self._loop.do(self._now.live.upload(path, content))
-        self._screen.note(f"{len(content):,} bytes are now in {path}")
+        self._loop.do(self._current.live.upload(path, content))
+        self._screen.note(f"uploaded {len(content):,} bytes to {path}")
 
     def _download(self, words: list[str]) -> None:
         path, local = _names(words, ":download PATH [FILE]")
         target = Path(local or Path(path).name).expanduser()
-        content = self._loop.do(self._now.live.download(path))
+        content = self._loop.do(self._current.live.download(path))
         save_artifacts.save(target.parent, [File(path=target.name, content=content)], replace=False)
-        self._screen.note(f"{len(content):,} bytes are now in {target}")
+        self._screen.note(f"downloaded {len(content):,} bytes to {target}")
 
     def _list_files(self, _words: list[str]) -> None:
-        for each in self._loop.do(self._now.live.files()):
+        for each in self._loop.do(self._current.live.files()):
             print(f"{each.size_bytes:>12,}  {terminal.printable(each.path)}")
 
-    # ---- the rest
+    # ---- commands
 
     def _set_timeout(self, words: list[str]) -> None:
         try:
             self._timeout = float(words[0]) if words else None
         except ValueError:
-            raise CallerError(f"{words[0]!r} is no number; write :timeout SECONDS") from None
+            raise CallerError(f"{words[0]!r} is not a number; usage: :timeout SECONDS") from None
 
-    def _obey(self, line: str) -> None:
+    def _run_command(self, line: str) -> None:
         try:
             name, *words = shlex.split(line[1:])
             command = self.commands.get(name)
             if command is None:
-                raise CallerError(f"there is no command :{name}; :help lists them")
+                raise CallerError(f"unknown command :{name}; list the commands with :help")
             command(words)
         except (BelljarError, ValueError) as error:
             self._screen.note(str(error))
@@ -361,20 +359,20 @@ class Prompt:
             print()
 
 
-_TRAIL_MAX = 8  # states kept by --branch
+_EARLIER_MAX = 8  # states kept by --branch
 
 
 def _number(words: list[str], default: int) -> int:
     if not words:
         return default
     if not (words[0].isascii() and words[0].isdigit()):
-        raise CallerError(f"{words[0]!r} is no number")
+        raise CallerError(f"{words[0]!r} is not a whole number")
     return int(words[0])
 
 
 def _names(words: list[str], usage: str) -> tuple[str, str]:
     if not 1 <= len(words) <= 2:
-        raise CallerError(f"write {usage}")
+        raise CallerError(f"usage: {usage}")
     return words[0], words[1] if len(words) == 2 else ""
 
 
@@ -386,7 +384,6 @@ async def _end(events: AsyncGenerator[Event, None]) -> None:
     await events.aclose()
 
 
-async def _suppressing(live: Live) -> None:
-    """Interrupt; the cell may be over by now, and its session gone."""
-    with contextlib.suppress(BelljarError):
+async def _interrupt(live: LiveSession) -> None:
+    with contextlib.suppress(BelljarError):  # the cell may have finished, or its session ended
         await live.interrupt()

@@ -1,6 +1,6 @@
-"""What a person, or a pipe, sees of the cells: output as it comes, values, pictures as files, notes.
+"""Shows the output, values and errors of cells, and saves their pictures as files.
 
-`rich` is loaded when something is really coloured: at a pipe nothing is.
+`rich` is imported only when something is coloured, which is never the case in a pipe.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from belljar.frontends.cli import save_artifacts, terminal
 
 _ANSI = {"red": "\x1b[31m", "green": "\x1b[32m", "dim": "\x1b[2m", "bold": "\x1b[1m"}
 _OFF = "\x1b[0m"
-_SAID_BY_US = ("SessionEnded",)  # in a note of its own
+_SHOWN_AS_NOTE = ("SessionEnded",)
 
 
 class Screen:
@@ -27,10 +27,10 @@ class Screen:
         self._pictures = pictures
         self._has_colours = self.is_terminal and not terminal.console().no_color
         self._line_is_open = False
-        self._begin(0)
+        self.begin(0)
 
     def prompt(self, number: int, session: str, is_more: bool) -> str:
-        """What stands before the line to be typed; marked so that line editing knows what takes no room."""
+        """The prompt of a line; colour codes are marked as zero-width for readline."""
         text = f"{session}In [{number}]: "
         if is_more:
             return " " * (len(text) - 5) + "...: "
@@ -39,18 +39,21 @@ class Screen:
         return f"\x01{_ANSI['green']}\x02{text}\x01{_OFF}\x02"
 
     def begin(self, number: int) -> None:
-        """A cell starts."""
-        self._begin(number)
+        """Prepare for the output of cell `number`."""
+        self._number = number
+        self._errors_shown = ""
+        self._texts: set[int | None] = set()
+        self._others: list[Display] = []
+        self._saved = 0
 
     def output(self, event: Output) -> None:
-        """Some of what a cell writes, as it writes it."""
         to_errors = event.stream == "stderr"
         self._write(sys.stderr if to_errors else sys.stdout, event.text, "red" if to_errors else "")
         self._line_is_open = not event.text.endswith("\n")
         self._errors_shown += event.text if to_errors else ""
 
     def display(self, display: Display) -> None:
-        """A value or a picture."""
+        """Show a value or save a picture. Richer forms of a value wait for `finish`, in case plain text follows."""
         if display.mime.startswith("image/"):
             self._save(display)
         elif display.mime == "text/plain":
@@ -60,13 +63,13 @@ class Screen:
             self._others.append(display)
 
     def finish(self, outcome: Outcome, limits: Limits) -> None:
-        """A cell is over."""
+        """Show what remains of a finished cell: values without plain text, the traceback, and notes."""
         for each in self._others:
-            if each.bundle not in self._texts:  # else it was a richer form of what was shown
+            if each.bundle not in self._texts:  # else its plain text was shown
                 self._texts.add(each.bundle)
                 self._show_value(each)
         error = outcome.error
-        if error is not None and error.type not in _SAID_BY_US and error.type not in self._errors_shown:
+        if error is not None and error.type not in _SHOWN_AS_NOTE and error.type not in self._errors_shown:
             trace = "".join(line if line.endswith("\n") else line + "\n" for line in error.traceback)
             self._close_line()
             self._write(sys.stderr, trace or f"{error.type}: {error.message}\n", "red")
@@ -75,16 +78,8 @@ class Screen:
             self.note(note)
 
     def note(self, text: str) -> None:
-        """A note of ours."""
         self._close_line()
         terminal.note(text)
-
-    def _begin(self, number: int) -> None:
-        self._number = number
-        self._errors_shown = ""
-        self._texts: set[int | None] = set()
-        self._others: list[Display] = []
-        self._saved = 0
 
     def _show_value(self, display: Display) -> None:
         text = terminal.printable(display.content.decode("utf-8", "replace"))
@@ -126,14 +121,14 @@ class Screen:
 def _notes(outcome: Outcome, limits: Limits) -> list[str]:
     notes = []
     if outcome.status is Status.TIMED_OUT:
-        notes.append(f"interrupted: not done in time ({limits.wall_seconds:g} s unless you allow more with :timeout)")
+        notes.append(f"timed out after {limits.wall_seconds:g} s; raise the limit with :timeout")
     elif outcome.status is Status.OUT_OF_MEMORY:
-        notes.append(f"killed: it needed more than its {limits.memory_bytes / MIB:g} MB; allow more with --memory")
+        notes.append(f"killed: out of memory ({limits.memory_bytes / MIB:g} MB); raise the limit with --memory")
     elif outcome.status is Status.OUTPUT_LIMIT:
-        notes.append("ended: it flooded its output far past what is kept")
+        notes.append("killed: too much output")
     elif outcome.status is Status.CRASHED:
         notes.append(f"killed by {outcome.signal}")
     for stream, was_cut in (("output", outcome.stdout_cut), ("error output", outcome.stderr_cut)):
         if was_cut:
-            notes.append(f"its {stream} was cut after {limits.output_bytes / 1024:g} KB")
+            notes.append(f"{stream} truncated after {limits.output_bytes / 1024:g} KB")
     return notes

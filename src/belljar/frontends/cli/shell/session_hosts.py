@@ -1,6 +1,6 @@
-"""Where the cells of `belljar shell` run: behind an engine of our own, or on a server.
+"""Where the sessions of `belljar shell` run: in an engine of this process, or on a server.
 
-Either lives on an event loop in a thread of its own, because the main thread waits for a person most of the time.
+Both run on an event loop in a separate thread, because the main thread waits for input most of the time.
 """
 
 from __future__ import annotations
@@ -25,82 +25,82 @@ from belljar.engine.admission.request import admit_cell
 from belljar.engine.engine import Engine
 from belljar.settings import Settings
 
-_PATIENT_SECONDS = 5.0  # with a server that is not there: a person can try again
+_CONNECT_SECONDS = 5.0  # short, as the user can try again
 
 _T = TypeVar("_T")
 
 
-class Live(Protocol):
-    """A session, wherever it is. All of it is called on the loop's thread."""
+class LiveSession(Protocol):
+    """A session, local or remote. Its methods must be called on the event loop's thread."""
 
     id: str
 
     def stream(self, code: str, timeout: float | None) -> AsyncGenerator[Event, None]:
-        """Run a cell."""
+        """Run a cell and yield its events."""
 
-    async def branch(self, reseed: bool) -> Live:
-        """A copy of the live state."""
+    async def branch(self, reseed: bool) -> LiveSession:
+        """Copy the live state into a new session; with `reseed`, its random numbers differ."""
 
     async def interrupt(self) -> bool:
-        """KeyboardInterrupt in the running cell."""
+        """Raise KeyboardInterrupt in the running cell."""
 
     async def upload(self, path: str, content: bytes) -> None:
-        """Make or replace a file."""
+        """Create or replace a file of the work directory."""
 
     async def download(self, path: str) -> bytes:
-        """What is in a file."""
+        """Read a file of the work directory."""
 
     async def files(self) -> Sequence[WorkFile]:
-        """The files of the work directory."""
+        """List the work directory."""
 
     async def state(self) -> SessionState:
-        """How it is now."""
+        """Fetch the current state. Raises NotFound after the session has ended."""
 
     async def close(self) -> None:
-        """End it."""
+        """End the session."""
 
 
 class SessionHost(Protocol):
-    """Opens sessions."""
+    """Opens sessions, in this process or on a server."""
 
-    async def open(self) -> Live:
-        """A new session."""
+    async def open(self) -> LiveSession:
+        """Open a new session."""
 
-    async def attach(self, session_id: str) -> Live:
-        """One that is open already."""
+    async def attach(self, session_id: str) -> LiveSession:
+        """Join a session that is already open."""
 
     async def close(self) -> None:
-        """Leave nothing behind that was made here."""
+        """Release everything that the host holds in this process."""
 
 
-class Here:
-    """An engine of our own."""
+class LocalHost:
+    """Runs sessions in an engine of this process."""
 
     def __init__(self, settings: Settings, order: SessionOrder) -> None:
         self._settings = settings
         self._order = order
         self._engine: Engine | None = None
 
-    async def open(self) -> Live:
-        """A new session; the first one opens the engine."""
+    async def open(self) -> LiveSession:
+        """Open a session; the first one also opens the engine."""
         if self._engine is None:
             engine = build_engine(self._settings)
             await engine.open()
             self._engine = engine
         state = await self._engine.sessions.open(self._order)
-        return _SessionHere(self._engine, self._order.caller, state)
+        return _LocalSession(self._engine, self._order.caller, state)
 
-    async def attach(self, session_id: str) -> Live:
-        """There are none but ours."""
+    async def attach(self, session_id: str) -> LiveSession:
+        """Not supported: the engine has no sessions of other processes."""
         raise NotImplementedError
 
     async def close(self) -> None:
-        """End the engine and all its sessions."""
+        """Close the engine and all its sessions."""
         if self._engine is not None:
             await self._engine.close(0.0)
 
 
-class _SessionHere:
+class _LocalSession:
     def __init__(self, engine: Engine, caller: str, state: SessionState) -> None:
         self.id = state.id
         self._engine = engine
@@ -111,9 +111,9 @@ class _SessionHere:
         cell = admit_cell(self._engine.settings, self._opened.limits, CellRequest(code, timeout=timeout))
         return self._engine.sessions.stream(self._caller, self.id, cell)
 
-    async def branch(self, reseed: bool) -> Live:
+    async def branch(self, reseed: bool) -> LiveSession:
         (state,) = await self._engine.sessions.branch(self._caller, self.id, 1, reseed=reseed)
-        return _SessionHere(self._engine, self._caller, state)
+        return _LocalSession(self._engine, self._caller, state)
 
     async def interrupt(self) -> bool:
         return self._engine.sessions.interrupt(self._caller, self.id)
@@ -134,32 +134,30 @@ class _SessionHere:
         await self._engine.sessions.close(self._caller, self.id)
 
 
-class There:
-    """A server."""
+class RemoteHost:
+    """Opens sessions on a server."""
 
-    def __init__(self, url: str, api_key: str | None, asked: SessionOptions) -> None:
-        """Raises CallerError: the URL or the key cannot be one, or httpx is not installed."""
+    def __init__(self, url: str, api_key: str | None, session_options: SessionOptions) -> None:
+        """Raises CallerError if the URL or the key is malformed, InvalidSettings if httpx is not installed."""
         options = {"api_key": api_key} if api_key else {}
         try:
-            self._client = AsyncClient.from_env(url=url, retries=Retries(total_seconds=_PATIENT_SECONDS), **options)
-        except ImportError as error:  # says what to install
+            self._client = AsyncClient.from_env(url=url, retries=Retries(total_seconds=_CONNECT_SECONDS), **options)
+        except ImportError as error:  # its message names the package to install
             raise InvalidSettings(str(error)) from error
-        self._asked = asked
+        self._session_options = session_options
 
-    async def open(self) -> Live:
-        """A new session."""
-        return _SessionThere(await self._client.session(**self._asked))
+    async def open(self) -> LiveSession:
+        return _RemoteSession(await self._client.session(**self._session_options))
 
-    async def attach(self, session_id: str) -> Live:
-        """One that is open already."""
-        return _SessionThere(await self._client.attach(session_id))
+    async def attach(self, session_id: str) -> LiveSession:
+        return _RemoteSession(await self._client.attach(session_id))
 
     async def close(self) -> None:
-        """Hang up; sessions stay, whoever opened them closes them."""
+        """Disconnect; sessions stay open."""
         await self._client.close()
 
 
-class _SessionThere:
+class _RemoteSession:
     def __init__(self, session: AsyncSession) -> None:
         self.id = session.id
         self._session = session
@@ -169,13 +167,13 @@ class _SessionThere:
     def stream(self, code: str, timeout: float | None) -> AsyncGenerator[Event, None]:
         return self._session.stream(code, timeout=timeout)
 
-    async def branch(self, reseed: bool) -> Live:
+    async def branch(self, reseed: bool) -> LiveSession:
         (branch,) = await self._session.branch(reseed=reseed)
-        return _SessionThere(branch)
+        return _RemoteSession(branch)
 
 
 class Loop:
-    """An event loop in a thread of its own; `with` ends it."""
+    """An event loop in a separate thread; leaving the `with` block stops it."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -192,11 +190,11 @@ class Loop:
         self._thread.join()
 
     def start(self, work: Coroutine[Any, Any, _T]) -> concurrent.futures.Future[_T]:
-        """Hand work to the loop."""
+        """Start a coroutine on the event loop."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def do(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Have work done; an interrupt of this thread ends it first."""
+        """Run a coroutine on the event loop and return its result. An exception in this thread cancels it first."""
         future = self.start(work)
         try:
             return future.result()
