@@ -1,4 +1,4 @@
-"""The real server as a process of its own, spoken to over real sockets: fixtures and how a test talks to it."""
+"""The real server in a separate process, with fixtures and helpers to send it requests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ JSON = {"Content-Type": "application/json"}
 
 
 class Answer(NamedTuple):
-    """A whole response."""
+    """A complete response."""
 
     status: int
     headers: http.client.HTTPMessage
@@ -31,12 +31,12 @@ class Answer(NamedTuple):
 
     @property
     def body(self) -> Any:
-        """The JSON it holds."""
+        """The body as JSON."""
         return json.loads(self.content)
 
     @property
     def code(self) -> str:
-        """The word of an error; what every error must have is checked on the way."""
+        """The error code; also checks the fields that every error has."""
         error = self.body["error"]
         assert set(self.body) == {"error"}
         assert set(error) == {"code", "message", "details"}
@@ -46,7 +46,7 @@ class Answer(NamedTuple):
 
 
 def take_answer(wire: socket.socket) -> Answer:
-    """Read one answer from a bare socket; whatever comes after it does not matter."""
+    """Read one response from a raw socket and ignore what follows."""
     with contextlib.closing(http.client.HTTPResponse(wire)) as response:
         response.begin()
         return Answer(response.status, response.headers, response.read())
@@ -74,7 +74,7 @@ class Server:
         self._lines.put(None)
 
     def wait_for_line(self, event: str, **fields: Any) -> dict[str, Any]:
-        """The next log line of that event and with these fields; earlier ones are passed over."""
+        """Wait for the next log line of this event with these fields; skip other lines."""
         while True:
             line = self._lines.get(timeout=_START_SECONDS)
             assert line is not None, f"the server ended: {self.text_lines}"
@@ -82,9 +82,9 @@ class Server:
                 return line
 
     def wait_for_end_of_log(self) -> list[dict[str, Any]]:
-        """What is left of the log; nobody holds it open any more."""
+        """Wait until the log is closed and return the remaining lines."""
         lines = list(iter(lambda: self._lines.get(timeout=_START_SECONDS), None))
-        self._lines.put(None)  # it stays at its end
+        self._lines.put(None)  # stays at the end
         return lines
 
     def connect(self, timeout: float = 60.0) -> http.client.HTTPConnection:
@@ -92,13 +92,13 @@ class Server:
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
 
     def dial(self) -> socket.socket:
-        """A bare socket."""
+        """A raw socket."""
         return socket.create_connection(("127.0.0.1", self.port), timeout=60.0)
 
     def ask(
         self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None, key: str | None = None
     ) -> Answer:
-        """Send one request and take its whole answer. A body that is not bytes is sent as JSON."""
+        """Send a request and return the complete response. A body other than bytes is sent as JSON."""
         sent = dict(headers or {})
         if key is not None:
             sent["Authorization"] = f"Bearer {key}"
@@ -119,7 +119,7 @@ class Server:
     def streaming(
         self, code: str, accept: str = "application/x-ndjson", path: str = "/v1/execute", **asked: Any
     ) -> Iterator[http.client.HTTPResponse]:
-        """POST /v1/execute, read by the caller; leaving hangs up."""
+        """POST /v1/execute and let the caller read the response; leaving the block disconnects."""
         connection = self.connect()
         try:
             connection.request("POST", path, json.dumps({"code": code, **asked}), {**JSON, "Accept": accept})
@@ -128,7 +128,7 @@ class Server:
             connection.close()
 
     def stop(self) -> int:
-        """SIGTERM, and the exit code."""
+        """Send SIGTERM and return the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         return self.process.wait(timeout=60)
@@ -139,13 +139,13 @@ Start = Callable[..., AbstractContextManager[Server]]
 
 @pytest.fixture(scope="session")
 def command(sources: Path) -> list[str]:
-    """How to call the command line of the working tree."""
+    """The command line of the working tree."""
     return [sys.executable, "-m", "belljar"]
 
 
 @pytest.fixture(scope="session")
 def start(command: list[str], environ: dict[str, str]) -> Start:
-    """Start a server; keywords are settings, with two underscores for the dot."""
+    """Start a server. Keywords are settings, with two underscores for each dot."""
 
     @contextlib.contextmanager
     def started(*arguments: str, **changed: Any) -> Iterator[Server]:
@@ -170,6 +170,6 @@ def start(command: list[str], environ: dict[str, str]) -> Start:
 
 @pytest.fixture(scope="session")
 def server(start: Start) -> Iterator[Server]:
-    """One server for all tests that leave it as it was."""
+    """A shared server for tests that do not change its state."""
     with start(server__body_bytes=2_000_000, server__bodies_bytes=8_000_000, server__grace_seconds=2) as running:
         yield running

@@ -1,7 +1,7 @@
-"""A container engine of the tests' own: started from nothing in a directory of its own, ended with everything in it.
+"""A private container engine for the tests, started in a temporary directory and removed with all its containers.
 
-Nothing here touches an engine that this machine may run already. Where no engine is installed, tests that need one
-are skipped; with BELLJAR_TEST_CONTAINERS=1, as in CI, they fail instead.
+An engine that this machine may already run is not touched. If no engine is installed, tests that need one are skipped;
+with BELLJAR_TEST_CONTAINERS=1, as in CI, they fail instead.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _REPOSITORY = Path(__file__).resolve().parents[2]
 _SECONDS = 60.0
 _LABEL = "org.belljar.test"
 _RUNSC = '#!/bin/sh\nexec {runsc} --platform=ptrace --network=none "$@"\n'
-#: crun refuses a machine on which both versions of cgroups are mounted: it is not shown the second.
+#: crun refuses machines on which both cgroup versions are mounted, so version 2 is hidden from it.
 _CRUN = """#!/bin/sh
 exec unshare --mount --propagation slave sh -c 'umount /sys/fs/cgroup/unified 2>/dev/null; exec {crun} "$@"' crun "$@"
 """
@@ -50,7 +50,7 @@ def _path() -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The first test that needs an image waits until it is made."""
+    """Raise the timeout of the first test that needs an image, which waits for the image to be built."""
     for item in items:
         if {"docker", "base_tar"} & set(getattr(item, "fixturenames", ())) or any(
             each in item.name for each in ("[container", "[gvisor")
@@ -80,9 +80,9 @@ class Engine:
             )
         deadline = time.monotonic() + _SECONDS
         while not self._answers():
-            said = (self.directory / "log").read_text()[-3000:]
-            assert self.process.poll() is None, f"{self.kind} ended: {said}"
-            assert time.monotonic() < deadline, f"{self.kind} does not answer: {said}"
+            log = (self.directory / "log").read_text()[-3000:]
+            assert self.process.poll() is None, f"{self.kind} ended: {log}"
+            assert time.monotonic() < deadline, f"{self.kind} does not answer: {log}"
             time.sleep(0.05)
         self.client = docker.DockerClient(base_url=f"unix://{self.socket}", timeout=120, version="auto")
 
@@ -97,37 +97,37 @@ class Engine:
                 return False
 
     def import_image(self, tar: Path, name: str, changes: Sequence[str] = ()) -> str:
-        """A tar of a file system as an image; its full name."""
+        """Import a tar of a file system as an image; return its full name."""
         full = name if self.kind == "docker" else f"localhost/{name}"
         flags = [word for change in ('CMD ["/bin/sh"]', *changes) for word in ("--change", change)]
         self.command("import", *flags, str(tar), full)
         return full
 
     def command(self, *arguments: str) -> str:
-        """The engine's own command line."""
+        """Run the engine's command line client."""
         chosen = ["docker", f"--host=unix://{self.socket}"] if self.kind == "docker" else list(self._command[:4])
         ended = subprocess.run([*chosen, *arguments], env=self._environ, capture_output=True, text=True, check=False)
         assert ended.returncode == 0, f"{arguments}: {ended.stderr}"
         return ended.stdout
 
     def containers(self) -> list[dict[str, Any]]:
-        """Every container there is, running or not."""
+        """All containers, running or not."""
         return list(self.client.api.containers(all=True))
 
     def kill(self) -> None:
-        """End the daemon as a crash would; its containers go on."""
+        """Kill the daemon, as a crash would; its containers keep running."""
         assert self.process is not None
         self.client.close()
         self.process.kill()
         self.process.wait()
         note = self.directory / "exec" / "containerd" / "containerd.pid"
-        if note.exists():  # Docker's own helper, which it would else take for a working one
+        if note.exists():  # Docker's helper, which a new daemon would take for a working one
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(note.read_text()), signal.SIGKILL)
             note.unlink()
 
     def stop(self) -> None:
-        """End every container, then the daemon."""
+        """Remove all containers, then stop the daemon."""
         if self.process is not None and self.process.poll() is None:
             with contextlib.suppress(Exception):
                 for each in self.containers():
@@ -140,7 +140,7 @@ class Engine:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
-        for entry in Path("/proc").iterdir():  # a crashed engine leaves helpers behind; they name our directory
+        for entry in Path("/proc").iterdir():  # helpers of a crashed engine, by our directory in their arguments
             with contextlib.suppress(OSError):
                 if entry.name.isdigit() and str(self.directory).encode() in (entry / "cmdline").read_bytes():
                     os.kill(int(entry.name), signal.SIGKILL)
@@ -153,7 +153,7 @@ class Engine:
 
 
 def _directory(prefix: str) -> Path:
-    """In memory: images come and go with each test session, and a gigabyte of small files is slow to remove."""
+    """In memory, because a gigabyte of small image files is slow to remove from disk after each test session."""
     path = Path(tempfile.mkdtemp(prefix=prefix))
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6g,mode=0711", "belljar-tests", str(path)], check=True)
     return path
@@ -161,7 +161,7 @@ def _directory(prefix: str) -> Path:
 
 @contextlib.contextmanager
 def docker_engine() -> Iterator[Engine]:
-    """A dockerd of our own, without any network."""
+    """Start a private dockerd without any network."""
     needs("dockerd", "containerd", "runc")
     directory = _directory("bjd-")
     runtimes = []
@@ -186,7 +186,7 @@ def docker_engine() -> Iterator[Engine]:
 
 @contextlib.contextmanager
 def podman_engine() -> Iterator[Engine]:
-    """A podman service of our own."""
+    """Start a private podman service."""
     needs("podman", "conmon", "runc")
     directory = _directory("bjp-")
     (directory / "containers.conf").write_text(
@@ -207,23 +207,23 @@ def podman_engine() -> Iterator[Engine]:
 
 @pytest.fixture(scope="session")
 def docker() -> Iterator[Engine]:
-    """Docker, for as long as the test session lasts."""
+    """A Docker engine for the whole test session."""
     with docker_engine() as engine:
         yield engine
 
 
 @pytest.fixture(scope="session")
 def base_tar() -> Path:
-    """Debian with Python as a tar; CI has made it ahead."""
+    """A tar of Debian with Python; CI builds it in advance."""
     return find_base_tar()
 
 
 def find_base_tar() -> Path:
-    """The same for whoever is no test; made if nobody has."""
+    """Find or build the tar of Debian with Python, outside of a test."""
     path = Path(os.environ.get("BELLJAR_TEST_BASE_TAR") or _REPOSITORY / ".state" / "containers" / "base.tar")
     deadline = time.monotonic() + 300
     while path.with_name(f"{path.name}.building").exists() and time.monotonic() < deadline:
-        time.sleep(0.2)  # CI makes it while other tests run
+        time.sleep(0.2)  # CI builds it while other tests run
     if not path.exists():
         needs("mmdebstrap")
         script = _REPOSITORY / "containers" / "build-base.sh"
@@ -233,18 +233,18 @@ def find_base_tar() -> Path:
 
 @pytest.fixture(scope="session")
 def plain_image(docker: Engine, base_tar: Path) -> str:
-    """Debian's own Python and nothing of ours."""
+    """An image with Debian's Python and nothing of Belljar."""
     return docker.import_image(base_tar, "belljar-test-plain:1")
 
 
 @pytest.fixture(scope="session")
 def guest_image(docker: Engine, base_tar: Path, settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The environment that the local tests use, in an image: both back ends then run the very same interpreter."""
+    """The environment of the local tests as an image, so that both back ends run the same interpreter."""
     return import_environment(docker, base_tar, settings.state_dir, tmp_path_factory.mktemp("image") / "guest.tar")
 
 
 def import_environment(engine: Engine, base_tar: Path, state_dir: Path, tar: Path) -> str:
-    """An image of the default environment in `state_dir`; `tar` is for the time being."""
+    """Import the default environment in `state_dir` as an image; `tar` is a temporary file."""
     root = state_dir.resolve() / "environments" / "default"
     shutil.copyfile(base_tar, tar)
     bound = [Path(path) for path in json.loads((root / "environment.json").read_text())["environment"]["bound_paths"]]
@@ -260,7 +260,7 @@ def import_environment(engine: Engine, base_tar: Path, state_dir: Path, tar: Pat
 
 
 def container_settings(settings: Settings, engine: Engine, image: str, **more: Any) -> Settings:
-    """The usual settings, with programs in containers of this engine."""
+    """The settings of the tests, with programs in containers of this engine."""
     container = dataclasses.replace(settings.container, socket=engine.socket, image=image, **more)
     return dataclasses.replace(settings, backend="container", container=container)
 

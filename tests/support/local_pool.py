@@ -1,4 +1,4 @@
-"""A back end without an engine before it, for tests that look at its jails and guests from inside."""
+"""A local back end without an engine, for tests that inspect its jails and guests."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _SETTLED_SECONDS = 0.5
 
 
 def descriptors() -> set[tuple[str, str]]:
-    """Each that this process has open, with what it is."""
+    """The open descriptors of this process, with their targets."""
     found = set()
     for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile, as the one that listed them
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile, like the one of the listing itself
             found.add((name, os.readlink(f"/proc/self/fd/{name}")))
     return found
 
 
 def children(pid: int) -> list[int]:
-    """Of all threads of a process."""
+    """The children of all threads of a process."""
     found: list[int] = []
     with contextlib.suppress(FileNotFoundError):  # the process has ended since
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -38,37 +38,37 @@ def children(pid: int) -> list[int]:
 
 
 def arguments(pid: int) -> str:
-    """The command line; empty if it is gone."""
+    """The command line of a process; empty if it has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_text()
     except OSError:
-        return ""  # such as the one that makes a jail
+        return ""  # such as a thread that creates a jail
 
 
 def youngest_warden() -> int:
-    """Of the sandbox in this process that was opened last; other tests may have some, too."""
+    """The warden of the sandbox opened last in this process; other tests may have sandboxes too."""
     keepers = [pid for pid in children(os.getpid()) if "warden" in arguments(pid) and children(pid)]
     (warden,) = children(max(keepers, key=_started_at))
     return warden
 
 
 def zygotes(warden: int) -> list[int]:
-    """The warm processes of a pool."""
+    """The zygotes of a pool."""
     return [pid for pid in children(warden) if "main.py" in arguments(pid)]
 
 
 def jail_inits(warden: int) -> list[int]:
-    """Those that hold the jails of a pool."""
+    """The first process of each jail of a pool."""
     return [pid for pid in children(warden) if "infinity" in arguments(pid)]
 
 
 def _started_at(pid: int) -> int:
-    """In ticks; pids and threads of ours do not tell: they begin anew one day."""
+    """Start time in ticks; pids cannot be compared instead, because they wrap around."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
 
 
 def limit_descriptors(pid: int, most: int) -> None:
-    """Change the soft limit of a process in a user namespace below ours: whoever joins that has the right."""
+    """Change the soft limit of a process in a child user namespace, after joining it for the permission."""
     code = (
         "import os, resource, sys; from belljar.jail import syscalls\n"
         "pid, most = map(int, sys.argv[1:])\n"
@@ -80,7 +80,7 @@ def limit_descriptors(pid: int, most: int) -> None:
 
 
 async def settled_descriptors() -> set[tuple[str, str]]:
-    """Those that are open once they stay the same: what was used last is closed a moment later."""
+    """The open descriptors once they stop changing: some are closed shortly after their use."""
     clock = asyncio.get_running_loop().time
     async with asyncio.timeout(20):
         seen, since = descriptors(), clock()
@@ -96,7 +96,7 @@ async def settled_descriptors() -> set[tuple[str, str]]:
 async def opened(
     settings: Settings, trouble: list[object] | None = None
 ) -> AsyncIterator[tuple[LocalSandbox, LocalPool]]:
-    """It and the pool of its default environment; exceptions that nobody waits for are added to `trouble`."""
+    """Yield an open back end and the pool of its default environment; append unhandled exceptions to `trouble`."""
     if trouble is not None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: trouble.append(context))
     sandbox = LocalSandbox(settings, Environments(settings.state_dir, settings.environments), print)

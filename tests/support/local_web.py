@@ -1,4 +1,4 @@
-"""Servers of this machine, over plain HTTP and TLS, that programs may or may not reach."""
+"""Local HTTP and HTTPS servers that programs may or may not be allowed to reach."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ ENDLESS = "/endless"
 
 
 class LocalWeb:
-    """A running server, and what it was asked."""
+    """A running server and the requests it received."""
 
     def __init__(self, port: int) -> None:
         self.port = port
         self.asked: Counter[str] = Counter()  # by path
         self.headers: dict[str, str] = {}  # of the last request
         self.bodies: list[bytes] = []
-        self.hung_up = threading.Event()  # somebody left an endless answer
+        self.hung_up = threading.Event()  # a client closed an endless response
 
 
 @contextlib.contextmanager
 def serving(
     certificate: Path | None = None, address: str = "127.0.0.1", pages: Mapping[str, tuple[str, bytes]] | None = None
 ) -> Iterator[LocalWeb]:
-    """A server on a free port; with a certificate and key in one file, over TLS. `pages`: type and content by path."""
+    """A server on a free port, over TLS if `certificate` (with its key) is given. `pages`: (type, content) by path."""
 
     class Answer(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -40,21 +40,21 @@ def serving(
             web.headers = {name.lower(): value for name, value in self.headers.items()}
             if pages is not None:
                 kind, content = pages.get(self.path, ("", b""))
-                self._say(200 if kind else 404, content, **{"content-type": kind})
+                self._respond(200 if kind else 404, content, **{"content-type": kind})
             elif self.path == ENDLESS:
                 self._never_end()
             elif self.path.startswith("/to?"):
-                self._say(302, b"", location=self.path.partition("?")[2])
+                self._respond(302, b"", location=self.path.partition("?")[2])
             elif self.path.startswith("/bytes?"):
-                self._say(200, b"x" * int(self.path.partition("?")[2]))
+                self._respond(200, b"x" * int(self.path.partition("?")[2]))
             else:
-                self._say(200, b"hello")
+                self._respond(200, b"hello")
 
         def do_POST(self) -> None:
             web.bodies.append(self.rfile.read(int(self.headers["content-length"])))
-            self._say(200, b"thanks")
+            self._respond(200, b"thanks")
 
-        def _say(self, status: int, body: bytes, **headers: str) -> None:
+        def _respond(self, status: int, body: bytes, **headers: str) -> None:
             self.send_response(status)
             for name, value in {**headers, "content-length": str(len(body))}.items():
                 self.send_header(name, value)
@@ -78,7 +78,7 @@ def serving(
         daemon_threads = True
 
         def handle_error(self, request: Any, client_address: Any) -> None:
-            pass  # a client that leaves is part of the test
+            pass  # disconnecting clients are part of the test
 
     server = Server((address, 0), Answer)
     web = LocalWeb(server.server_address[1])

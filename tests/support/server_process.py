@@ -1,4 +1,4 @@
-"""The real server as a process of its own, spoken to over real sockets without any client library."""
+"""The real server in a separate process, accessed over sockets without a client library."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SHOWN_LINES = 20
 
 
 class Answer(NamedTuple):
-    """A whole response."""
+    """A complete response."""
 
     status: int
     headers: http.client.HTTPMessage
@@ -33,7 +33,7 @@ class Answer(NamedTuple):
 
     @property
     def body(self) -> Any:
-        """The JSON it holds."""
+        """The body as JSON."""
         return json.loads(self.text)
 
     @property
@@ -43,12 +43,12 @@ class Answer(NamedTuple):
 
     @property
     def lines(self) -> list[dict[str, Any]]:
-        """The JSON lines it holds."""
+        """The body as JSON lines."""
         return [json.loads(line) for line in self.text.splitlines()]
 
 
 class Running:
-    """A server that listens; its ports by API, of which the last one is asked unless another is named."""
+    """A running server and its ports by API; requests go to the last port by default."""
 
     usual_headers: ClassVar[Mapping[str, str]] = {"Content-Type": "application/json"}
 
@@ -74,7 +74,7 @@ class Running:
         self._events.put(None)
 
     def wait_for_line(self, **fields: Any) -> dict[str, Any]:
-        """The next log line with these fields; earlier ones are passed over."""
+        """Wait for the next log line with these fields; skip other lines."""
         while True:
             line = self._events.get(timeout=DEADLINE_SECONDS)
             assert line is not None, f"the server ended: {self.log[-_SHOWN_LINES:]}"
@@ -82,7 +82,7 @@ class Running:
                 return line
 
     def connect(self, api: str | None = None) -> http.client.HTTPConnection:
-        """A connection of its own."""
+        """A new connection."""
         port = self.port if api is None else self.ports[api]
         return http.client.HTTPConnection("127.0.0.1", port, timeout=1.5 * DEADLINE_SECONDS)
 
@@ -94,7 +94,7 @@ class Running:
         headers: Mapping[str, str] | None = None,
         api: str | None = None,
     ) -> Answer:
-        """One request and its whole answer. A body that is neither bytes nor text is sent as JSON."""
+        """Send a request and return the complete response. A body other than bytes or text is sent as JSON."""
         if body is not None and not isinstance(body, bytes):
             body = (body if isinstance(body, str) else json.dumps(body)).encode()
         with contextlib.closing(self.connect(api)) as connection:
@@ -108,7 +108,7 @@ Serve = Callable[..., AbstractContextManager[Any]]
 
 @pytest.fixture(scope="session")
 def environ(settings: Settings, sources: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The settings of this test session, as variables of a server; no other of ours is passed on."""
+    """Environment variables of a server with the settings of this test session and no other Belljar settings."""
     return {
         **{name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ},
         "PYTHONPATH": str(sources),
@@ -124,9 +124,9 @@ def environ(settings: Settings, sources: Path, tmp_path_factory: pytest.TempPath
 
 @pytest.fixture(scope="session")
 def serve(environ: dict[str, str]) -> Serve:
-    """Start `belljar ARGUMENTS` and wait for the ports of `apis`; leaving ends it, and it must end well.
+    """Start `belljar ARGUMENTS` and wait for the ports of `apis`; on exit, stop it and check its exit code.
 
-    Other keywords are variables, by their own names in capitals, or settings with two underscores for the dot.
+    Other keywords are environment variables in capitals, or settings with two underscores for each dot.
     """
 
     @contextlib.contextmanager

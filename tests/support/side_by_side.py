@@ -1,8 +1,7 @@
-"""Tests side by side, as `make test` runs them: `pytest --numprocesses=2 --dist=loadfile`.
+"""Schedules tests on parallel workers, as `make test` runs them: `pytest --numprocesses=2 --dist=loadfile`.
 
-What a worker holds for many tests is dear to start, so the tests of a file stay together, and all that need a container
-engine. Tests that count or time what the whole machine does come last, when no other worker is left. Without workers
-the order is pytest's own.
+Shared fixtures are expensive to start, so the tests of a file run on one worker, as do all tests that need a container
+engine. Tests that measure the whole machine run last, on the only worker left. Without workers the order is pytest's.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 ALONE = "alone"
 _CONTAINERS = "containers"
-_CLIENTS = "clients"  # are fetched into a place that all share
+_CLIENTS = "clients"  # downloads go to a shared directory
 GROUPS = {
     "tests/unit/frontends/api/test_budgets.py": ALONE,
     "tests/system/test_never_deaf.py": ALONE,
@@ -37,12 +36,12 @@ GROUPS = {
 _ENDING_SECONDS = 120.0
 
 
-#: The mount namespace that we were started in; -1: we are still there.
+#: The mount namespace that pytest was started in; -1 if it was not left.
 first_mounts = -1
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Have mounts of our own, which others neither see nor count. A worker is interrupted once."""
+    """Enter a private mount namespace, which other processes do not see. Let a worker be interrupted only once."""
     global first_mounts
     has_workers = not hasattr(config, "workerinput") and config.getoption("numprocesses", None)
     if os.geteuid() == 0 and not has_workers:
@@ -54,14 +53,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _interrupt_once(*_: object) -> None:
-    """The terminal tells us, our parent tells us again, and neither may disturb the clean-up."""
+    """Ignore further interrupts: terminal and parent both send one, and the second would disturb the cleanup."""
     signal.signal(signal.SIGINT, lambda *_: None)
     raise KeyboardInterrupt
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
-    """Who runs what."""
     if config.getoption("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
@@ -78,7 +76,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
             if len(self.nodes) == 1 or next(iter(self.workqueue)) != ALONE:
                 super()._assign_work_unit(node)
             elif node is not self.nodes[0]:
-                node.shutdown()  # once it is gone, `remove_node` comes back to the first
+                node.shutdown()  # once it has ended, `remove_node` returns to the first
 
         def remove_node(self, node: WorkerController) -> str | None:
             crashed = super().remove_node(node)
@@ -91,7 +89,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Let interrupted workers end what they started: else they are killed after some seconds."""
+    """Wait for interrupted workers to clean up; xdist would kill them after a few seconds."""
     manager = getattr(session.config.pluginmanager.getplugin("dsession"), "nodemanager", None)
     workers = [] if manager is None else [gateway for gateway in manager.group if hasattr(gateway, "node")]
     for worker in workers:
@@ -99,5 +97,5 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(worker._io.popen.pid, signal.SIGINT)
     for worker in workers:
-        with contextlib.suppress(Exception):  # how it ended is told elsewhere
+        with contextlib.suppress(Exception):  # the result is reported elsewhere
             worker.node.channel.waitclose(_ENDING_SECONDS)

@@ -1,4 +1,4 @@
-"""A Python that does not get ready before the test says so: who builds an environment from it waits, or gives up."""
+"""A fake Python that blocks until the test lets it continue, for tests of slow environment builds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from belljar.settings import EnvironmentSettings
 
 _DEADLINE_SECONDS = 60.0
 
-#: Tells its version, and leads nowhere else; then `{meanwhile}` is done with it, and it waits.
+#: Prints its version; when an environment is built from it, runs `{meanwhile}` and waits.
 _SCRIPT = """#!/bin/sh
 case "$*" in
 *" -c "*) {asked}echo '[[{version}], "{path}"]'; exit ;;
@@ -30,16 +30,16 @@ while ! [ -e '{go_on}' ]; do sleep 0.05; done
 
 
 def without_uv() -> dict[str, str]:
-    """Our variables, with a PATH that has no uv: it would ask more of a Python than this one tells."""
+    """This process's environment with a PATH without uv, which would ask more of the fake Python than it can answer."""
     kept = [entry for entry in os.environ["PATH"].split(":") if not Path(entry, "uv").exists()]
     return {**os.environ, "PATH": ":".join(kept)}
 
 
 class SlowPython:
-    """A script that is taken for a Python."""
+    """A script that poses as a Python interpreter."""
 
     def __init__(self, place: Path, meanwhile: str = ":", waits_when_asked: bool = False) -> None:
-        """It waits when an environment is made from it, or before that, when it is asked for its version."""
+        """It blocks when an environment is built from it or, with `waits_when_asked`, when queried for its version."""
         place.mkdir()
         self._place = place
         self._begun = place / "begun"
@@ -58,37 +58,37 @@ class SlowPython:
 
     @property
     def settings(self) -> EnvironmentSettings:
-        """Of an environment that is made from it."""
+        """Settings of an environment built from it."""
         return EnvironmentSettings(python=str(self.path), packages=(), warm_imports=())
 
     def write_config(self) -> Path:
-        """A file with these settings for the default environment."""
+        """Write a settings file whose default environment is built from it."""
         path = self._place / "belljar.toml"
         lines = ("[environments.default]", f'python = "{self.path}"', "packages = []", "warm_imports = []", "")
         path.write_text("\n".join(lines))
         return path
 
     def wait_until_begun(self) -> None:
-        """Until it waits."""
+        """Wait until it blocks."""
         deadline = time.monotonic() + _DEADLINE_SECONDS
         while not self._begun.exists():
             assert time.monotonic() < deadline, "no environment is built"
             time.sleep(0.01)
 
     def go_on(self) -> None:
-        """Let it finish, now and ever."""
+        """Unblock it for good."""
         (self._place / "go_on").touch()
 
     @property
     def is_alive(self) -> bool:
-        """Whether it is still at work."""
+        """Whether it still runs."""
         return _is_alive(self._pids[0])
 
     def wait_until_gone(self) -> None:
-        """Until it has ended, with what it has started; a kill takes a moment."""
+        """Wait until it and its children have ended; a kill takes a moment."""
         deadline = time.monotonic() + _DEADLINE_SECONDS
         while any(_is_alive(each) for each in self._pids):
-            assert time.monotonic() < deadline, "it is still there"
+            assert time.monotonic() < deadline, "it still runs"
             time.sleep(0.01)
 
     @property

@@ -1,4 +1,4 @@
-"""Where the toolchains are that Debian 12 does not have: in roots made by hand, as docs/languages.md says."""
+"""Hand-made roots of toolchains that Debian 12 does not package; see docs/languages.md."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ _ROOTS = {"swift": "/srv/trixie", "julia": "/srv/bullseye"}
 
 
 def found() -> dict[str, str]:
-    """Those of this machine, as the setting `languages.roots` takes them."""
+    """The roots on this machine, as a value of the setting `languages.roots`."""
     return {name: root for name, root in _ROOTS.items() if Path(root).is_dir()}

@@ -1,7 +1,7 @@
-"""`belljar serve`, with a heartbeat in the server and in each runner that notes the longest stall.
+"""`belljar serve` with a heartbeat in the server and in each runner that records the longest stall.
 
-A stall is the processor time that the process used between two beats, so that neither other processes nor a slow
-machine count: a call that holds the interpreter for long does, in whichever thread.
+A stall is measured as the CPU time that the process used between two beats, so other processes and a slow machine do
+not count, but a call that holds the interpreter in any thread does.
 
 Usage: python watched_server.py NOTES_DIR ARGUMENTS...
 """
@@ -21,7 +21,7 @@ BEAT_SECONDS = 0.002
 
 
 async def _beat(notes: Path) -> None:
-    """Note the longest stall since the file was emptied."""
+    """Record the longest stall since the file was emptied."""
     notes.write_text("")
     worst, before = 0.0, time.process_time()
     while True:
@@ -39,7 +39,7 @@ async def _beat(notes: Path) -> None:
 
 
 def watch(notes: Path) -> None:
-    """Let every loop of this process beat."""
+    """Add the heartbeat to every event loop of this process."""
     import uvloop
 
     real = uvloop.run

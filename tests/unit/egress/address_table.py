@@ -1,4 +1,4 @@
-"""Addresses that a program must not be able to reach through us, and some that it may."""
+"""Addresses that programs must not reach through the proxy, and some that they may."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _V4 = (
     *("192.88.99.1", "192.168.0.1", "198.18.0.1", "198.51.100.1", "203.0.113.1", "224.0.0.1", "240.0.0.1"),
     "255.255.255.255",
 )
-#: Services of clouds that tell each machine about itself, often with its credentials.
+#: Metadata services of cloud providers, which often hand out credentials.
 METADATA_V4 = ("169.254.169.254", "168.63.129.16", "192.0.0.192", "100.100.100.200", "169.254.0.23", "169.254.170.2")
 METADATA_V6 = ("fd00:ec2::254", "fd20:ce::254", "fe80::a9fe:a9fe", "fe80::a9fe:a9fe%lo", "fd00:42::42")
 _V6 = (
@@ -21,7 +21,7 @@ _V6 = (
 
 
 def _embedded(text: str) -> list[str]:
-    """The IPv6 addresses that lead to an IPv4 one."""
+    """The IPv6 addresses that embed an IPv4 address."""
     v4 = int(ipaddress.IPv4Address(text))
     numbers = (
         0xFFFF << 32 | v4,  # mapped

@@ -1,4 +1,4 @@
-"""The host's end of the socket to the process that goes out, when that process is somebody else's by now."""
+"""The host's end of the socket to the egress process, when that process has been taken over."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _OPENS = 'if word == "open": channel.send(control, {"ask": ask})\n    else: '
 
 
 def _outcome(monkeypatch: pytest.MonkeyPatch, answer: str) -> list[Any]:
-    """What comes of opening a proxy and closing it again."""
+    """The result of opening a proxy and closing it again."""
     monkeypatch.setattr(handle, "_START", _HOSTILE.replace("HERE", answer))
 
     async def main() -> list[Any]:
@@ -55,11 +55,11 @@ def _outcome(monkeypatch: pytest.MonkeyPatch, answer: str) -> list[Any]:
         pytest.param('channel.send(control, {"ask": ask, **honest, "connections": -5})', id="negative"),
         pytest.param('channel.send(control, {"ask": ask, **honest, "connections": 1 << 70})', id="too_large"),
         pytest.param('channel.send(control, {"ask": ask, **honest, "more": 1})', id="more"),
-        pytest.param('channel.send(control, {"ask": ask + 1, **honest})', id="not_asked"),
+        pytest.param('channel.send(control, {"ask": ask + 1, **honest})', id="unknown_request"),
         pytest.param('channel.send(control, {"ask": [ask], **honest})', id="unhashable"),
         pytest.param("channel.send(control, {})", id="nothing"),
         pytest.param('channel.send(control, {"ask": ask, **honest}, descriptors=[0])', id="descriptor"),
-        pytest.param('control.send(b"x")', id="no_packet"),
+        pytest.param('control.send(b"x")', id="not_a_packet"),
     ],
 )
 def test_a_forged_answer_ends_the_process_and_nothing_else(monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
@@ -80,6 +80,6 @@ def test_a_refusal_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(str(caught.value)) <= 500
 
 
-def test_a_flood_of_words_does_not_hold_the_server_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flood_of_messages_does_not_block_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(EgressLost):
         _outcome(monkeypatch, 'while True: channel.send(control, {"tell": "x"})')

@@ -1,4 +1,4 @@
-"""What the process that goes out has given up, seen from inside, as whoever broke it would."""
+"""The confinement of the egress process, tested from inside as an attacker who took it over."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ print(json.dumps({
 
 @pytest.fixture
 def others_file() -> Iterator[Path]:
-    """A file that everybody may read."""
+    """A world-readable file."""
     path = Path(tempfile.gettempdir()) / f"belljar-test-{os.getpid()}-open"
     path.write_text("of no concern to others")
     path.chmod(0o644)
@@ -56,10 +56,10 @@ def others_file() -> Iterator[Path]:
     path.unlink()
 
 
-def test_whoever_breaks_it_gains_little(settings: Settings, sources: Path, others_file: Path) -> None:
+def test_a_compromised_process_is_confined(settings: Settings, sources: Path, others_file: Path) -> None:
     version = syscalls.landlock_version()
     uid = settings.jail.uid_base + policy.EGRESS_UID
-    fresh = Path(tempfile.gettempdir()) / f"belljar-test-{os.getpid()}"  # where anybody else may write
+    fresh = Path(tempfile.gettempdir()) / f"belljar-test-{os.getpid()}"  # where every other process may write
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", _LOOK, sources, str(uid), str(version), fresh, others_file],
         capture_output=True,

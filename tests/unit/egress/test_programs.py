@@ -1,4 +1,4 @@
-"""Programs that were given a network, in their real jails: what they reach, what they do not, and what is left."""
+"""Programs with network access in real jails: what they can reach, what they cannot, and what they leave behind."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PORT = "import os, urllib.parse\nport = urllib.parse.urlsplit(os.environ['http_p
 
 @pytest.fixture(scope="module")
 def web() -> Iterator[LocalWeb]:
-    """A server of this machine that the operator lets programs reach, as in.test."""
+    """A local server that programs may reach as in.test."""
     with serving() as opened:
         yield opened
 
@@ -42,14 +42,14 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def safe_web(certificate: Path) -> Iterator[LocalWeb]:
-    """The same over TLS, as safe.test."""
+    """A local server over TLS that programs may reach as safe.test."""
     with serving(certificate) as opened:
         yield opened
 
 
 @pytest.fixture(scope="module")
 def offering(settings: Settings, web: LocalWeb, safe_web: LocalWeb) -> Settings:
-    """Settings of an operator who offers a network."""
+    """Settings that offer a network."""
     network = NetworkSettings(
         offered=True,
         hosts=("in.test=127.0.0.1", "safe.test=127.0.0.1", "mixed.test=93.184.215.14", "mixed.test=127.0.0.1"),
@@ -66,7 +66,7 @@ def netbox(offering: Settings) -> Iterator[belljar.Sandbox]:
 
 
 def _egress(host: Host, box: belljar.Sandbox) -> Process:
-    """The process that goes out for this sandbox; there is one as soon as one program had a network."""
+    """The egress process of this sandbox; it is started by the first program with a network."""
     box.run("pass", network=True)
     children = [each for each in host.guest_processes() if each.parent == os.getpid()]
     (found,) = (each for each in children if "belljar.egress" in each.command)
@@ -74,7 +74,7 @@ def _egress(host: Host, box: belljar.Sandbox) -> Process:
 
 
 def _own_egress(host: Host) -> set[int]:
-    """Those that go out for all sandboxes of this process."""
+    """The egress processes of all sandboxes in this process."""
     return {each.pid for each in host.processes() if each.parent == os.getpid() and "belljar.egress" in each.command}
 
 
@@ -88,10 +88,10 @@ def _sockets(process: Process) -> int:
     return sum(link.startswith("socket:") for link in links)
 
 
-# ---- what is reached
+# ---- what programs can reach
 
 
-def test_python_reaches_what_it_may(netbox: belljar.Sandbox, web: LocalWeb) -> None:
+def test_python_reaches_allowed_hosts(netbox: belljar.Sandbox, web: LocalWeb) -> None:
     url = f"http://in.test:{web.port}/hello"
     for program in (ASK.format(url=url), f"import requests\nprint(requests.get('{url}').text)"):
         outcome = netbox.run(program, network=True)
@@ -104,7 +104,7 @@ def test_python_reaches_what_it_may(netbox: belljar.Sandbox, web: LocalWeb) -> N
     assert outcome.as_json()["usage"]["network"] == used.as_json()
 
 
-def test_tls_goes_through_unread(netbox: belljar.Sandbox, safe_web: LocalWeb, certificate: Path) -> None:
+def test_tls_passes_through_unchanged(netbox: belljar.Sandbox, safe_web: LocalWeb, certificate: Path) -> None:
     program = f"import requests\nprint(requests.get('https://safe.test:{safe_web.port}/', verify='ca.pem').text)"
     outcome = netbox.run(program, network=True, files={"ca.pem": certificate.read_bytes()})
     assert (outcome.stdout, outcome.stderr) == ("hello\n", "")
@@ -156,7 +156,7 @@ def test_a_callers_own_variables_win(netbox: belljar.Sandbox) -> None:
     assert outcome.stdout == "http://mine:1 localhost,127.0.0.1,::1\n"
 
 
-# ---- what is not
+# ---- what programs cannot reach
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_a_callers_own_variables_win(netbox: belljar.Sandbox) -> None:
         *("http://[::ffff:127.0.0.1]/", "http://mixed.test/", "http://in.test:22/", "http://nobody.invalid/"),
     ],
 )
-def test_programs_are_refused_what_is_not_public(netbox: belljar.Sandbox, web: LocalWeb, url: str) -> None:
+def test_programs_cannot_reach_private_addresses(netbox: belljar.Sandbox, web: LocalWeb, url: str) -> None:
     before = web.asked.total()
     program = (
         "import os, urllib.request, urllib.error\n"
@@ -183,8 +183,8 @@ def test_programs_are_refused_what_is_not_public(netbox: belljar.Sandbox, web: L
     assert web.asked.total() == before
 
 
-def test_there_is_no_other_way_out(netbox: belljar.Sandbox, web: LocalWeb) -> None:
-    """The walls are those of every program: a loopback of its own, no route, no names."""
+def test_the_proxy_is_the_only_network_access(netbox: belljar.Sandbox, web: LocalWeb) -> None:
+    """As for every program: a private loopback, no route, no name resolution."""
     outcome = netbox.run(
         "import socket\n"
         f"for where in (('127.0.0.1', {web.port}), ('192.0.2.1', 80), ('in.test', 80)):\n"
@@ -195,21 +195,21 @@ def test_there_is_no_other_way_out(netbox: belljar.Sandbox, web: LocalWeb) -> No
     assert outcome.stdout == "ConnectionRefusedError\nOSError\ngaierror\n", outcome.stderr
 
 
-def test_it_is_refused_where_it_is_not_offered(box: belljar.Sandbox) -> None:
+def test_network_is_refused_if_not_offered(box: belljar.Sandbox) -> None:
     with pytest.raises(NotOffered, match="network"):
         box.run("pass", network=True)
     with pytest.raises(NotOffered, match="network"):
         box.session(network=True).open()
 
 
-def test_who_does_not_ask_gets_none(netbox: belljar.Sandbox) -> None:
+def test_programs_get_no_network_by_default(netbox: belljar.Sandbox) -> None:
     outcome = netbox.run("import os\nprint([name for name in os.environ if 'proxy' in name.lower()])")
     assert outcome.stdout == "[]\n"
     assert outcome.usage.network is None
     assert "network" not in outcome.as_json()["usage"]
 
 
-def test_nobody_else_reaches_a_programs_listener(netbox: belljar.Sandbox) -> None:
+def test_other_processes_cannot_reach_a_programs_listener(netbox: belljar.Sandbox) -> None:
     knock = (
         "import socket\ntry:\n    socket.create_connection(('127.0.0.1', {port}), 5)\n    print('reached')\n"
         "except ConnectionRefusedError:\n    print('nobody')"
@@ -225,7 +225,7 @@ def test_nobody_else_reaches_a_programs_listener(netbox: belljar.Sandbox) -> Non
 
 
 def test_a_program_can_neither_take_nor_keep_its_listener(offering: Settings) -> None:
-    """In the smallest of sandboxes, where cells are used again: whoever comes next finds no listener there."""
+    """With a single reused jail: the next program finds no listener."""
     pool = dataclasses.replace(offering.pool, max_running=1, ready_guests=0)
     take = (
         "import socket\nown = socket.socket()\nown.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)\n"
@@ -240,10 +240,10 @@ def test_a_program_can_neither_take_nor_keep_its_listener(offering: Settings) ->
         assert box.run(take.format(port=port)).stdout == "taken\n"
 
 
-# ---- what is bounded, counted and cleared up
+# ---- limits, counters and cleanup
 
 
-def test_bytes_of_one_program_are_bounded(netbox: belljar.Sandbox, web: LocalWeb) -> None:
+def test_bytes_per_program_are_limited(netbox: belljar.Sandbox, web: LocalWeb) -> None:
     outcome = netbox.run(
         "import urllib.request\n"
         f"answer = urllib.request.urlopen('http://in.test:{web.port}{ENDLESS}')\n"
@@ -257,9 +257,7 @@ def test_bytes_of_one_program_are_bounded(netbox: belljar.Sandbox, web: LocalWeb
 
 
 @pytest.mark.parametrize("how", ["exits", "is_killed", "times_out", "leaves_a_daemon", "is_cancelled"])
-def test_a_run_that_ends_in_the_middle_leaves_no_connection(
-    netbox: belljar.Sandbox, web: LocalWeb, host: Host, how: str
-) -> None:
+def test_an_aborted_run_leaves_no_connection(netbox: belljar.Sandbox, web: LocalWeb, host: Host, how: str) -> None:
     egress = _egress(host, netbox)
     before = _sockets(egress)
     web.hung_up.clear()
@@ -282,12 +280,12 @@ def test_a_run_that_ends_in_the_middle_leaves_no_connection(
     else:
         outcome = netbox.run(program, network=True, timeout=3 if how == "times_out" else 60)
         assert outcome.stdout == "begun\n"
-        assert _sockets(egress) <= before, "the answer came before all was closed"
+        assert _sockets(egress) <= before, "the run returned before all connections were closed"
     assert web.hung_up.wait(20)
     host.wait_until(lambda: _sockets(egress) <= before, "its sockets are closed")
 
 
-def test_many_runs_leave_nothing(netbox: belljar.Sandbox, web: LocalWeb, host: Host) -> None:
+def test_many_runs_leave_nothing_behind(netbox: belljar.Sandbox, web: LocalWeb, host: Host) -> None:
     egress = _egress(host, netbox)
     before = _sockets(egress)
     program = (
@@ -299,7 +297,7 @@ def test_many_runs_leave_nothing(netbox: belljar.Sandbox, web: LocalWeb, host: H
     assert _sockets(egress) <= before
 
 
-def test_the_process_that_goes_out_has_no_rights(netbox: belljar.Sandbox, host: Host, offering: Settings) -> None:
+def test_the_egress_process_is_unprivileged(netbox: belljar.Sandbox, host: Host, offering: Settings) -> None:
     egress = _egress(host, netbox)
     status = dict(line.split(":\t", 1) for line in Path(f"/proc/{egress.pid}/status").read_text().splitlines())
     assert (egress.uid - offering.jail.uid_base) % policy.UIDS_PER_INSTANCE == policy.EGRESS_UID
@@ -308,7 +306,7 @@ def test_the_process_that_goes_out_has_no_rights(netbox: belljar.Sandbox, host: 
     assert Path(f"/proc/{egress.pid}/environ").read_bytes().count(b"=") == 2
 
 
-def test_a_new_one_goes_out_when_it_has_died(offering: Settings, web: LocalWeb, host: Host) -> None:
+def test_a_dead_egress_process_is_replaced(offering: Settings, web: LocalWeb, host: Host) -> None:
     ask = ASK.format(url=f"http://in.test:{web.port}/")
     with belljar.Sandbox(settings=offering) as box:
         others = _own_egress(host)
@@ -334,7 +332,7 @@ def test_a_new_one_goes_out_when_it_has_died(offering: Settings, web: LocalWeb, 
         assert box.run(ask, network=True).stdout == "hello\n"
 
 
-def test_a_plain_user_may_offer_it(plain_box: PlainBox) -> None:
+def test_an_unprivileged_user_can_offer_a_network(plain_box: PlainBox) -> None:
     outcome = plain_box.run(
         "import os, urllib.request, urllib.error\n"
         "try:\n    urllib.request.urlopen('http://10.0.0.1/')\n"
@@ -347,7 +345,7 @@ def test_a_plain_user_may_offer_it(plain_box: PlainBox) -> None:
 # ---- sessions
 
 
-def test_a_session_counts_each_cell_and_its_branches_go_their_own_ways(
+def test_a_session_counts_each_cell_and_branches_have_their_own_network(
     netbox: belljar.Sandbox, web: LocalWeb, host: Host
 ) -> None:
     egress = _egress(host, netbox)
@@ -372,9 +370,7 @@ def test_a_session_counts_each_cell_and_its_branches_go_their_own_ways(
     host.wait_until(lambda: _sockets(egress) <= before, "their sockets are closed")
 
 
-def test_a_session_whose_network_was_lost_has_one_again_in_the_next_cell(
-    offering: Settings, web: LocalWeb, host: Host
-) -> None:
+def test_a_session_regains_a_lost_network_in_the_next_cell(offering: Settings, web: LocalWeb, host: Host) -> None:
     ask = f"urllib.request.urlopen('http://in.test:{web.port}/').read()"
     others = _own_egress(host)
     with belljar.Sandbox(settings=offering) as box, box.session(network=True) as session:
@@ -391,12 +387,12 @@ def test_a_session_whose_network_was_lost_has_one_again_in_the_next_cell(
         copy.close()
 
 
-def test_sessions_of_other_languages_have_one_too(netbox: belljar.Sandbox, web: LocalWeb) -> None:
+def test_sessions_of_other_languages_have_a_network(netbox: belljar.Sandbox, web: LocalWeb) -> None:
     with netbox.session(language="bash", network=True) as session:
         assert session.run(f"curl -sS http://in.test:{web.port}/").stdout == "hello"
 
 
-def test_a_session_that_dies_lets_go(netbox: belljar.Sandbox, web: LocalWeb, host: Host) -> None:
+def test_a_dead_session_releases_its_network(netbox: belljar.Sandbox, web: LocalWeb, host: Host) -> None:
     egress = _egress(host, netbox)
     before = _sockets(egress)
     session = netbox.session(network=True).open()
@@ -406,7 +402,7 @@ def test_a_session_that_dies_lets_go(netbox: belljar.Sandbox, web: LocalWeb, hos
     host.wait_until(lambda: _sockets(egress) <= before, "its sockets are closed")
 
 
-def test_numbers_for_monitoring(offering: Settings, web: LocalWeb) -> None:
+def test_metrics_count_connections(offering: Settings, web: LocalWeb) -> None:
     with belljar.Sandbox(settings=offering) as box:
         box.run(ASK.format(url=f"http://in.test:{web.port}/"), network=True)
         box.run(ASK.format(url="http://10.0.0.1/"), network=True)

@@ -1,4 +1,4 @@
-"""Whatever a program says to its proxy is a request, or is refused; nothing else happens."""
+"""Property tests of the proxy's parser: any input is either a valid request or refused."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ _WORDS = st.sampled_from(
 )
 
 
-async def _hear(pieces: list[bytes]) -> tuple[protocols.ProxyRequest | None, bytes]:
-    """What is understood of these pieces, one read each; and what was answered meanwhile."""
+async def _parse(pieces: list[bytes]) -> tuple[protocols.ProxyRequest | None, bytes]:
+    """Parse these pieces, one per read; return the result and what was sent meanwhile."""
     left = [piece for piece in pieces if piece]
     answered = bytearray()
 
@@ -62,9 +62,9 @@ async def _hear(pieces: list[bytes]) -> tuple[protocols.ProxyRequest | None, byt
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.one_of(st.binary(max_size=80), _WORDS), max_size=30))
-def test_anything_may_be_said(pieces: list[bytes]) -> None:
-    asked, _ = asyncio.run(_hear(pieces))
-    assert (asked, _) == asyncio.run(_hear([b"".join(pieces)])), "where it was cut makes a difference"
+def test_any_input_is_parsed_or_refused(pieces: list[bytes]) -> None:
+    asked, _ = asyncio.run(_parse(pieces))
+    assert (asked, _) == asyncio.run(_parse([b"".join(pieces)])), "the result depends on how the input is split"
     if asked is not None:
         assert 0 <= asked.port < 65536
         assert asked.host == asked.host.lower()
@@ -73,8 +73,8 @@ def test_anything_may_be_said(pieces: list[bytes]) -> None:
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(_WORDS, max_size=12))
-def test_what_is_passed_on_is_for_the_host_that_was_judged(words: list[bytes]) -> None:
-    asked, _ = asyncio.run(_hear([b"GET http://in.test:8080/a HTTP/1.1\r\n", *words, b"\r\n\r\n"]))
+def test_forwarded_requests_name_the_checked_host(words: list[bytes]) -> None:
+    asked, _ = asyncio.run(_parse([b"GET http://in.test:8080/a HTTP/1.1\r\n", *words, b"\r\n\r\n"]))
     if asked is not None:
         head = asked.opening.partition(b"\r\n\r\n")[0].split(b"\r\n")
         assert (asked.host, asked.port) == ("in.test", 8080)
@@ -85,8 +85,8 @@ def test_what_is_passed_on_is_for_the_host_that_was_judged(words: list[bytes]) -
 
 
 @pytest.mark.parametrize("header", [b"a:\r\n", b"Connection: a,b\r\n", b"Connection: " + b"," * 200 + b"\r\n"])
-def test_many_headers_are_read_in_time_that_grows_with_their_number(header: bytes) -> None:
-    """One program's request must not hold up the connections of all others."""
+def test_headers_are_parsed_in_linear_time(header: bytes) -> None:
+    """One program's request must not block the connections of others."""
     head = b"GET http://a.test/ HTTP/1.1\r\n"
     request = head + header * ((32 * 1024 - len(head) - 2) // len(header)) + b"\r\n"
     began = time.process_time()

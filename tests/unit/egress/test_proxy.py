@@ -1,4 +1,4 @@
-"""One program's way out, over real sockets: what it is asked by hostile hands, and what it lets through."""
+"""One program's proxy over real sockets: hostile requests, and requests that it lets through."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from belljar.egress.proxy import Bounds, Proxy, resolver
 from belljar.egress.rules import Rules
 
 _DEADLINE_SECONDS = 30.0
-PUBLIC = "3ffe::7"  # given back long ago: public, and nobody is there
+PUBLIC = "3ffe::7"  # returned to the registry: public and unused
 
 
-class Way:
-    """A proxy, and a way to talk to it."""
+class ProxyClient:
+    """A proxy and the connections to it."""
 
     def __init__(self, proxy: Proxy, port: int) -> None:
         self.proxy = proxy
         self.port = port
-        self.told: list[str] = []
+        self.messages: list[str] = []
 
-    async def say(self, words: bytes, *, ends: bool = False) -> bytes:
-        """Everything it answers until it hangs up."""
+    async def exchange(self, request: bytes, *, ends: bool = False) -> bytes:
+        """Send bytes and return everything received until the proxy disconnects."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         try:
-            writer.write(words)
+            writer.write(request)
             if ends:
                 writer.write_eof()
             return await reader.read()
@@ -43,21 +43,21 @@ class Way:
             writer.close()
 
     async def connect(self, authority: str) -> bytes:
-        return await self.say(f"CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n\r\n".encode())
+        return await self.exchange(f"CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n\r\n".encode())
 
 
 Resolver = Callable[[str, int], Awaitable[Sequence[str]]]
 
 
-async def _nobody(host: str, port: int) -> Sequence[str]:
+async def _no_addresses(host: str, port: int) -> Sequence[str]:
     return []
 
 
 @contextlib.asynccontextmanager
 async def opened(
-    resolve: Resolver = _nobody, *, bounds: dict[str, Any] | None = None, **chosen: Any
-) -> AsyncIterator[Way]:
-    """A proxy with a listener of this machine."""
+    resolve: Resolver = _no_addresses, *, bounds: dict[str, Any] | None = None, **chosen: Any
+) -> AsyncIterator[ProxyClient]:
+    """Open a proxy that listens on this machine."""
     plain = {"ports": ["80", "443"], "allow": ["*"], "deny": [], "allow_private": [], "hosts": []}
     within = {
         "connections": 100,
@@ -68,18 +68,18 @@ async def opened(
         **(bounds or {}),
     }
     listener = socket.create_server(("127.0.0.1", 0))
-    told: list[str] = []
-    proxy = Proxy(listener, Rules.from_settings({**plain, **chosen}), Bounds(**within), resolve, told.append)
-    way = Way(proxy, listener.getsockname()[1])
-    way.told = told
+    messages: list[str] = []
+    proxy = Proxy(listener, Rules.from_settings({**plain, **chosen}), Bounds(**within), resolve, messages.append)
+    client = ProxyClient(proxy, listener.getsockname()[1])
+    client.messages = messages
     try:
-        yield way
+        yield client
     finally:
         await proxy.close()
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
-    """Run it, and find as many descriptors open as before."""
+    """Run a test and check that it leaves no descriptor open."""
     before = len(os.listdir("/proc/self/fd"))
 
     async def within() -> None:
@@ -88,14 +88,14 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
 
     asyncio.run(within())
     deadline = time.monotonic() + _DEADLINE_SECONDS
-    while len(os.listdir("/proc/self/fd")) > before:  # the web server's own take a moment
+    while len(os.listdir("/proc/self/fd")) > before:  # the web server closes its own a moment later
         assert time.monotonic() < deadline, "descriptors are left open"
         time.sleep(0.01)
 
 
 @contextlib.contextmanager
 def web_for(*names: str) -> Any:
-    """A server, and the settings by which these names reach it."""
+    """A web server and the settings that map these names to it."""
     with serving() as web:
         yield (
             web,
@@ -111,15 +111,15 @@ def _get(web: LocalWeb, name: str, path: str = "/", *headers: str) -> bytes:
     return "\r\n".join((*lines, "", "")).encode()
 
 
-# ---- what is let through
+# ---- allowed requests
 
 
-def test_plain_requests_are_written_anew() -> None:
+def test_plain_requests_are_rewritten() -> None:
     with web_for("in.test") as (web, chosen):
 
         async def test() -> None:
-            async with opened(**chosen) as way:
-                answer = await way.say(
+            async with opened(**chosen) as client:
+                answer = await client.exchange(
                     _get(
                         web, "in.test", "/a?b", "Proxy-Connection: keep-alive", "Connection: X-Own", "X-Own: 1", "X: 2"
                     )
@@ -128,7 +128,7 @@ def test_plain_requests_are_written_anew() -> None:
                 assert answer.endswith(b"hello")
                 assert web.asked == {"/a?b": 1}
                 assert web.headers == {"host": f"in.test:{web.port}", "connection": "close", "x": "2"}
-                assert await way.proxy.close() == {
+                assert await client.proxy.close() == {
                     "connections": 1,
                     "refused": 0,
                     "sent_bytes": len(
@@ -140,17 +140,17 @@ def test_plain_requests_are_written_anew() -> None:
         run(test)
 
 
-def test_bodies_and_tunnels_are_passed_on_as_they_are() -> None:
+def test_bodies_and_tunnels_pass_unchanged() -> None:
     with web_for("in.test") as (web, chosen):
 
         async def test() -> None:
-            async with opened(**chosen) as way:
+            async with opened(**chosen) as client:
                 head = f"POST http://in.test:{web.port}/ HTTP/1.1\r\nContent-Length: 300000\r\n\r\n".encode()
-                assert (await way.say(head + b"y" * 300000)).endswith(b"thanks")
+                assert (await client.exchange(head + b"y" * 300000)).endswith(b"thanks")
                 assert web.bodies == [b"y" * 300000]
                 tunnel = f"CONNECT in.test:{web.port} HTTP/1.1\r\n\r\n".encode()
                 inside = b"GET /in HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
-                answer = await way.say(tunnel + inside)
+                answer = await client.exchange(tunnel + inside)
                 assert answer.startswith(b"HTTP/1.1 200 Connection established\r\n\r\nHTTP/1.1 200 OK")
                 assert answer.endswith(b"hello")
                 assert web.asked == {"/in": 1}
@@ -163,11 +163,11 @@ def test_socks_with_names(in_pieces: bool) -> None:
     with web_for("in.test") as (web, chosen):
 
         async def test() -> None:
-            async with opened(**chosen) as way:
+            async with opened(**chosen) as client:
                 name = b"in.test"
                 asked = b"\5\1\0" + b"\5\1\0\3" + bytes([len(name)]) + name + web.port.to_bytes(2, "big")
                 asked += b"GET /s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
-                reader, writer = await asyncio.open_connection("127.0.0.1", way.port)
+                reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
                 for piece in [bytes([each]) for each in asked] if in_pieces else [asked]:
                     writer.write(piece)
                     await writer.drain()
@@ -179,7 +179,7 @@ def test_socks_with_names(in_pieces: bool) -> None:
         run(test)
 
 
-# ---- what is refused
+# ---- refused requests
 
 
 @pytest.mark.parametrize(
@@ -193,11 +193,11 @@ def test_socks_with_names(in_pieces: bool) -> None:
 def test_this_machine_and_its_neighbours_are_refused_in_every_form(authority: str) -> None:
     async def test() -> None:
         with ThreadPoolExecutor(1) as threads:
-            async with opened(resolver(threads)) as way:
-                answer = await way.connect(authority)
+            async with opened(resolver(threads)) as client:
+                answer = await client.connect(authority)
                 assert answer.startswith(b"HTTP/1.1 403 ")
                 assert b"no public address" in answer
-                assert (await way.proxy.close())["connections"] == 0
+                assert (await client.proxy.close())["connections"] == 0
 
     run(test)
 
@@ -209,15 +209,15 @@ def test_a_name_with_public_and_private_addresses_is_refused() -> None:
             return ["93.184.215.14", "127.0.0.1"]
 
         async def test() -> None:
-            async with opened(both, ports=[str(web.port)]) as way:
-                assert (await way.connect(f"both.test:{web.port}")).startswith(b"HTTP/1.1 403 ")
+            async with opened(both, ports=[str(web.port)]) as client:
+                assert (await client.connect(f"both.test:{web.port}")).startswith(b"HTTP/1.1 403 ")
             assert not web.asked
 
         run(test)
 
 
-def test_a_name_that_changes_its_mind_is_asked_once() -> None:
-    """Rebinding: what was judged is what is connected to, and every new connection is judged anew."""
+def test_a_rebinding_name_is_resolved_once_per_connection() -> None:
+    """The proxy connects to the address that it checked, and checks every new connection."""
     with serving() as allowed, serving(address="127.0.0.2") as other:
         answers = [["127.0.0.1"], ["127.0.0.2"]]
         questions = []
@@ -227,12 +227,12 @@ def test_a_name_that_changes_its_mind_is_asked_once() -> None:
             return answers[min(len(questions), 2) - 1]
 
         async def test() -> None:
-            # Both are this machine's, so that both can answer; to be told apart the second address is denied.
+            # Both addresses are local so that both can answer; the second is denied to tell them apart.
             name = f"rebinds.test:{allowed.port}"
-            async with opened(rebinding, allow_private=[name], deny=["127.0.0.2/32"]) as way:
-                assert (await way.say(_get(allowed, "rebinds.test"))).endswith(b"hello")
+            async with opened(rebinding, allow_private=[name], deny=["127.0.0.2/32"]) as client:
+                assert (await client.exchange(_get(allowed, "rebinds.test"))).endswith(b"hello")
                 assert questions == ["rebinds.test"]
-                refused = await way.say(_get(allowed, "rebinds.test"))
+                refused = await client.exchange(_get(allowed, "rebinds.test"))
                 assert refused.startswith(b"HTTP/1.1 403 ")
                 assert questions == ["rebinds.test"] * 2
             assert (allowed.asked.total(), other.asked.total()) == (1, 0)
@@ -249,9 +249,9 @@ def test_a_public_name_that_becomes_private_never_connects_there() -> None:
             return [PUBLIC] if len(questions) == 1 else ["127.0.0.1"]
 
         async def test() -> None:
-            async with opened(rebinding, ports=[str(web.port)], bounds={"connect_seconds": 0.5}) as way:
-                statuses = [(await way.connect(f"r.test:{web.port}"))[:12] for _ in range(2)]
-                assert statuses[0] != b"HTTP/1.1 403", "it was public when it was judged"
+            async with opened(rebinding, ports=[str(web.port)], bounds={"connect_seconds": 0.5}) as client:
+                statuses = [(await client.connect(f"r.test:{web.port}"))[:12] for _ in range(2)]
+                assert statuses[0] != b"HTTP/1.1 403", "it was public when it was checked"
                 assert statuses[1] == b"HTTP/1.1 403"
             assert len(questions) == 2
             assert not web.asked
@@ -259,7 +259,7 @@ def test_a_public_name_that_becomes_private_never_connects_there() -> None:
         run(test)
 
 
-def test_names_that_are_not_allowed_are_not_even_looked_up() -> None:
+def test_denied_names_are_not_resolved() -> None:
     asked = []
 
     async def listening(host: str, port: int) -> Sequence[str]:
@@ -267,11 +267,11 @@ def test_names_that_are_not_allowed_are_not_even_looked_up() -> None:
         return [PUBLIC]
 
     async def test() -> None:
-        async with opened(listening, allow=["*.pypi.test"], deny=["bad.pypi.test"]) as way:
+        async with opened(listening, allow=["*.pypi.test"], deny=["bad.pypi.test"]) as client:
             for authority in ("secret.evil.test:443", "bad.pypi.test:443", "files.pypi.test:22"):
-                assert (await way.connect(authority)).startswith(b"HTTP/1.1 403 ")
+                assert (await client.connect(authority)).startswith(b"HTTP/1.1 403 ")
         assert asked == []
-        assert all("refused" in line for line in way.told)
+        assert all("refused" in line for line in client.messages)
 
     run(test)
 
@@ -280,10 +280,10 @@ def test_a_redirect_to_a_private_address_is_refused_when_it_is_followed() -> Non
     with web_for("in.test") as (web, chosen):
 
         async def test() -> None:
-            async with opened(**chosen) as way:
-                answer = await way.say(_get(web, "in.test", f"/to?http://127.0.0.1:{web.port}/x"))
+            async with opened(**chosen) as client:
+                answer = await client.exchange(_get(web, "in.test", f"/to?http://127.0.0.1:{web.port}/x"))
                 assert answer.startswith(b"HTTP/1.1 302")
-                assert (await way.say(_get(web, "127.0.0.1", "/x"))).startswith(b"HTTP/1.1 403 ")
+                assert (await client.exchange(_get(web, "127.0.0.1", "/x"))).startswith(b"HTTP/1.1 403 ")
             assert web.asked.total() == 1
 
         run(test)
@@ -293,7 +293,7 @@ def test_a_redirect_to_a_private_address_is_refused_when_it_is_followed() -> Non
     "words",
     [
         pytest.param(b"\0\1\2\3\r\n\r\n", id="nonsense"),
-        pytest.param(b"GET / HTTP/1.1\r\nHost: in.test\r\n\r\n", id="not_a_whole_url"),
+        pytest.param(b"GET / HTTP/1.1\r\nHost: in.test\r\n\r\n", id="incomplete_url"),
         pytest.param(b"GET ftp://in.test/ HTTP/1.1\r\n\r\n", id="another_scheme"),
         pytest.param(b"GET https://in.test/ HTTP/1.1\r\n\r\n", id="tls_without_connect"),
         pytest.param(b"GET http://user:word@in.test/ HTTP/1.1\r\n\r\n", id="a_password_in_the_url"),
@@ -311,11 +311,11 @@ def test_a_redirect_to_a_private_address_is_refused_when_it_is_followed() -> Non
         pytest.param(b"GET http://in.test/ HTTP/1.1\r\n" + b"A: b\r\n" * 9000 + b"\r\n", id="too_many_headers"),
     ],
 )
-def test_what_is_not_plain_is_refused(words: bytes) -> None:
+def test_malformed_requests_are_refused(words: bytes) -> None:
     async def test() -> None:
-        async with opened(hosts=["in.test=127.0.0.1"], allow_private=["in.test"]) as way:
-            assert (await way.say(words)).startswith((b"HTTP/1.1 400 ", b"reset"))
-            assert await way.proxy.close() == {
+        async with opened(hosts=["in.test=127.0.0.1"], allow_private=["in.test"]) as client:
+            assert (await client.exchange(words)).startswith((b"HTTP/1.1 400 ", b"reset"))
+            assert await client.proxy.close() == {
                 "connections": 0,
                 "refused": 1,
                 "sent_bytes": 0,
@@ -338,81 +338,81 @@ def test_what_is_not_plain_is_refused(words: bytes) -> None:
         pytest.param(b"\5", b"", id="one_byte"),
     ],
 )
-def test_socks_that_is_refused(words: bytes, answer: bytes) -> None:
+def test_invalid_socks_requests_are_refused(words: bytes, answer: bytes) -> None:
     async def literally(host: str, port: int) -> Sequence[str]:
         return [host]
 
     async def test() -> None:
-        async with opened(literally) as way:
-            assert await way.say(words, ends=True) == answer
-            assert (await way.proxy.close())["connections"] == 0
+        async with opened(literally) as client:
+            assert await client.exchange(words, ends=True) == answer
+            assert (await client.proxy.close())["connections"] == 0
 
     run(test)
 
 
-# ---- what is bounded
+# ---- limits
 
 
-def test_who_does_not_say_what_he_wants_is_hung_up_on() -> None:
+def test_a_silent_client_is_disconnected() -> None:
     async def test() -> None:
-        async with opened(bounds={"head_seconds": 0.3}) as way:
-            assert await way.say(b"GET http://in.test/ HT") == b""
-            assert await way.say(b"") == b""
+        async with opened(bounds={"head_seconds": 0.3}) as client:
+            assert await client.exchange(b"GET http://in.test/ HT") == b""
+            assert await client.exchange(b"") == b""
 
     run(test)
 
 
-def test_a_flood_of_silent_connections_keeps_nobody_else_out_for_long() -> None:
+def test_a_flood_of_silent_connections_does_not_block_others() -> None:
     with web_for("in.test") as (web, chosen):
 
         async def test() -> None:
-            async with opened(bounds={"head_seconds": 0.3, "connections_at_once": 4}, **chosen) as way:
-                silent = [await asyncio.open_connection("127.0.0.1", way.port) for _ in range(20)]
-                assert (await way.say(_get(web, "in.test"))).endswith(b"hello")
+            async with opened(bounds={"head_seconds": 0.3, "connections_at_once": 4}, **chosen) as client:
+                silent = [await asyncio.open_connection("127.0.0.1", client.port) for _ in range(20)]
+                assert (await client.exchange(_get(web, "in.test"))).endswith(b"hello")
                 for _, writer in silent:
                     writer.close()
 
         run(test)
 
 
-def test_connections_are_counted_and_bounded_until_the_next_cell() -> None:
+def test_connections_are_limited_per_cell() -> None:
     with web_for("in.test") as (web, chosen):
 
         async def test() -> None:
-            async with opened(bounds={"connections": 3}, **chosen) as way:
-                answers = [(await way.say(_get(web, "in.test")))[:12] for _ in range(5)]
+            async with opened(bounds={"connections": 3}, **chosen) as client:
+                answers = [(await client.exchange(_get(web, "in.test")))[:12] for _ in range(5)]
                 assert answers == [b"HTTP/1.1 200"] * 3 + [b"HTTP/1.1 429"] * 2
-                counts = way.proxy.renew()
+                counts = client.proxy.renew()
                 assert (counts["connections"], counts["refused"]) == (3, 2)
-                assert (await way.say(_get(web, "in.test"))).endswith(b"hello")
-                assert way.proxy.renew()["connections"] == 1
+                assert (await client.exchange(_get(web, "in.test"))).endswith(b"hello")
+                assert client.proxy.renew()["connections"] == 1
 
         run(test)
 
 
-def test_bytes_are_bounded_and_the_cut_can_be_told_from_an_end() -> None:
+def test_bytes_are_limited_and_a_cut_differs_from_an_end() -> None:
     with web_for("in.test") as (web, chosen):
 
         async def test() -> None:
-            async with opened(bounds={"total_bytes": 1 << 20}, **chosen) as way:
-                reader, writer = await asyncio.open_connection("127.0.0.1", way.port)
+            async with opened(bounds={"total_bytes": 1 << 20}, **chosen) as client:
+                reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
                 writer.write(_get(web, "in.test", ENDLESS))
                 with pytest.raises(ConnectionResetError):
                     while await reader.read(65536):
                         pass
                 writer.close()
-                assert (await way.say(_get(web, "in.test"))).startswith(b"HTTP/1.1 429 ")
+                assert (await client.exchange(_get(web, "in.test"))).startswith(b"HTTP/1.1 429 ")
             assert await asyncio.to_thread(web.hung_up.wait, 10)
 
         run(test)
 
 
-def test_a_connection_that_is_silent_for_too_long_ends() -> None:
+def test_an_idle_connection_times_out() -> None:
     with web_for("in.test") as (web, chosen):
 
         async def test() -> None:
-            async with opened(bounds={"idle_seconds": 0.3}, **chosen) as way:
-                assert (await way.connect(f"in.test:{web.port}")) in (
+            async with opened(bounds={"idle_seconds": 0.3}, **chosen) as client:
+                assert (await client.connect(f"in.test:{web.port}")) in (
                     b"reset",
                     b"HTTP/1.1 200 Connection established\r\n\r\n",
                 )
@@ -420,19 +420,19 @@ def test_a_connection_that_is_silent_for_too_long_ends() -> None:
         run(test)
 
 
-def test_closing_ends_a_transfer_that_is_under_way() -> None:
+def test_closing_ends_a_running_transfer() -> None:
     with web_for("in.test") as (web, chosen):
 
         async def test() -> None:
-            async with opened(**chosen) as way:
-                reader, writer = await asyncio.open_connection("127.0.0.1", way.port)
+            async with opened(**chosen) as client:
+                reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
                 writer.write(_get(web, "in.test", ENDLESS))
                 await reader.readexactly(200_000)
-                counts = await way.proxy.close()
+                counts = await client.proxy.close()
                 assert counts["received_bytes"] >= 200_000
                 writer.close()
             assert await asyncio.to_thread(web.hung_up.wait, 10)
             with pytest.raises(ConnectionRefusedError):
-                await asyncio.open_connection("127.0.0.1", way.port)
+                await asyncio.open_connection("127.0.0.1", client.port)
 
         run(test)

@@ -1,4 +1,4 @@
-"""Guest environments, built for real: other interpreters, real installers, builders that die."""
+"""Guest environments, built with real interpreters and installers, and with builders that die."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from belljar.settings import EnvironmentSettings
 EMPTY = EnvironmentSettings(packages=(), warm_imports=())
 PATIENCE_SECONDS = 90.0
 
-#: A package that builds without an index; `{action}` runs in its build, as any package's set-up may run anything.
+#: A package that builds without an index; its build runs `{action}`, as a package's setup may run any code.
 BUILD_BACKEND = """
 import os, sys, time, zipfile
 
@@ -48,7 +48,7 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
     return name
 """
 
-#: Runs one method in a process of its own: state directory, method, settings, then lines of progress and the result.
+#: Runs one method in a separate process, given state directory, method and settings; prints progress and the result.
 BUILDER = """
 import json, sys
 from pathlib import Path
@@ -63,7 +63,7 @@ built = environments.ensure("shared", say) if method == "ensure" else environmen
 print("built at", built.built_at, flush=True)
 """
 
-#: A root with the system's directories and the bound paths, and a program run in it as nobody.
+#: Runs a program as nobody in a root with the system directories and the bound paths.
 JAIL = """
 set -e
 root=$1; program=$2; shift 2
@@ -85,7 +85,7 @@ exec chroot $AS_NOBODY "$root" "$PYTHON" -I -W error -c "$program"
 
 @pytest.fixture(scope="module")
 def uv_environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """An environment with uv on PATH: most tests use it, because it builds in a second what pip builds in six."""
+    """Environment variables with uv on PATH; most tests use it, because it is six times as fast as pip."""
     environ = without_uv()
     found = shutil.which("uv")
     if found is None:
@@ -185,7 +185,7 @@ def run_jailed(environment: Environment, program: str, root: Path) -> subprocess
 
 
 def interpreter(version: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """The version itself if a Python of it is installed by pyenv; else skip, and say so where nobody can miss it."""
+    """The version if pyenv has installed it; otherwise skip the test with a visible message."""
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
     if any(pyenv.glob(f"versions/{version}.*/bin/python")):
         return version
@@ -211,7 +211,7 @@ def test_build_gives_an_interpreter_with_the_packages(
     assert built.warm_imports == ("six", "six.moves")
     assert answer_of(built, "import six, sys; print(six.__version__, sys.prefix)") == f"1.16.0 {built.root}"
     assert lines[0].startswith("creating the interpreter")
-    assert any("six" in line and "1.16.0" in line for line in lines[2:]), "the installer's own lines are passed on"
+    assert any("six" in line and "1.16.0" in line for line in lines[2:]), "the installer's output is passed on"
     assert lines[-1].startswith("environment 'small' is ready after ")
     assert Environments(tmp_path, {}, environ).find("small") == built
 
@@ -231,7 +231,7 @@ def test_other_interpreters_become_environments(
     assert (ran.stdout.strip(), ran.stderr) == (built.version, "")
 
 
-def test_python_may_be_given_as_a_venv_of_it(tmp_path: Path, uv_environ: dict[str, str]) -> None:
+def test_python_may_be_a_venv(tmp_path: Path, uv_environ: dict[str, str]) -> None:
     first = Environments(tmp_path / "first", {}, uv_environ).create("venv", EMPTY, print)
     spec = EnvironmentSettings(packages=(), python=str(first.python), warm_imports=())
 
@@ -252,7 +252,7 @@ def test_python_before_3_9_is_refused_by_its_version(
 
 
 @pytest.mark.parametrize("python", ["3.99", "/no/such/python", "nopython", "/bin/true", "true"])
-def test_absent_python_is_named(environments: Environments, python: str) -> None:
+def test_a_missing_python_is_named(environments: Environments, python: str) -> None:
     spec = EnvironmentSettings(packages=(), python=python, warm_imports=())
     with pytest.raises(EnvironmentBroken, match=f"no working Python for '{python}'"):
         environments.create("absent", spec, print)
@@ -271,7 +271,7 @@ def test_bound_paths_suffice_and_do_not_nest(environments: Environments, tmp_pat
     assert (ran.stdout, ran.stderr) == ("alive\n", "")
 
 
-def test_interpreter_behind_symlinks_is_bound_by_its_real_place(environments: Environments, tmp_path: Path) -> None:
+def test_interpreter_behind_symlinks_is_bound_by_its_real_path(environments: Environments, tmp_path: Path) -> None:
     base = Path(getattr(sys, "_base_executable", sys.executable))
     (tmp_path / "links").symlink_to(base.parent)
     (tmp_path / "python").symlink_to(tmp_path / "links" / base.name)
@@ -285,7 +285,7 @@ def test_interpreter_behind_symlinks_is_bound_by_its_real_place(environments: En
     assert run_jailed(built, "print('alive')", tmp_path / "jail").stdout == "alive\n"
 
 
-def test_interpreter_in_a_home_directory_does_not_show_the_home(tmp_path: Path, uv_environ: dict[str, str]) -> None:
+def test_interpreter_in_a_home_directory_does_not_expose_the_home(tmp_path: Path, uv_environ: dict[str, str]) -> None:
     environ = {**uv_environ, "HOME": sys.base_prefix, "UV_CACHE_DIR": str(tmp_path / "cache")}
     built = Environments(tmp_path, {}, environ).create("home", EMPTY, print)
     assert not any(Path(sys.base_prefix).is_relative_to(bound) for bound in built.bound_paths)
@@ -309,7 +309,7 @@ def test_everything_is_compiled_and_readable_by_all(environments: Environments) 
 
 
 def test_matplotlib_finds_its_font_list_in_a_read_only_tree(environments: Environments, tmp_path: Path) -> None:
-    spec = EnvironmentSettings(packages=("matplotlib",), warm_imports=())  # the font list is made all the same
+    spec = EnvironmentSettings(packages=("matplotlib",), warm_imports=())  # the font list is still built
     built = environments.create("plots", spec, print)
     font_lists = [path.name for path in built.matplotlib_config.iterdir()]
     assert len(font_lists) == 1
@@ -331,7 +331,7 @@ print(os.path.islink("/tmp/matplotlib/{font_lists[0]}"), os.listdir("/tmp/matplo
     assert (ran.stdout, ran.stderr) == (f"True {font_lists}\n", "")
 
 
-def test_password_in_the_address_of_a_package_is_not_written_down(tmp_path: Path, uv_environ: dict[str, str]) -> None:
+def test_password_in_the_url_of_a_package_is_not_stored(tmp_path: Path, uv_environ: dict[str, str]) -> None:
     environments = Environments(tmp_path, {}, {**uv_environ, "UV_HTTP_RETRIES": "0"})
     spec = EnvironmentSettings(packages=("six @ https://me:s3cret@localhost:9/six-1.0.tar.gz",), warm_imports=())
     lines: list[str] = []
@@ -364,7 +364,7 @@ def test_build_hides_secrets_from_what_it_runs(
 
 
 @pytest.mark.parametrize("installer", ["pip", "uv"])
-def test_bad_package_name_shows_what_the_installer_said(
+def test_bad_package_name_shows_the_installers_message(
     tmp_path: Path, uv_environ: dict[str, str], installer: str
 ) -> None:
     environ = uv_environ if installer == "uv" else without_uv()
@@ -390,7 +390,7 @@ def test_warm_import_that_is_not_installed_names_its_package(environments: Envir
     assert environments.find("cold") is None
 
 
-def test_warm_import_that_fails_says_why(environments: Environments, tmp_path: Path) -> None:
+def test_failing_warm_import_is_explained(environments: Environments, tmp_path: Path) -> None:
     package = local_package(tmp_path / "p", "grumpy", module="raise RuntimeError('not today')")
     spec = EnvironmentSettings(packages=(package,), warm_imports=("grumpy", "json.nothing"))
     with pytest.raises(EnvironmentBroken) as caught:
@@ -399,7 +399,7 @@ def test_warm_import_that_fails_says_why(environments: Environments, tmp_path: P
     assert "'json.nothing' fails with ModuleNotFoundError" in caught.value.message
 
 
-def test_warm_import_that_kills_the_interpreter_is_not_a_success(environments: Environments, tmp_path: Path) -> None:
+def test_warm_import_that_kills_the_interpreter_is_a_failure(environments: Environments, tmp_path: Path) -> None:
     package = local_package(tmp_path / "p", "fatal", module="import os; print('last words', flush=True); os.abort()")
     spec = EnvironmentSettings(packages=(package,), warm_imports=("fatal",))
     with pytest.raises(EnvironmentBroken, match=r"does not start \(python: signal 6\)\n  last words"):
@@ -414,7 +414,7 @@ def test_warm_import_that_kills_the_interpreter_is_not_a_success(environments: E
         pytest.param("../escape", id="path_out"),
         pytest.param("a/b", id="path"),
         pytest.param(".hidden", id="hidden"),
-        pytest.param(".previous-shared", id="ours"),
+        pytest.param(".previous-shared", id="reserved"),
         pytest.param("Upper", id="upper_case"),
         pytest.param("a\n", id="newline"),
         pytest.param("a\0", id="nul"),
@@ -441,7 +441,7 @@ def test_unsafe_names_are_refused(environments: Environments, tmp_path: Path, na
         pytest.param(EnvironmentSettings(packages=(), warm_imports=("-c",)), id="option_as_module"),
     ],
 )
-def test_senseless_settings_are_refused_before_anything_is_built(
+def test_invalid_settings_are_refused_before_anything_is_built(
     environments: Environments, tmp_path: Path, spec: EnvironmentSettings
 ) -> None:
     with pytest.raises(InvalidSettings):
@@ -465,9 +465,7 @@ def test_names_are_known_when_configured_or_built(environments: Environments) ->
     assert environments.require("extra") == environments.find("extra") == environments.ensure("extra", print) == built
 
 
-def test_ensure_builds_once_and_tells_when_the_settings_have_changed(
-    tmp_path: Path, uv_environ: dict[str, str]
-) -> None:
+def test_ensure_builds_once_and_reports_changed_settings(tmp_path: Path, uv_environ: dict[str, str]) -> None:
     built = Environments(tmp_path, {"shared": EMPTY}, uv_environ).ensure("shared", print)
     lines: list[str] = []
     assert Environments(tmp_path, {"shared": EMPTY}, uv_environ).ensure("shared", lines.append) == built
@@ -494,7 +492,7 @@ def test_create_needs_replace_to_change_an_environment(environments: Environment
     assert third.built_at > second.built_at
 
 
-def test_failed_replacement_brings_the_old_one_back(environments: Environments, tmp_path: Path) -> None:
+def test_failed_replacement_restores_the_old_environment(environments: Environments, tmp_path: Path) -> None:
     first = environments.create("mine", EMPTY, print)
     with pytest.raises(EnvironmentBroken):
         environments.create("mine", EnvironmentSettings(packages=(), warm_imports=("six",)), print, replace=True)
@@ -514,7 +512,7 @@ def test_two_processes_build_once(
 
 
 @pytest.mark.parametrize("method", ["ensure", "create"])
-def test_second_builder_says_it_waits_and_takes_the_result(
+def test_second_builder_waits_and_uses_the_result(
     tmp_path: Path, uv_environ: dict[str, str], builders: list[subprocess.Popen[str]], method: str
 ) -> None:
     go_on = tmp_path / "go_on"
@@ -547,12 +545,12 @@ def test_killed_build_is_rebuilt(tmp_path: Path, builders: list[subprocess.Popen
     lines: list[str] = []
     built = environments.ensure("shared", lines.append)
 
-    assert lines[0].startswith(f"waiting for process {builder.pid}"), "its installer still wrote there"
+    assert lines[0].startswith(f"waiting for process {builder.pid}"), "its installer was still writing"
     assert lines[1].startswith("creating the interpreter")
     assert answer_of(built, "import pip; print('whole')") == "whole"
 
 
-def test_killed_replacement_brings_the_old_one_back(
+def test_killed_replacement_restores_the_old_environment(
     environments: Environments, tmp_path: Path, uv_environ: dict[str, str], builders: list[subprocess.Popen[str]]
 ) -> None:
     first = environments.create("shared", EMPTY, print)
@@ -583,7 +581,7 @@ def test_interrupted_build_leaves_no_process_and_no_environment(
     output = builder.communicate(timeout=PATIENCE_SECONDS)[0]
 
     assert "KeyboardInterrupt" in output
-    assert not set_up.exists() or not set_up.read_bytes(), "what the installer started must be dead, too"
+    assert not set_up.exists() or not set_up.read_bytes(), "the installer's children must be dead, too"
     assert not processes_naming(str(tmp_path / "environments/shared"))
     assert sorted(path.name for path in (tmp_path / "environments").iterdir()) == ["shared.lock"]
 
@@ -605,13 +603,13 @@ def test_exception_from_progress_abandons_the_build(environments: Environments, 
 @pytest.mark.parametrize(
     "slow",
     [
-        pytest.param({"waits_when_asked": True}, id="asked_for_its_version"),
-        pytest.param({}, id="making_it"),
-        pytest.param({"meanwhile": "exec >/dev/null 2>&1"}, id="making_it_with_its_output_closed"),
-        pytest.param({"meanwhile": "while :; do echo busy; done &"}, id="making_it_and_never_silent"),
+        pytest.param({"waits_when_asked": True}, id="querying_the_version"),
+        pytest.param({}, id="building"),
+        pytest.param({"meanwhile": "exec >/dev/null 2>&1"}, id="building_with_output_closed"),
+        pytest.param({"meanwhile": "while :; do echo busy; done &"}, id="building_with_endless_output"),
     ],
 )
-def test_cancelled_build_is_over_and_leaves_nothing(tmp_path: Path, slow: dict[str, Any]) -> None:
+def test_cancelled_build_ends_and_leaves_nothing(tmp_path: Path, slow: dict[str, Any]) -> None:
     python = SlowPython(tmp_path / "slow", **slow)
     environments = Environments(tmp_path, {"shared": python.settings}, without_uv())
 
@@ -631,7 +629,7 @@ def test_cancelled_build_is_over_and_leaves_nothing(tmp_path: Path, slow: dict[s
     asyncio.run(cancel())
 
 
-def test_cancelled_wait_for_another_builder_is_over(tmp_path: Path) -> None:
+def test_cancelled_wait_for_another_builder_ends(tmp_path: Path) -> None:
     environments = Environments(tmp_path, {"shared": EMPTY})
     (tmp_path / "environments").mkdir()
     lines: list[str] = []
@@ -651,7 +649,7 @@ def test_cancelled_wait_for_another_builder_is_over(tmp_path: Path) -> None:
     assert lines == ["waiting for process unknown, which is building environment 'shared'"]
 
 
-def test_unfinished_remains_are_not_an_environment(environments: Environments, tmp_path: Path) -> None:
+def test_an_unfinished_build_is_not_an_environment(environments: Environments, tmp_path: Path) -> None:
     remains = tmp_path / "environments/shared"
     (remains / "bin").mkdir(parents=True)
     (remains / "bin/python").symlink_to(sys.executable)
@@ -668,7 +666,7 @@ def test_unfinished_remains_are_not_an_environment(environments: Environments, t
     assert answer_of(built, "import sys; print(sys.prefix)") == str(remains)
 
 
-def test_remove_takes_finished_and_unfinished_ones(environments: Environments, tmp_path: Path) -> None:
+def test_remove_deletes_finished_and_unfinished_environments(environments: Environments, tmp_path: Path) -> None:
     environments.create("mine", EMPTY, print)
     (tmp_path / "environments/broken/lib").mkdir(parents=True)
     for name in ("mine", "broken"):
@@ -681,45 +679,45 @@ def test_remove_takes_finished_and_unfinished_ones(environments: Environments, t
         environments.remove("shared")
 
 
-def spoil_interpreter(root: Path) -> None:
+def corrupt_interpreter(root: Path) -> None:
     (root / "bin/python").unlink()
     (root / "bin/python").symlink_to("/no/such/python3.11")
 
 
-def spoil_base(root: Path) -> None:
+def corrupt_base(root: Path) -> None:
     metadata = json.loads((root / "environment.json").read_text())
     metadata["environment"]["bound_paths"].append("/no/such/prefix")
     (root / "environment.json").write_text(json.dumps(metadata))
 
 
-def spoil_format(root: Path) -> None:
+def corrupt_format(root: Path) -> None:
     metadata = json.loads((root / "environment.json").read_text())
     (root / "environment.json").write_text(json.dumps({**metadata, "format": 999}))
 
 
-def spoil_text(root: Path) -> None:
+def corrupt_text(root: Path) -> None:
     (root / "environment.json").write_bytes(b"\xff{")
 
 
-def spoil_shape(root: Path) -> None:
+def corrupt_shape(root: Path) -> None:
     (root / "environment.json").write_text("[]")
 
 
 @pytest.mark.parametrize(
-    ("spoil", "reason"),
+    ("corrupt", "reason"),
     [
-        pytest.param(spoil_interpreter, "needs /no/such/python3.11, which is gone", id="base_interpreter_gone"),
-        pytest.param(spoil_base, "needs /no/such/prefix, which is gone", id="base_prefix_gone"),
-        pytest.param(spoil_format, "another version of Belljar", id="other_format"),
-        pytest.param(spoil_text, "another version of Belljar", id="not_text"),
-        pytest.param(spoil_shape, "another version of Belljar", id="not_an_object"),
+        pytest.param(corrupt_interpreter, "needs /no/such/python3.11, which is gone", id="base_interpreter_gone"),
+        pytest.param(corrupt_base, "needs /no/such/prefix, which is gone", id="base_prefix_gone"),
+        pytest.param(corrupt_format, "another version of Belljar", id="other_format"),
+        pytest.param(corrupt_text, "another version of Belljar", id="not_text"),
+        pytest.param(corrupt_shape, "another version of Belljar", id="not_an_object"),
     ],
 )
-def test_spoiled_environment_is_reported_and_can_be_replaced(
-    environments: Environments, tmp_path: Path, spoil: Callable[[Path], None], reason: str
+def test_corrupted_environment_is_reported_and_can_be_replaced(
+    environments: Environments, tmp_path: Path, corrupt: Callable[[Path], None], reason: str
 ) -> None:
     root = environments.ensure("shared", print).root
-    spoil(root)
+    corrupt(root)
     assert environments.find("shared") is None
     reports: list[Callable[[], Environment]] = [
         lambda: environments.require("shared"),
@@ -743,7 +741,7 @@ def test_environment_of_a_moved_state_directory_is_not_trusted(
         Environments(tmp_path / "moved", {}, uv_environ).require("shared")
 
 
-def test_state_directory_that_cannot_be_made_is_named(tmp_path: Path, uv_environ: dict[str, str]) -> None:
+def test_unusable_state_directory_is_named(tmp_path: Path, uv_environ: dict[str, str]) -> None:
     (tmp_path / "file").touch()
     environments = Environments(tmp_path / "file", {"shared": EMPTY}, uv_environ)
     assert environments.known() == ["shared"]

@@ -1,4 +1,4 @@
-"""Sandboxes for languages: with an environment that is quickly built, and a state directory of their own."""
+"""Sandboxes for the language tests, with a small environment and a separate state directory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OwnSettings = Callable[..., Settings]
 
 @pytest.fixture(scope="session")
 def bare_settings(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    """Nothing installed by npm or pip, nothing compiled yet, the standard library alone for Python."""
+    """Settings without npm or pip packages, with an empty compile cache and only the standard library for Python."""
     return dataclasses.replace(
         settings,
         state_dir=tmp_path_factory.mktemp("languages-state"),
@@ -28,7 +28,7 @@ def bare_settings(settings: Settings, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture
 def own_settings(bare_settings: Settings) -> OwnSettings:
-    """Settings whose compile cache is empty; keywords are those of `[languages]`."""
+    """Make settings with an empty compile cache; keywords are settings of `[languages]`."""
 
     def made(**languages: Any) -> Settings:
         shutil.rmtree(compiled_dir(bare_settings), ignore_errors=True)

@@ -1,4 +1,4 @@
-"""`belljar languages` and `belljar run` as an operator types them."""
+"""The commands `belljar languages` and `belljar run`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def belljar(bare_settings: Settings, sources: Path) -> Belljar:
     return run
 
 
-def test_list_tells_what_there_is_and_how_to_get_the_rest(belljar: Belljar) -> None:
+def test_list_shows_installed_languages_and_how_to_install_the_rest(belljar: Belljar) -> None:
     done = belljar("languages", "list", "--json")
     assert done.returncode == 0, done.stderr
     rows = {each["name"]: each for each in json.loads(done.stdout)["languages"]}
@@ -63,7 +63,7 @@ def test_list_tells_what_there_is_and_how_to_get_the_rest(belljar: Belljar) -> N
     assert "luau" in belljar("languages", "list").stdout
 
 
-def test_check_proves_each_by_its_hello(belljar: Belljar) -> None:
+def test_check_runs_each_hello(belljar: Belljar) -> None:
     done = belljar("languages", "check", "bash", "c", "--json")
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)["languages"]
@@ -73,7 +73,7 @@ def test_check_proves_each_by_its_hello(belljar: Belljar) -> None:
     assert "missing" in missing.stdout
 
 
-def test_install_says_what_it_would_do_and_asks(belljar: Belljar) -> None:
+def test_install_shows_its_plan_and_asks(belljar: Belljar) -> None:
     done = belljar("languages", "install", "luau")
     assert done.returncode == 2
     assert "npm install" in done.stdout
@@ -81,12 +81,12 @@ def test_install_says_what_it_would_do_and_asks(belljar: Belljar) -> None:
     assert "--yes" in done.stderr
     here = belljar("languages", "install", "sh", "vlang")
     assert here.returncode == 0
-    assert "here already: sh" in here.stdout
+    assert "already installed: sh" in here.stdout
     assert "vlang.io" in here.stderr
     assert belljar("languages", "install", "cobol").returncode == 2
 
 
-def test_a_file_is_run_by_its_ending(belljar: Belljar, tmp_path: Path) -> None:
+def test_a_files_extension_selects_the_language(belljar: Belljar, tmp_path: Path) -> None:
     program = tmp_path / "double.c"
     program.write_text(
         '#include <stdio.h>\nint main(void) { int n; scanf("%d", &n); printf("%d\\n", n * 2); return 4; }'
@@ -97,19 +97,19 @@ def test_a_file_is_run_by_its_ending(belljar: Belljar, tmp_path: Path) -> None:
     assert (said.stdout, said.returncode) == ("two words\n", 0)
 
 
-def test_what_the_compiler_says_goes_to_standard_error(belljar: Belljar) -> None:
+def test_compiler_output_goes_to_standard_error(belljar: Belljar) -> None:
     done = belljar("run", "--language", "c", "-c", "int main( {")
     assert (done.stdout, done.returncode) == ("", 1)
     assert "main.c:1" in done.stderr
-    assert "it was not run: compiling failed" in done.stderr
+    assert "not run: compilation failed" in done.stderr
 
 
-# ---- installing, with package managers that only write down what they were asked
+# ---- installing, with fake package managers that record their arguments
 
 
 @pytest.fixture
 def packagers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Real programs called apt-get and npm in front of the PATH; what they were called with is in `log`."""
+    """Fake apt-get and npm in front of the PATH, which record their arguments in `log`."""
     log = tmp_path / "log"
     for name in ("apt-get", "npm", "sudo"):
         path = tmp_path / "bin" / name
@@ -130,13 +130,13 @@ def packagers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _empty_machine(directory: Path) -> InstalledToolchains:
-    """One that has nothing: every toolchain is looked for in an empty root."""
+    """A machine without toolchains: all are searched for in an empty root."""
     root = directory / "root"
     root.mkdir()
     return InstalledToolchains(directory / "state", {name: str(root) for name in load_all()})
 
 
-def test_one_command_installs_all_that_the_system_has(tmp_path: Path, packagers: Path) -> None:
+def test_one_command_installs_all_system_packages(tmp_path: Path, packagers: Path) -> None:
     planned = plan(_empty_machine(tmp_path), choose(["all"]))
     update, install, *others = planned.steps
     assert update.argv[-1] == "update"
@@ -145,10 +145,10 @@ def test_one_command_installs_all_that_the_system_has(tmp_path: Path, packagers:
     assert len(packages) == len(set(packages))
     assert {each.argv[0] for each in others} == {"npm", sys.executable}
     assert {each.name for each in planned.elsewhere} == {"julia", "lean", "swift", "vlang"}
-    assert not packagers.exists()  # it was only planned
+    assert not packagers.exists()  # only planned, not run
 
 
-def test_core_is_what_most_callers_ask_for() -> None:
+def test_core_contains_the_common_languages() -> None:
     core = {each.name for each in choose(["core"])}
     assert core == {"javascript", "ts", "sh", "c", "cpp", "java", "go", "rust", "ruby", "php"}
 
@@ -173,7 +173,7 @@ def test_another_package_of_the_same_name_is_refused(tmp_path: Path, packagers: 
     assert not (machine.toolchains_dir / "luau/node_modules").exists()
 
 
-def test_a_command_that_fails_is_told_with_its_last_words(tmp_path: Path, packagers: Path) -> None:
+def test_a_failed_command_is_reported_with_its_last_output(tmp_path: Path, packagers: Path) -> None:
     machine = _empty_machine(tmp_path)
     planned = plan(machine, choose(["lua"]))
     (tmp_path / "bin/apt-get").write_text("#!/bin/sh\necho no such package\nexit 100\n")
@@ -188,10 +188,10 @@ def test_without_apt_the_packages_are_named(tmp_path: Path, monkeypatch: pytest.
         plan(_empty_machine(tmp_path), choose(["lua"]))
 
 
-def test_libraries_are_installed_for_a_toolchain_that_is_there_already(tmp_path: Path, packagers: Path) -> None:
+def test_libraries_are_installed_for_an_existing_toolchain(tmp_path: Path, packagers: Path) -> None:
     machine = InstalledToolchains(tmp_path / "state", {})
     query = tmp_path / "bin/dpkg-query"
-    query.write_text("#!/bin/sh\nexit 1\n")  # as it says of packages that it has never heard of
+    query.write_text("#!/bin/sh\nexit 1\n")  # its answer for unknown packages
     query.chmod(0o755)
     planned = plan(machine, choose(["perl"]))
     assert [each.name for each in planned.present] == ["pl"]

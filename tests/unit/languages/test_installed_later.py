@@ -1,4 +1,4 @@
-"""A toolchain that comes, changes or goes while a sandbox is open."""
+"""Toolchains that are installed, changed or removed while a sandbox is open."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ stdout = ""
 
 @pytest.fixture
 def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """Where a language called `late` has its only file, once there is one; jails do not show it by themselves."""
+    """The path of the only file of a language called `late`, once installed; jails do not show it by default."""
     directory = Path(tempfile.mkdtemp(prefix="belljar-late-", dir="/var/tmp"))
     files = tmp_path / "languages"
     shutil.copytree(toolchain._DIRECTORY, files)
@@ -57,13 +57,13 @@ def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
         shutil.rmtree(directory)
 
 
-def test_it_is_found_and_seen_without_a_restart(place: Path, bare_settings: Settings) -> None:
+def test_a_new_toolchain_works_without_a_restart(place: Path, bare_settings: Settings) -> None:
     with belljar.Sandbox(settings=bare_settings) as box, ThreadPoolExecutor() as threads:
         with pytest.raises(ToolchainMissing):
             box.run("x", language="late")
         beside = threads.submit(box.run, "read line; sleep 1; echo $line", language="sh", stdin="still here")
         deadline = time.monotonic() + 60
-        while box.facts()["running"] == 0:  # in a world that was made before
+        while box.facts()["running"] == 0:  # in a pool created before
             assert time.monotonic() < deadline
             time.sleep(0.01)
         place.mkdir()
@@ -79,7 +79,7 @@ def test_it_is_found_and_seen_without_a_restart(place: Path, bare_settings: Sett
             box.run("x", language="late")
 
 
-def test_many_who_come_at_once_share_the_new_world(place: Path, bare_settings: Settings) -> None:
+def test_concurrent_runs_share_the_new_pool(place: Path, bare_settings: Settings) -> None:
     with belljar.Sandbox(settings=bare_settings) as box, ThreadPoolExecutor(8) as threads:
         box.run("true", language="sh")
         place.mkdir()

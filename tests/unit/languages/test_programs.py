@@ -1,10 +1,10 @@
-"""Every language does what a caller may ask of it, and no more than a jail lets it.
+"""Every language supports input, arguments, files and limits, and stays within its jail.
 
-The programs are in `programs/LANGUAGE.toml`, one for each case; a case that a language has no means for (SQL opens no
-sockets) is not in its file. All that were selected run side by side, a few at a time, behind all walls.
+The programs are in `programs/LANGUAGE.toml`, one for each case; cases that a language cannot express (SQL has no
+sockets) are missing from its file. The selected programs run in parallel, a few at a time, with full isolation.
 
-A toolchain that is missing is skipped, aloud; where BELLJAR_TEST_ALL_LANGUAGES is set, as in CI, it fails instead,
-but for those that no package manager of Debian 12 has.
+A missing toolchain is skipped with a message. If BELLJAR_TEST_ALL_LANGUAGES is set, as in CI, it fails instead, except
+for toolchains that Debian 12 does not package.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ PROGRAMS = Path(__file__).parent / "programs"
 NOT_ON_DEBIAN_12 = {"julia", "lean", "swift", "vlang"}
 MUST_HAVE_ALL = bool(os.environ.get("BELLJAR_TEST_ALL_LANGUAGES"))
 GREETING = "žluťoučký 東京 🎉\n"
-_SECONDS = 60.0  # a busy machine may take long over a compiler
+_SECONDS = 60.0  # a compiler may be slow on a busy machine
 
-#: What each case is given, beside its program.
+#: The input of each case.
 GIVEN: dict[str, dict[str, Any]] = {
     "hello": {},
     "stdin": {"stdin": "3 4\nnaïve 東京 🎉\n"},
@@ -61,7 +61,7 @@ def _read_programs() -> dict[tuple[str, str], str]:
         found[name, "hello"] = toolchain.hello.source
         path = PROGRAMS / f"{name}.toml"
         programs = tomllib.loads(path.read_text()) if path.exists() else {}
-        assert set(programs) <= set(GIVEN), f"{path.name} has a case that is not known"
+        assert set(programs) <= set(GIVEN), f"{path.name} has an unknown case"
         found |= {(name, case): source for case, source in programs.items()}
     return found
 
@@ -70,11 +70,11 @@ SOURCES = _read_programs()
 
 
 class Runs:
-    """An engine on a thread of its own, and every selected program under way in it."""
+    """An engine in a separate thread that runs all selected programs."""
 
     def __init__(self, settings: Settings, wanted: list[tuple[str, str]]) -> None:
         pool = dataclasses.replace(settings.pool, max_running=4, ready_guests=2)
-        # What was compiled in an earlier session proves nothing about today's compiler.
+        # Programs compiled in an earlier test session prove nothing about the current compiler.
         languages = dataclasses.replace(settings.languages, compile_cache_bytes=0)
         self._settings = dataclasses.replace(settings, pool=pool, languages=languages)
         self._loop = asyncio.new_event_loop()
@@ -124,7 +124,7 @@ def settings(settings: Settings) -> Settings:
 def runs(request: pytest.FixtureRequest, settings: Settings) -> Iterator[Runs]:
     machine = installed_toolchains(settings)
     selected = [getattr(item, "callspec", None) for item in request.session.items]
-    # Other files have parameters of these names, too.
+    # Other test files use the same parameter names.
     keys = [(spec.params.get("language"), spec.params.get("case")) for spec in selected if spec]
     started = Runs(settings, [key for key in keys if key in SOURCES and machine.is_available(key[0])])
     try:
@@ -155,7 +155,7 @@ def _show(outcome: Outcome) -> str:
 
 @pytest.mark.timeout(600)
 @_cases("hello", "stdin", "arguments", "files", "algorithm", "network", "unicode")
-def test_does_its_work(outcome: Outcome, language: str, case: str) -> None:
+def test_program_succeeds(outcome: Outcome, language: str, case: str) -> None:
     expected = {
         "hello": load_all()[language].hello.stdout,
         "stdin": "7\nnaïve 東京 🎉\n",
@@ -170,33 +170,33 @@ def test_does_its_work(outcome: Outcome, language: str, case: str) -> None:
 
 @pytest.mark.timeout(600)
 @_cases("runtime_error")
-def test_a_failing_program_is_told_from_one_that_cannot_be_compiled(outcome: Outcome, language: str, case: str) -> None:
+def test_a_failing_program_differs_from_a_compile_error(outcome: Outcome, language: str, case: str) -> None:
     assert outcome.status in (Status.FAILED, Status.CRASHED), _show(outcome)
-    if language != "v":  # a failed proof is all that can fail there
+    if language != "v":  # only a proof can fail there
         assert outcome.stdout.splitlines()[:1] == ["before"], _show(outcome)
     assert outcome.compilation is None or outcome.compilation.status is Status.OK
 
 
 @pytest.mark.timeout(600)
 @_cases("compile_error")
-def test_a_program_that_cannot_be_compiled(outcome: Outcome, language: str, case: str) -> None:
+def test_a_compile_error_is_reported(outcome: Outcome, language: str, case: str) -> None:
     assert outcome.status is Status.COMPILE_FAILED, _show(outcome)
     assert outcome.compilation is not None
     assert outcome.compilation.status is Status.FAILED
-    assert (outcome.compilation.stdout + outcome.compilation.stderr).strip(), "it must say why"
+    assert (outcome.compilation.stdout + outcome.compilation.stderr).strip(), "no error message"
 
 
 @pytest.mark.timeout(600)
 @_cases("endless_loop")
-def test_an_endless_loop_is_ended(outcome: Outcome, language: str, case: str) -> None:
+def test_an_endless_loop_is_stopped(outcome: Outcome, language: str, case: str) -> None:
     assert outcome.status is Status.TIMED_OUT, _show(outcome)
     assert outcome.usage.wall_seconds < 10
 
 
 @pytest.mark.timeout(600)
 @_cases("memory_bomb")
-def test_a_memory_bomb_is_ended(outcome: Outcome, language: str, case: str) -> None:
-    if language == "luau":  # its virtual machine has a small memory of its own, and says so itself
+def test_a_memory_bomb_is_stopped(outcome: Outcome, language: str, case: str) -> None:
+    if language == "luau":  # its virtual machine reports its own small memory limit
         assert (outcome.status, "OOM" in outcome.stderr) == (Status.FAILED, True), _show(outcome)
     else:
         assert outcome.status is Status.OUT_OF_MEMORY, _show(outcome)
@@ -205,7 +205,7 @@ def test_a_memory_bomb_is_ended(outcome: Outcome, language: str, case: str) -> N
 @pytest.mark.timeout(600)
 @_cases("fork_bomb")
 def test_a_fork_bomb_is_contained(runs: Runs, outcome: Outcome, language: str, case: str) -> None:
-    """However it ends, it ends in time, and the next program runs."""
+    """It ends in time, and the next program runs."""
     assert outcome.usage.wall_seconds < 15, _show(outcome)
     assert outcome.status is not Status.OK or outcome.usage.wall_seconds > 0
     assert runs.run_again("sh", "hello").status is Status.OK

@@ -1,4 +1,4 @@
-"""Toolchains that live in a root directory of their own."""
+"""Toolchains in separate root directories."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from belljar.contract.errors import ToolchainMissing
 from belljar.settings import LanguageSettings, Settings, load
 
 
-def test_programs_see_that_system_instead_of_the_hosts(bare_settings: Settings) -> None:
-    """The host's own root serves as one: all that differs is that there is no guest environment in it."""
+def test_programs_see_the_root_instead_of_the_hosts(bare_settings: Settings) -> None:
+    """The host's root serves as an example; it only lacks the guest environment."""
     roots = dataclasses.replace(bare_settings, languages=LanguageSettings(roots={"sh": "/"}))
     with belljar.Sandbox(settings=roots) as box:
         look = "ls / | tr '\\n' ' '; touch /usr/x 2>/dev/null || echo read-only; cat /proc/self/status | grep Seccomp:"
@@ -26,7 +26,7 @@ def test_programs_see_that_system_instead_of_the_hosts(bare_settings: Settings) 
     assert "env" in here.stdout.split()
 
 
-def test_a_root_that_is_not_there_is_told(bare_settings: Settings, tmp_path: Path) -> None:
+def test_a_missing_root_is_reported(bare_settings: Settings, tmp_path: Path) -> None:
     for root, missing in ((tmp_path / "none", "none is missing"), (tmp_path, "bash, python3 is missing")):
         elsewhere = dataclasses.replace(bare_settings, languages=LanguageSettings(roots={"sh": str(root)}))
         with belljar.Sandbox(settings=elsewhere) as box, pytest.raises(ToolchainMissing, match=missing):

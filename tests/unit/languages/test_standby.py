@@ -1,4 +1,4 @@
-"""A Node that was started ahead runs a program as one that is started for it: same words, same walls, nothing left."""
+"""A standby Node behaves like a newly started one: same output, same isolation, nothing left behind."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ for _each in PROGRAMS.values():
         _each["stdin"] = "line\n" * _each.pop("stdin_lines")
 
 
-def _told(outcome: Outcome) -> tuple[Any, ...]:
+def _reported(outcome: Outcome) -> tuple[Any, ...]:
     said = outcome.compilation and (outcome.compilation.status, outcome.compilation.stderr)
     return outcome.status, outcome.exit_code, outcome.signal, outcome.stdout, outcome.stderr, said
 
@@ -46,12 +46,12 @@ def cold_box(bare_settings: Settings) -> Iterator[belljar.Sandbox]:
 def warm_box(bare_settings: Settings) -> Iterator[belljar.Sandbox]:
     languages = dataclasses.replace(bare_settings.languages, standby_processes=1)
     with belljar.Sandbox(settings=dataclasses.replace(bare_settings, languages=languages)) as opened:
-        opened.run("0", language="js")  # from now on one waits
+        opened.run("0", language="js")  # from now on one is on standby
         yield opened
 
 
 def _need(settings: Settings, language: str) -> None:
-    """Say aloud that its toolchain is missing; in CI, which installs all of them, that is a failure."""
+    """Skip with a message if a toolchain is missing; in CI, which installs all of them, fail."""
     if not installed_toolchains(settings).is_available(language):
         why = f"NOT TRIED: {language} is not in the state directory: belljar languages install {language}"
         pytest.fail(why) if os.environ.get("BELLJAR_TEST_ALL_LANGUAGES") else pytest.skip(why)
@@ -61,15 +61,15 @@ def _facts(box: belljar.Sandbox) -> dict[str, int]:
     return dict(box.facts()["sandbox"])
 
 
-def _await_waiting(box: belljar.Sandbox, count: int = 1) -> None:
+def _wait_for_standby(box: belljar.Sandbox, count: int = 1) -> None:
     deadline = time.monotonic() + _DEADLINE_SECONDS
     while _facts(box)["standby_processes"] != count:
         assert time.monotonic() < deadline, _facts(box)
         time.sleep(0.01)
 
 
-def _run_by_one_that_waited(box: belljar.Sandbox, **asked: Any) -> Outcome:
-    _await_waiting(box)
+def _run_on_standby(box: belljar.Sandbox, **asked: Any) -> Outcome:
+    _wait_for_standby(box)
     before = _facts(box)["standby_runs"]
     outcome = box.run(language="js", **asked)
     assert _facts(box)["standby_runs"] == before + 1
@@ -77,34 +77,32 @@ def _run_by_one_that_waited(box: belljar.Sandbox, **asked: Any) -> Outcome:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_program_cannot_tell_that_its_node_has_waited(
+def test_a_program_cannot_detect_a_standby_process(
     warm_box: belljar.Sandbox, cold_box: belljar.Sandbox, name: str
 ) -> None:
-    warm = _run_by_one_that_waited(warm_box, **PROGRAMS[name])
+    warm = _run_on_standby(warm_box, **PROGRAMS[name])
     cold = cold_box.run(language="js", **PROGRAMS[name])
-    assert _told(warm) == _told(cold)
+    assert _reported(warm) == _reported(cold)
     assert cold.stdout or cold.stderr or cold.signal or cold.exit_code
 
 
-def test_each_runs_one_program(warm_box: belljar.Sandbox) -> None:
+def test_each_process_runs_one_program(warm_box: belljar.Sandbox) -> None:
     leave = "const fs = require('fs'); console.log(fs.readdirSync('/work'), fs.readdirSync('/tmp'), globalThis.x);"
     leave += "fs.writeFileSync('/tmp/left', ''); fs.writeFileSync('left', ''); globalThis.x = 1"
-    outcomes = [_run_by_one_that_waited(warm_box, code=leave) for _ in range(2)]
+    outcomes = [_run_on_standby(warm_box, code=leave) for _ in range(2)]
     assert [each.stdout for each in outcomes] == ["[ 'main.js' ] [] undefined\n"] * 2
 
 
-def test_limits_hold_and_begin_with_the_program(warm_box: belljar.Sandbox) -> None:
-    _await_waiting(warm_box)
-    time.sleep(0.5)  # not for anything: it lets one wait for longer than the program may run, and is not charged for it
-    outcome = _run_by_one_that_waited(warm_box, code="for (;;);", limits={"wall_seconds": 0.5})
+def test_limits_start_with_the_program(warm_box: belljar.Sandbox) -> None:
+    _wait_for_standby(warm_box)
+    time.sleep(0.5)  # on standby for longer than the program's time limit, which does not count
+    outcome = _run_on_standby(warm_box, code="for (;;);", limits={"wall_seconds": 0.5})
     assert outcome.status is Status.TIMED_OUT
-    outcome = _run_by_one_that_waited(warm_box, code="for (;;);", limits={"cpu_seconds": 0.3, "wall_seconds": 30})
+    outcome = _run_on_standby(warm_box, code="for (;;);", limits={"cpu_seconds": 0.3, "wall_seconds": 30})
     assert outcome.status is Status.TIMED_OUT
     hoard = "const all = []; for (;;) all.push(Buffer.alloc(1 << 20, 1))"
-    assert _run_by_one_that_waited(warm_box, code=hoard).status is Status.OUT_OF_MEMORY
-    artifact = _run_by_one_that_waited(
-        warm_box, code="require('fs').writeFileSync('o.txt', 'made')", artifacts=["*.txt"]
-    )
+    assert _run_on_standby(warm_box, code=hoard).status is Status.OUT_OF_MEMORY
+    artifact = _run_on_standby(warm_box, code="require('fs').writeFileSync('o.txt', 'made')", artifacts=["*.txt"])
     assert [(file.path, file.content) for file in artifact.artifacts] == [("o.txt", b"made")]
 
 
@@ -113,19 +111,19 @@ def test_limits_hold_and_begin_with_the_program(warm_box: belljar.Sandbox) -> No
     [
         pytest.param({"env": {"NODE_PATH": "/work/lib"}}, id="own_environment"),
         pytest.param({"limits": {"disk_mb": 8}}, id="another_disk"),
-        pytest.param({"files": {"large.txt": "x" * 100_000}}, id="much_to_carry"),
+        pytest.param({"files": {"large.txt": "x" * 100_000}}, id="large_files"),
     ],
 )
-def test_what_cannot_wait_is_started_when_it_comes(warm_box: belljar.Sandbox, asked: dict[str, Any]) -> None:
-    _await_waiting(warm_box)
+def test_unusual_requests_start_a_new_process(warm_box: belljar.Sandbox, asked: dict[str, Any]) -> None:
+    _wait_for_standby(warm_box)
     before = _facts(warm_box)["standby_runs"]
     outcome = warm_box.run("console.log(process.env.NODE_PATH || 'none')", language="js", **asked)
     assert outcome.stdout == f"{asked.get('env', {}).get('NODE_PATH', 'none')}\n"
     assert _facts(warm_box)["standby_runs"] == before
 
 
-def test_a_waiting_process_that_dies_is_missed_by_nobody(warm_box: belljar.Sandbox, bare_settings: Settings) -> None:
-    """What makes it wait is taken away: every one dies at once, a few are tried, and programs run all the same."""
+def test_dead_standby_processes_do_not_affect_programs(warm_box: belljar.Sandbox, bare_settings: Settings) -> None:
+    """Without their script, all standby processes die at once; a few are retried, and programs still run."""
     driver = bare_settings.state_dir / "toolchains/javascript/prepared/standby.cjs"
     text = driver.read_text()
     languages = dataclasses.replace(bare_settings.languages, standby_processes=1)
@@ -140,7 +138,7 @@ def test_a_waiting_process_that_dies_is_missed_by_nobody(warm_box: belljar.Sandb
             driver.write_text(text)
 
 
-def test_a_compiler_that_waits_says_what_it_always_says(settings: Settings) -> None:
+def test_a_standby_compiler_prints_the_same_messages(settings: Settings) -> None:
     _need(settings, "ts")
     programs = [
         "enum E { A = 3 }\nconsole.log('é' as string, E.A);",
@@ -154,8 +152,8 @@ def test_a_compiler_that_waits_says_what_it_always_says(settings: Settings) -> N
             box.run("0", language="ts")
             answers = []
             for code in programs:
-                _await_waiting(box, 2 * count)  # the compiler and the runtime
-                answers.append(_told(box.run(code, language="ts")))
+                _wait_for_standby(box, 2 * count)  # the compiler and the runtime
+                answers.append(_reported(box.run(code, language="ts")))
             told.append(answers)
             assert _facts(box)["standby_runs"] == (5 if count else 0)
     assert told[0] == told[1]
@@ -163,7 +161,7 @@ def test_a_compiler_that_waits_says_what_it_always_says(settings: Settings) -> N
     assert "main.ts:2" in told[0][2][4]
 
 
-def test_luau_waits_with_its_machine_loaded_and_says_the_same(settings: Settings) -> None:
+def test_a_standby_luau_prints_the_same_output(settings: Settings) -> None:
     _need(settings, "luau")
     asked: list[dict[str, Any]] = [
         {
@@ -183,8 +181,8 @@ def test_luau_waits_with_its_machine_loaded_and_says_the_same(settings: Settings
             box.run("local none = nil", language="luau")
             answers = []
             for each in asked:
-                _await_waiting(box, count)
-                answers.append(_told(box.run(language="luau", **each)))
+                _wait_for_standby(box, count)
+                answers.append(_reported(box.run(language="luau", **each)))
             told.append(answers)
             assert _facts(box)["standby_runs"] == len(asked) * count
     assert told[0] == told[1]
@@ -194,30 +192,30 @@ def test_luau_waits_with_its_machine_loaded_and_says_the_same(settings: Settings
 
 
 def test_the_next_compiler_is_started_after_the_program(settings: Settings) -> None:
-    """Else it takes the processor from the very program whose compiler it replaces."""
+    """Otherwise it competes for the CPU with the program whose compiler it replaces."""
     _need(settings, "ts")
     languages = dataclasses.replace(settings.languages, standby_processes=1, compile_cache_bytes=0)
     with belljar.Sandbox(settings=dataclasses.replace(settings, languages=languages)) as box:
         box.run("0", language="ts")
-        _await_waiting(box, 2)
+        _wait_for_standby(box, 2)
         waiting = [
             _facts(box)["standby_processes"]
             for _ in box.stream("console.log(1); setTimeout(() => console.log(2), 500)", language="ts")
         ]
-        assert len(waiting) > 2  # it began, and wrote twice
-        assert not any(waiting[:-1])  # at its end the next may be there
-        _await_waiting(box, 2)
+        assert len(waiting) > 2  # started, and wrote twice
+        assert not any(waiting[:-1])  # at its end the next may be ready
+        _wait_for_standby(box, 2)
 
 
-def test_nothing_waits_until_somebody_asks(bare_settings: Settings) -> None:
+def test_nothing_is_started_before_the_first_request(bare_settings: Settings) -> None:
     languages = dataclasses.replace(bare_settings.languages, standby_processes=1)
     with belljar.Sandbox(settings=dataclasses.replace(bare_settings, languages=languages)) as box:
         box.run("true", language="sh")
-        for memory_mb in (64, 72, 80, 88, 96, 104):  # each limit is a kind of its own, and each is asked for once
+        for memory_mb in (64, 72, 80, 88, 96, 104):  # each limit is a separate kind, and each is requested once
             box.run("0", language="js", memory_mb=memory_mb)
         assert _facts(box)["standby_processes"] == 0
         box.run("0", language="js", memory_mb=104)
-        _await_waiting(box, 1)
+        _wait_for_standby(box, 1)
         for memory_mb in (64, 72, 80, 88, 96, 112, 120) * 2:  # few kinds are kept
             box.run("0", language="js", memory_mb=memory_mb)
         assert _facts(box)["standby_processes"] <= 6

@@ -1,4 +1,4 @@
-"""Programs that are not Python: their steps, what is compiled once, and what a caller is told."""
+"""Programs in compiled languages: their steps, the compile cache, and reported errors."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def test_a_program_is_compiled_once(bare_box: belljar.Sandbox) -> None:
         pytest.param({"files": {"unused.h": "int x;"}}, id="other_files"),
     ],
 )
-def test_another_program_is_compiled_anew(bare_box: belljar.Sandbox, changed: dict[str, Any]) -> None:
+def test_another_program_is_compiled_again(bare_box: belljar.Sandbox, changed: dict[str, Any]) -> None:
     bare_box.run(ECHO, language="c")
     outcome = bare_box.run(**{"code": ECHO, "language": "c", **changed})
     assert outcome.compilation is not None
     assert not outcome.compilation.was_cached
 
 
-def test_callers_do_not_share_what_is_compiled(own_settings: OwnSettings) -> None:
+def test_callers_do_not_share_compiled_programs(own_settings: OwnSettings) -> None:
     async def cached(shared: bool) -> list[bool]:
         own = own_settings(compile_cache_shared=shared)
         async with opened(own) as engine:
@@ -77,7 +77,7 @@ def test_callers_do_not_share_what_is_compiled(own_settings: OwnSettings) -> Non
     assert asyncio.run(cached(True)) == [False, True, True]
 
 
-def test_equal_programs_at_once_share_one_compile_step(own_settings: OwnSettings) -> None:
+def test_concurrent_equal_programs_share_one_compile_step(own_settings: OwnSettings) -> None:
     own = own_settings()
 
     async def run_all() -> list[Outcome]:
@@ -93,7 +93,7 @@ def test_equal_programs_at_once_share_one_compile_step(own_settings: OwnSettings
     ) == 1
 
 
-def test_a_shared_compile_step_outlives_the_caller_who_began_it(own_settings: OwnSettings) -> None:
+def test_a_shared_compile_step_outlives_its_first_caller(own_settings: OwnSettings) -> None:
     own = own_settings()
     functions = "".join(f"int f{n}(int x) {{ return x * {n} + x / (x + {n}); }}\n" for n in range(3000))
     slow = f'#include <stdio.h>\n{functions}int main(void) {{ puts("done"); return 0; }}'
@@ -123,7 +123,7 @@ def test_cancelling_the_only_caller_ends_the_compile_step(own_settings: OwnSetti
             deadline = time.monotonic() + 30
             while engine.facts()["sandbox"].get("compile_cache_misses", 0) == 0 and time.monotonic() < deadline:
                 await asyncio.sleep(0.01)
-            await asyncio.sleep(0.5)  # and the compiler is at it
+            await asyncio.sleep(0.5)  # the compiler runs
             began = time.monotonic()
             assert engine.cancel("only")
             outcome = await task
@@ -134,7 +134,7 @@ def test_cancelling_the_only_caller_ends_the_compile_step(own_settings: OwnSetti
     assert seconds < 10
 
 
-def test_a_compile_error_is_told_with_the_compilers_text(bare_box: belljar.Sandbox) -> None:
+def test_a_compile_error_contains_the_compilers_output(bare_box: belljar.Sandbox) -> None:
     for was_cached in (False, True):
         outcome = bare_box.run("int main(void) { return x; }", language="c")
         assert outcome.status is Status.COMPILE_FAILED
@@ -165,7 +165,7 @@ def test_a_compiler_that_never_ends_is_stopped(own_settings: OwnSettings) -> Non
     assert outcome.compilation.status in (Status.TIMED_OUT, Status.OUT_OF_MEMORY)
 
 
-def test_a_warning_is_told_with_success(bare_box: belljar.Sandbox) -> None:
+def test_a_warning_is_reported_with_success(bare_box: belljar.Sandbox) -> None:
     outcome = bare_box.run("#warning careful\nint main(void) { return 3; }", language="c")
     assert (outcome.status, outcome.exit_code) == (Status.FAILED, 3)
     assert outcome.compilation is not None
@@ -188,7 +188,7 @@ def test_streams_of_a_compiled_program(own_settings: OwnSettings) -> None:
     assert bad[-1].outcome.status is Status.COMPILE_FAILED
 
 
-def test_the_compiled_program_is_no_artifact_of_the_run(bare_box: belljar.Sandbox) -> None:
+def test_the_compiled_program_is_not_an_artifact(bare_box: belljar.Sandbox) -> None:
     writes = '#include <stdio.h>\nint main(void) { fputs("made", fopen("made.txt", "w")); return 0; }'
     outcome = bare_box.run(writes, language="c", artifacts=["**"], files={"given.txt": "given"})
     names = {file.path for file in outcome.artifacts}
@@ -196,7 +196,7 @@ def test_the_compiled_program_is_no_artifact_of_the_run(bare_box: belljar.Sandbo
     assert "program" not in names
 
 
-def test_a_file_of_the_callers_cannot_stand_for_the_compiled_program(bare_box: belljar.Sandbox) -> None:
+def test_an_input_file_cannot_replace_the_compiled_program(bare_box: belljar.Sandbox) -> None:
     planted = "#!/bin/sh\necho planted\n"
     outcome = bare_box.run(ECHO, language="c", stdin="3", files={"program": planted})
     assert (outcome.status, outcome.stdout) == (Status.OK, "6\n")
@@ -216,7 +216,7 @@ def test_the_compiler_sees_nothing_of_the_host(bare_box: belljar.Sandbox, source
     assert "No such file" in outcome.compilation.stderr or "file not found" in outcome.compilation.stderr
 
 
-def test_a_state_directory_that_cannot_be_written_to_only_costs_time(own_settings: OwnSettings) -> None:
+def test_a_read_only_state_directory_only_costs_time(own_settings: OwnSettings) -> None:
     own = own_settings()
     (own.state_dir / "compiled").write_text("in the way")
     try:
@@ -227,7 +227,7 @@ def test_a_state_directory_that_cannot_be_written_to_only_costs_time(own_setting
     assert [outcome.stdout for outcome in outcomes] == ["8\n", "8\n"]
 
 
-def test_a_damaged_entry_is_compiled_anew(own_settings: OwnSettings) -> None:
+def test_a_damaged_entry_is_compiled_again(own_settings: OwnSettings) -> None:
     own = own_settings()
     with belljar.Sandbox(settings=own) as own_box:
         own_box.run(ECHO, language="c")
@@ -240,7 +240,7 @@ def test_a_damaged_entry_is_compiled_anew(own_settings: OwnSettings) -> None:
 
 
 @pytest.mark.parametrize("cache_bytes", [100_000_000, 0], ids=["kept", "not_kept"])
-def test_a_compiler_may_say_much_that_is_long_to_write_down(own_settings: OwnSettings, cache_bytes: int) -> None:
+def test_compiler_output_may_be_long_when_escaped(own_settings: OwnSettings, cache_bytes: int) -> None:
     code = "".join(f"#error {chr(1) * 150_000}\n" for _ in range(3))
     with belljar.Sandbox(settings=own_settings(compile_cache_bytes=cache_bytes)) as own_box:
         outcomes = [own_box.run(code, language="c") for _ in range(2)]
@@ -253,7 +253,7 @@ def test_a_compiler_may_say_much_that_is_long_to_write_down(own_settings: OwnSet
     assert second.was_cached is (cache_bytes > 0)
 
 
-def test_the_cache_is_bounded(own_settings: OwnSettings) -> None:
+def test_the_cache_size_is_limited(own_settings: OwnSettings) -> None:
     own = own_settings(compile_cache_bytes=50_000)
     with belljar.Sandbox(settings=own) as own_box:
         for n in range(5):
@@ -274,16 +274,14 @@ def test_without_a_cache_everything_still_runs(own_settings: OwnSettings) -> Non
     assert not (own.state_dir / "compiled").exists()
 
 
-def test_a_language_that_is_missing_says_how_to_get_it(bare_box: belljar.Sandbox) -> None:
+def test_a_missing_language_comes_with_install_instructions(bare_box: belljar.Sandbox) -> None:
     with pytest.raises(ToolchainMissing) as refused:
-        bare_box.run(
-            "console.log(1)", language="luau"
-        )  # its package lies in the state directory, and this one is empty
+        bare_box.run("console.log(1)", language="luau")  # its package would be in the state directory, which is empty
     assert "belljar languages install luau" in refused.value.message
     assert refused.value.code == "toolchain_missing"
 
 
-def test_a_new_caller_does_not_wait_for_a_step_that_is_being_ended(own_settings: OwnSettings) -> None:
+def test_a_new_caller_does_not_wait_for_a_cancelled_step(own_settings: OwnSettings) -> None:
     own = own_settings()
     functions = "".join(f"int f{n}(int x) {{ return x * {n} + x / (x + {n}); }}\n" for n in range(2000))
     slow = f"{functions}int main(void) {{ return 7; }}"
@@ -303,7 +301,7 @@ def test_a_new_caller_does_not_wait_for_a_step_that_is_being_ended(own_settings:
     assert (first.status, second.exit_code) == (Status.CANCELLED, 7)
 
 
-def test_a_caller_may_give_the_compile_step_less(own_settings: OwnSettings) -> None:
+def test_a_caller_may_lower_the_compile_limits(own_settings: OwnSettings) -> None:
     own = own_settings()
     bomb = "".join(f"#define M{n} M{n + 1} M{n + 1} M{n + 1}\n" for n in range(40)) + "int main(void) { M0 }"
 
@@ -333,24 +331,24 @@ def test_no_compiled_program_stays_open(bare_box: belljar.Sandbox) -> None:
     assert not [path for path in opened_files if "compiled" in path]
 
 
-def test_signals_are_as_a_login_has_them(bare_box: belljar.Sandbox) -> None:
+def test_signals_have_their_defaults(bare_box: belljar.Sandbox) -> None:
     outcome = bare_box.run(
         "yes | head -n 1; echo ${PIPESTATUS[0]}; grep -E 'Sig(Ign|Blk)' /proc/self/status", language="sh"
     )
     assert outcome.stdout.splitlines() == ["y", "141", "SigBlk:\t0000000000000000", "SigIgn:\t0000000000000000"]
 
 
-def test_nothing_of_ours_is_open_or_set(bare_box: belljar.Sandbox) -> None:
+def test_no_descriptor_or_variable_of_belljar_is_inherited(bare_box: belljar.Sandbox) -> None:
     outcome = bare_box.run("ls /proc/self/fd; env | sort", language="sh", env={"LEVEL": "3"})
     lines = outcome.stdout.split()
-    assert lines[:4] == ["0", "1", "2", "3"]  # the last is that of ls itself
+    assert lines[:4] == ["0", "1", "2", "3"]  # the last one belongs to ls itself
     names = {line.partition("=")[0] for line in lines[4:] if "=" in line}
     assert names >= {"HOME", "LEVEL", "PATH", "TMPDIR"}
     assert not {name for name in names if "BELLJAR" in name}
     assert "HOME=/work" in lines
 
 
-def test_who_runs_one_language_opens_one_world(own_settings: OwnSettings) -> None:
+def test_running_one_language_opens_one_pool(own_settings: OwnSettings) -> None:
     own = own_settings()
 
     async def zygotes(first_language: str) -> int:
@@ -366,7 +364,7 @@ def test_who_runs_one_language_opens_one_world(own_settings: OwnSettings) -> Non
     assert asyncio.run(zygotes("python")) == 2
 
 
-def test_what_was_made_ahead_can_be_used_and_not_changed(bare_box: belljar.Sandbox, bare_settings: Settings) -> None:
+def test_prepared_files_can_be_used_but_not_changed(bare_box: belljar.Sandbox, bare_settings: Settings) -> None:
     machine = installed_toolchains(bare_settings)
     if not machine.is_available("go"):
         pytest.skip("NOT TRIED: there is no go")

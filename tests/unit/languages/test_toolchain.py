@@ -1,4 +1,4 @@
-"""Languages as their files describe them, and the page that lists them."""
+"""The language description files, and the page that lists the languages."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ stdout = "hello"
 """
 
 
-def test_all_of_them_are_there() -> None:
+def test_all_languages_are_described() -> None:
     assert {*TWENTY_NINE, "c", "kotlin", "vlang", "sql"} <= set(load_all())
 
 
@@ -67,20 +67,20 @@ def test_all_of_them_are_there() -> None:
         # Piston's
         *[("c++", "cpp"), ("node", "javascript"), ("golang", "go"), ("haskell", "hs"), ("clojure", "clj")],
         *[("fsharp", "fs"), ("octave", "matlab"), ("sqlite3", "sql"), ("kt", "kotlin"), ("python3", "python")],
-        # anybody's
+        # common aliases
         *[("C++", "cpp"), ("JavaScript", "javascript"), ("dafny", "dfy"), ("C#", "cs"), ("F#", "fs")],
     ],
 )
-def test_words_of_other_systems_are_understood(word: str, name: str) -> None:
+def test_names_of_other_systems_are_understood(word: str, name: str) -> None:
     assert find_name(word) == name
 
 
-def test_unknown_words_are_nobodys() -> None:
+def test_unknown_names_are_refused() -> None:
     assert find_name("cobol") is None
     assert find_name("") is None
 
 
-def test_files_are_known_by_their_ending() -> None:
+def test_files_are_recognized_by_their_extension() -> None:
     assert [find_by_extension(each) for each in ("cc", "R", "jl", "py", "txt")] == ["cpp", "r", "julia", "python", None]
 
 
@@ -124,7 +124,7 @@ def test_files_are_read_strictly(change: tuple[str, str], said: str) -> None:
         pytest.param("public class " + "x" * 5000 + " {}", "Main.java", "Main", id="name_too_long_for_a_file"),
     ],
 )
-def test_a_java_file_is_called_like_its_class(code: str, source: str, started: str) -> None:
+def test_a_java_file_is_named_after_its_class(code: str, source: str, started: str) -> None:
     java = load_all()["java"]
     plan = java.plan(code)
     assert plan.source == source
@@ -139,13 +139,13 @@ def test_names_cannot_be_options_or_paths() -> None:
             assert not plan.fill(("{entry}",))[0].startswith(("-", "."))
 
 
-def test_source_files_of_the_caller_are_compiled_along() -> None:
+def test_input_source_files_are_compiled_too() -> None:
     plan = load_all()["c"].plan("int main;", ("lib/a.c", "a.h", "-evil.c"))
     assert plan.fill(("gcc", "{sources}")) == ["gcc", "main.c", "lib/a.c", "./-evil.c"]
 
 
-def test_patterns_take_no_time_on_hostile_text() -> None:
-    """A program is matched against them on the host, on the event loop."""
+def test_patterns_are_fast_on_hostile_text() -> None:
+    """They are matched against programs on the host's event loop."""
     script = """
 import time
 from belljar.languages import load_all
@@ -166,7 +166,7 @@ for toolchain in load_all().values():
     assert done.returncode == 0, done.stderr
 
 
-def test_python_alone_reads_no_file() -> None:
+def test_python_needs_no_description_file() -> None:
     script = """
 import sys, json
 from belljar.settings import load

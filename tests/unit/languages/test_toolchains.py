@@ -1,4 +1,4 @@
-"""What is found on a machine, and what is prepared for it."""
+"""Detection of installed toolchains, and files prepared for them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _install(root: Path, *paths: str) -> None:
         file.chmod(0o755)
 
 
-def test_what_was_missing_is_looked_for_again(tmp_path: Path) -> None:
+def test_a_missing_toolchain_is_searched_for_again(tmp_path: Path) -> None:
     root = tmp_path / "root"
     root.mkdir()
     machine = InstalledToolchains(tmp_path / "state", {"lua": str(root)})
@@ -46,7 +46,7 @@ def test_another_toolchain_has_another_fingerprint(tmp_path: Path) -> None:
     assert fingerprint() != before
 
 
-def test_what_is_prepared_is_made_once_for_each_toolchain(tmp_path: Path) -> None:
+def test_files_are_prepared_once_for_each_toolchain(tmp_path: Path) -> None:
     luau = load_all()["luau"]
     state = tmp_path / "state"
     made = state / "toolchains/luau/prepared/run.mjs"
@@ -63,13 +63,13 @@ def test_what_is_prepared_is_made_once_for_each_toolchain(tmp_path: Path) -> Non
     assert left_over == []
 
 
-def test_a_program_that_locks_what_it_sees_of_the_toolchains_stops_no_preparation(tmp_path: Path) -> None:
+def test_a_program_cannot_block_preparation_with_file_locks(tmp_path: Path) -> None:
     own = tmp_path / "state/toolchains/luau"
     own.mkdir(parents=True)
     (own / ".lock").touch()
     with contextlib.ExitStack() as held:
         for path in (own.parent, own, own / ".lock"):
-            descriptor = os.open(path, os.O_RDONLY)  # as a program can: the jail shows all of it, read-only
+            descriptor = os.open(path, os.O_RDONLY)  # as a program can: it sees the directory read-only
             held.callback(os.close, descriptor)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         preparing = threading.Thread(target=InstalledToolchains(tmp_path / "state").prepare, args=[load_all()["luau"]])
@@ -80,13 +80,13 @@ def test_a_program_that_locks_what_it_sees_of_the_toolchains_stops_no_preparatio
     assert (own / "prepared/run.mjs").exists()
 
 
-def test_a_preparation_that_fails_leaves_nothing_and_stops_nobody(tmp_path: Path) -> None:
+def test_a_failed_preparation_leaves_nothing_and_blocks_nothing(tmp_path: Path) -> None:
     machine = InstalledToolchains(tmp_path / "state", {"v": str(tmp_path / "none")})
-    machine.prepare_quietly("ts")  # there is no esbuild to copy
+    machine.prepare_quietly("ts")  # no esbuild to copy
     assert not list((tmp_path / "state/toolchains/ts").iterdir())
 
 
-def test_only_places_that_exist_are_shown(tmp_path: Path) -> None:
+def test_only_existing_paths_are_shown(tmp_path: Path) -> None:
     root = tmp_path / "root"
     (root / "etc/php").mkdir(parents=True)
     machine = InstalledToolchains(tmp_path / "state", {"php": str(root)})

@@ -1,4 +1,4 @@
-"""Settings as an operator gives them, read by the real command."""
+"""Settings from files and variables, read by the real command."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 def show(**variables: str) -> subprocess.CompletedProcess[str]:
-    """`belljar config show` with these variables, and no others that could be settings."""
+    """Run `belljar config show` with these environment variables and no other settings."""
     passed = {name: value for name, value in os.environ.items() if not name.startswith("BELLJAR_")}
     return subprocess.run(
         [sys.executable, "-m", "belljar", "config", "show", "--json"],
@@ -38,14 +38,14 @@ def show(**variables: str) -> subprocess.CompletedProcess[str]:
         pytest.param("BELLJAR_POOL_MAX_RUNING", "BELLJAR_POOL_MAX_RUNNING", id="a_letter_is_missing"),
         pytest.param("BELLJAR_POL_MAX_RUNNING", "BELLJAR_POOL_MAX_RUNNING", id="in_its_section"),
         pytest.param("BELLJAR_DEFAULT_LIMITS_WALL", "BELLJAR_DEFAULT_LIMITS_WALL_SECONDS", id="without_its_unit"),
-        pytest.param("BELLJAR_STATE_DRI", "BELLJAR_STATE_DIR", id="of_no_section"),
+        pytest.param("BELLJAR_STATE_DRI", "BELLJAR_STATE_DIR", id="unknown_section"),
         pytest.param("BELLJAR_PORT", "BELLJAR_SERVER_PORT", id="without_its_section"),
         pytest.param("BELLJAR_ENVIRONMENTS_DEFAULT_PACKAGES", "settings file", id="one_of_many_by_name"),
         pytest.param("BELLJAR_TOOLS_SERVERS_MINE_URL", "settings file", id="a_tool_server"),
         pytest.param("BELLJAR_POOL_CELL_SECONDS", "is now called BELLJAR_POOL_JAIL_SECONDS", id="renamed"),
     ],
 )
-def test_a_variable_that_is_no_setting_is_refused(variable: str, words: str) -> None:
+def test_an_unknown_setting_is_refused(variable: str, words: str) -> None:
     ended = show(**{variable: "1"})
     assert ended.returncode != 0
     assert ended.stdout == ""
@@ -91,13 +91,13 @@ def test_every_setting_can_be_a_variable() -> None:
         ),
     ],
 )
-def test_variables_of_others_are_left_alone(variables: dict[str, str]) -> None:
+def test_unrelated_variables_are_ignored(variables: dict[str, str]) -> None:
     ended = show(**variables)
     assert ended.returncode == 0, ended.stderr
     assert "environment" not in {each["source"] for each in json.loads(ended.stdout).values()}
 
 
-def test_what_compose_sets_is_read() -> None:
+def test_variables_set_by_compose_are_read() -> None:
     compose = yaml.safe_load((REPOSITORY / "deploy" / "docker" / "compose.yaml").read_text())
     given = dict(compose["services"]["belljar"]["environment"])
     ended = show(**given)
@@ -107,6 +107,6 @@ def test_what_compose_sets_is_read() -> None:
 
 
 @pytest.mark.parametrize("runners", [-1, 33])
-def test_so_many_runners_cannot_be(runners: int) -> None:
+def test_too_many_runners_are_refused(runners: int) -> None:
     with pytest.raises(InvalidSettings, match=r"server.runners is .* 0 to 32"):
         load(environ={"BELLJAR_SERVER_RUNNERS": str(runners)})

@@ -1,6 +1,6 @@
-"""An MCP server over stdio that says hello properly and then writes what is no protocol at all.
+"""An MCP server over stdio that completes the handshake and then writes invalid messages.
 
-The schema of its tool `crooked` is no schema, and `halve` answers with half of a character.
+Its tool `crooked` has an invalid schema, and `halve` answers with half of a surrogate pair.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A sandbox whose programs may call functions of the tests."""
+"""Sandboxes whose programs may call functions of the tests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import belljar
 from belljar.settings import Settings, ToolSettings
 
-#: Numbers and sizes that a test can reach. The times are for a machine that has other work; a test sets its own.
+#: Limits low enough for a test to reach. Times are generous for a busy machine; tests lower them.
 BOUNDS = ToolSettings(
     calls_max=1500, call_seconds=30.0, total_seconds=600.0, argument_bytes=1_000_000, result_bytes=4_000_000
 )
@@ -18,15 +18,15 @@ BOUNDS = ToolSettings(
 
 @pytest.fixture(scope="session")
 def tool_box(settings: Settings) -> Iterator[belljar.Sandbox]:
-    """An open sandbox with the bounds above."""
-    pool = dataclasses.replace(settings.pool, jail_seconds=0.2)  # else cells that were needed once are kept for a while
+    """An open sandbox with the limits above."""
+    pool = dataclasses.replace(settings.pool, jail_seconds=0.2)  # otherwise spare jails are kept for a while
     with belljar.Sandbox(settings=dataclasses.replace(settings, tools=BOUNDS, pool=pool)) as opened:
         yield opened
 
 
 @pytest.fixture
 def bounded_box(settings: Settings) -> Iterator[Callable[..., belljar.Sandbox]]:
-    """A sandbox with bounds of the test's own."""
+    """Open sandboxes with other limits."""
     opened: list[belljar.Sandbox] = []
 
     def open_one(**bounds: object) -> belljar.Sandbox:

@@ -1,6 +1,6 @@
 """A real MCP server: `mcp_tools.py stdio`, or `mcp_tools.py http PORT` or `sse PORT`.
 
-Where EXTRA_TOOL names a file that exists, it has one more tool.
+If EXTRA_TOOL names an existing file, it has one more tool.
 """
 
 from __future__ import annotations

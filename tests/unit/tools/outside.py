@@ -1,4 +1,4 @@
-"""The outside world on loopback: a search engine, web sites, a PDF host and a language model, over real HTTP.
+"""Fake internet services on loopback over real HTTP: a search engine, web sites, a PDF host and a language model.
 
 Shared by the tests of the tools and of the X-Master dialect.
 """
@@ -24,11 +24,11 @@ PAGE = (
 )
 
 
-CUT = "half of a bell: \ud83d"  # as services send it that cut texts without looking
+CUT = "half of a bell: \ud83d"  # half of a surrogate pair, as sent by services that truncate text carelessly
 
 
 def make_pdf(text: str) -> bytes:
-    """A real PDF of one page."""
+    """A valid PDF of one page."""
     stream = f"BT /F1 24 Tf 72 720 Td ({text}) Tj ET".encode()
     objects = [
         b"<< /Type /Catalog /Pages 2 0 R >>",
@@ -52,7 +52,7 @@ def make_pdf(text: str) -> bytes:
 
 
 class Outside:
-    """What was asked, and what is to be answered."""
+    """The requests received, and the responses to send."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -60,11 +60,11 @@ class Outside:
         self.asked: Counter[str] = Counter()  # by path
         self.headers: dict[str, dict[str, str]] = {}  # of the last request, by path
         self.bodies: dict[str, Any] = {}
-        self.failing: Counter[str] = Counter()  # how many more times a path fails
-        self.gate = threading.Event()  # those who wait for it are let go
+        self.failing: Counter[str] = Counter()  # how often a path still fails
+        self.gate = threading.Event()  # releases waiting requests
 
     def settings(self) -> dict[str, Any]:
-        """Of `WebSettings`, to have all of it here."""
+        """Keywords for `WebSettings` that direct all requests here."""
         return {
             "serper_url": f"{self.url}/serper",
             "scrape_url": f"{self.url}/scrape",
@@ -79,7 +79,7 @@ class _Answers(BaseHTTPRequestHandler):
     outside: Outside
 
     def log_message(self, *_: object) -> None:
-        """Quiet."""
+        pass
 
     def do_GET(self) -> None:
         self._answer(None)
@@ -152,11 +152,11 @@ class _Answers(BaseHTTPRequestHandler):
         self._send(200, "half of a bell: ?".encode("utf-16-le")[:-2] + b"\x3d\xd8", "text/html; charset=utf-16le")
 
     def at_labelled(self, _: Any, query: Any) -> None:
-        """A page that names a character set, as often as wanted."""
+        """A page that names a character set, repeated as requested."""
         self._send(200, b"<p>bell-jar</p>" * int(query["times"][0]), f"text/html; charset={query['label'][0]}")
 
     def at_quadratic(self, *_: Any) -> None:
-        """A page over which the HTML parser of the standard library needs minutes."""
+        """A page that takes the standard library's HTML parser minutes to parse."""
         self._send(200, b"<!--" * 200_000, "text/html")
 
     def at_misnamed(self, *_: Any) -> None:
@@ -215,7 +215,7 @@ class _Answers(BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def outside_world() -> Iterator[Outside]:
-    """Serve all of it on one port."""
+    """Serve all services on one port."""
     answers = type("Answers", (_Answers,), {})
     server = ThreadingHTTPServer(("127.0.0.1", 0), answers)
     server.daemon_threads = True

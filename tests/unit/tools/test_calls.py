@@ -1,4 +1,4 @@
-"""Programs that call functions of the host, as agents write them."""
+"""Programs that call functions of the host."""
 
 from __future__ import annotations
 
@@ -84,12 +84,12 @@ def test_json_values_arrive_and_return_unchanged(tool_box: belljar.Sandbox, valu
     assert answer_of(tool_box.run(code, tools=[echo])) == "True\n"
 
 
-def test_numbers_of_numpy_are_taken(tool_box: belljar.Sandbox) -> None:
+def test_numpy_numbers_are_accepted(tool_box: belljar.Sandbox) -> None:
     code = "import numpy, tools\nprint(tools.add(numpy.int64(4), 1), tools.echo(numpy.arange(3)))"
     assert answer_of(tool_box.run(code, tools=[add, echo])) == "5 [0, 1, 2]\n"
 
 
-def test_twenty_threads_call_side_by_side(tool_box: belljar.Sandbox) -> None:
+def test_twenty_threads_call_concurrently(tool_box: belljar.Sandbox) -> None:
     code = (
         "import tools\nfrom concurrent.futures import ThreadPoolExecutor\n"
         "with ThreadPoolExecutor(20) as pool:\n    got = list(pool.map(tools.add, range(1000)))\n"
@@ -100,7 +100,7 @@ def test_twenty_threads_call_side_by_side(tool_box: belljar.Sandbox) -> None:
     assert len(outcome.tool_calls) == 1000
 
 
-def test_calls_run_at_the_same_time(tool_box: belljar.Sandbox) -> None:
+def test_calls_run_concurrently(tool_box: belljar.Sandbox) -> None:
     meeting = threading.Barrier(8, timeout=20)
 
     def meet() -> bool:
@@ -127,7 +127,7 @@ def test_awaitable_forms(tool_box: belljar.Sandbox) -> None:
     assert answer_of(outcome) == f"{sum(range(100)) + 200}\nfail: ValueError: no luck today\n"
 
 
-def test_processes_of_the_program_each_have_their_own_line(tool_box: belljar.Sandbox) -> None:
+def test_child_processes_have_their_own_connections(tool_box: belljar.Sandbox) -> None:
     code = (
         "import multiprocessing, os, tools\n"
         "tools.add(0)\n"
@@ -169,17 +169,17 @@ def test_a_failure_is_an_exception_with_its_message(tool_box: belljar.Sandbox) -
     ("call", "said"),
     [
         pytest.param("add('x')", "ToolError: add: a must be an integer, not a string", id="wrong_type"),
-        pytest.param("add(True)", "ToolError: add: a must be an integer, not a boolean", id="boolean_is_no_number"),
+        pytest.param("add(True)", "ToolError: add: a must be an integer, not a boolean", id="boolean_as_number"),
         pytest.param("add()", "TypeError: add() missing 1 required positional argument: 'a'", id="missing"),
         pytest.param("add(1, 2, 3)", "TypeError: add() takes from 1 to 2 positional arguments", id="too_many"),
         pytest.param("add(1, c=3)", "TypeError: add() got an unexpected keyword argument 'c'", id="unknown"),
-        pytest.param("add(object())", "ToolError: add: an argument cannot be sent", id="no_json_value"),
+        pytest.param("add(object())", "ToolError: add: an argument cannot be sent", id="not_json"),
         pytest.param("add(float('nan'))", "ToolError: add: an argument cannot be sent", id="nan"),
         pytest.param("echo('x' * 2_000_000)", "over the 1000000 allowed", id="too_large"),
         pytest.param("search", "unknown tool 'search'; this program has: add, echo", id="not_given"),
     ],
 )
-def test_a_wrong_call_is_a_clear_error(tool_box: belljar.Sandbox, call: str, said: str) -> None:
+def test_an_invalid_call_is_a_clear_error(tool_box: belljar.Sandbox, call: str, said: str) -> None:
     code = (
         "import tools\nfrom tools import *\n"
         f"try:\n    tools.{call}\nexcept Exception as error:\n    print(type(error).__name__ + ':', error)\n"
@@ -247,7 +247,7 @@ def test_a_tool_that_hangs_fails_in_time(bounded_box: Any) -> None:
         gate.set()
 
 
-def test_an_answer_that_is_too_large_is_an_error(tool_box: belljar.Sandbox) -> None:
+def test_a_result_that_is_too_large_is_an_error(tool_box: belljar.Sandbox) -> None:
     def flood() -> str:
         return "x" * 10_000_000
 
@@ -256,7 +256,7 @@ def test_an_answer_that_is_too_large_is_an_error(tool_box: belljar.Sandbox) -> N
     assert said == "flood: its answer has 10,000,013 bytes, over the 4,000,000 allowed\n"
 
 
-def test_an_answer_that_is_no_json_is_an_error(tool_box: belljar.Sandbox) -> None:
+def test_a_result_that_is_not_json_is_an_error(tool_box: belljar.Sandbox) -> None:
     def garbage() -> Any:
         return object()
 
@@ -298,13 +298,15 @@ def raising(error: BaseException) -> Any:
             lambda: [nested(each) for each in range(900, 1000)], "its answer cannot be encoded", id="nested_deeply"
         ),
         pytest.param(lambda: raising(ValueError("bad \udcff")), "ValueError: bad \\udcff", id="half_in_an_error"),
-        pytest.param(lambda: raising(Speechless()), "the host could not answer", id="error_without_words"),
+        pytest.param(lambda: raising(Speechless()), "the host could not answer", id="error_without_message"),
         pytest.param(lambda: raising(asyncio.CancelledError()), "it raised CancelledError", id="cancelled_within"),
         pytest.param(lambda: raising(SystemExit(3)), "it raised SystemExit", id="exit"),
     ],
 )
 @pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])
-def test_whatever_a_tool_does_is_answered(tool_box: belljar.Sandbox, work: Any, said: str, *, is_async: bool) -> None:
+def test_every_failure_of_a_tool_is_answered(
+    tool_box: belljar.Sandbox, work: Any, said: str, *, is_async: bool
+) -> None:
     def odd() -> Any:
         return work()
 
@@ -324,7 +326,7 @@ def test_whatever_a_tool_does_is_answered(tool_box: belljar.Sandbox, work: Any, 
     assert not any(call.ok for call in outcome.tool_calls if call.tool != "add")
 
 
-def test_what_cannot_be_sent_is_streamed_as_a_failure(tool_box: belljar.Sandbox) -> None:
+def test_an_unsendable_result_is_streamed_as_a_failure(tool_box: belljar.Sandbox) -> None:
     def half() -> str:
         return "a\ud800b"
 
@@ -335,7 +337,7 @@ def test_what_cannot_be_sent_is_streamed_as_a_failure(tool_box: belljar.Sandbox)
     assert answered.result.isascii()
 
 
-def test_calls_are_counted_against_their_number(bounded_box: Any) -> None:
+def test_the_number_of_calls_is_limited(bounded_box: Any) -> None:
     code = (
         "import tools\ncount = 0\ntry:\n    while True:\n        tools.add(1)\n        count += 1\n"
         "except tools.ToolError as error:\n    print(count, error)"
@@ -349,7 +351,7 @@ def test_calls_past_the_rate_wait(bounded_box: Any) -> None:
     assert answer_of(bounded_box(calls_per_second=40.0).run(code, tools=[add])) == "True\n"
 
 
-def test_calls_are_counted_against_their_time(bounded_box: Any) -> None:
+def test_the_time_of_calls_is_limited(bounded_box: Any) -> None:
     gate = threading.Event()
 
     def wait() -> None:
@@ -374,7 +376,7 @@ def test_calls_are_streamed(tool_box: belljar.Sandbox) -> None:
     assert (events[3].call.ok, events[3].result) == (False, "fail: ValueError: no luck today")
 
 
-def test_a_reader_who_is_slow_is_waited_for(tool_box: belljar.Sandbox) -> None:
+def test_calls_wait_for_a_slow_reader(tool_box: belljar.Sandbox) -> None:
     made: list[int] = []
 
     def measure(text: str) -> str:
@@ -384,7 +386,7 @@ def test_a_reader_who_is_slow_is_waited_for(tool_box: belljar.Sandbox) -> None:
     code = "import tools\nfor _ in range(200): tools.measure('x' * 200_000)\nprint('done')"
     events = tool_box.stream(code, tools=[measure], timeout=60)
     next(events)
-    for _ in range(20):  # while nobody reads
+    for _ in range(20):  # while nothing is read
         tool_box.run("pass")
     assert len(made) < 50
     *_, last = events
@@ -393,7 +395,7 @@ def test_a_reader_who_is_slow_is_waited_for(tool_box: belljar.Sandbox) -> None:
     assert len(made) == 200
 
 
-def test_half_a_character_is_refused_before_it_is_sent(tool_box: belljar.Sandbox) -> None:
+def test_a_lone_surrogate_is_refused_before_it_is_sent(tool_box: belljar.Sandbox) -> None:
     code = (
         "import tools\ntry:\n    tools.echo('\\ud83d')\nexcept tools.ToolError as error:\n    print(error)\n"
         "print(tools.echo('\\U0001f514'), tools.echo('\\\\ud83d'))"
@@ -418,7 +420,7 @@ def test_a_module_of_the_program_wins(tool_box: belljar.Sandbox) -> None:
     assert answer_of(outcome) == "1\n"
 
 
-def test_two_functions_of_one_name_in_two_runs_do_not_meet(tool_box: belljar.Sandbox) -> None:
+def test_functions_of_the_same_name_in_two_runs_are_separate(tool_box: belljar.Sandbox) -> None:
     def make(value: int) -> Any:
         def mine() -> int:
             return value
@@ -434,12 +436,12 @@ def test_two_functions_of_one_name_in_two_runs_do_not_meet(tool_box: belljar.San
     [
         pytest.param(["nothing"], "unknown tool 'nothing'", id="unknown_name"),
         pytest.param([add, add], "two of them are named 'add'", id="twice"),
-        pytest.param([lambda: 1], "give a function made with 'def'", id="no_name"),
-        pytest.param([print], "by position only", id="no_names_of_arguments"),
+        pytest.param([lambda: 1], "give a function made with 'def'", id="without_a_name"),
+        pytest.param([print], "by position only", id="unnamed_arguments"),
         pytest.param("add", "tools must be a list", id="text"),
     ],
 )
-def test_what_is_no_tool_is_refused(tool_box: belljar.Sandbox, given: Any, said: str) -> None:
+def test_invalid_tools_are_refused(tool_box: belljar.Sandbox, given: Any, said: str) -> None:
     with pytest.raises(belljar.CallerError, match=said):
         tool_box.run("print(1)", tools=given)
 

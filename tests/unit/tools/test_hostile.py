@@ -1,4 +1,4 @@
-"""Programs that write to the tool socket by hand. Each does harm to nobody but itself."""
+"""Programs that write to the tool socket directly. Each harms only itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 import belljar
 
-#: How a program finds its socket and speaks over it.
+#: How a program finds its socket and writes to it.
 PREAMBLE = textwrap.dedent(
     """
     import array, json, os, socket, struct, sys, tools
@@ -50,7 +50,7 @@ _SETTLED_LOOKS = 50
 
 
 def settled_descriptors(box: belljar.Sandbox, host: Any) -> int:
-    """How many we have once no guest comes or goes any more: each has some."""
+    """The number of open descriptors once the number of guests is stable."""
     still_works(box)
     seen = [-1]
 
@@ -63,7 +63,7 @@ def settled_descriptors(box: belljar.Sandbox, host: Any) -> int:
 
 
 def descriptors() -> int:
-    """Not those of cgroups: of cells that are given up, some are kept."""
+    """Descriptors other than those of cgroups, some of which are kept for reuse."""
     count = 0
     for each in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile
@@ -86,7 +86,7 @@ def still_works(box: belljar.Sandbox) -> None:
         pytest.param("{'tool': 'note' * 10000, 'arguments': {}}", "is not a tool of this program", id="a_long_name"),
     ],
 )
-def test_a_forged_question_is_answered_with_an_error(tool_box: belljar.Sandbox, asked: str, said: str) -> None:
+def test_a_forged_call_is_answered_with_an_error(tool_box: belljar.Sandbox, asked: str, said: str) -> None:
     outcome = run(tool_box, f"print(ask({asked})[:300]); print(tools.note(2))")
     assert outcome.status == "ok", outcome.stderr
     answer, after = outcome.stdout.splitlines()
@@ -126,7 +126,7 @@ def test_a_forged_question_is_answered_with_an_error(tool_box: belljar.Sandbox, 
         pytest.param("wire.shutdown(socket.SHUT_RDWR)", id="hanging_up"),
     ],
 )
-def test_a_broken_packet_harms_only_whoever_sent_it(tool_box: belljar.Sandbox, sent: str, host: Any) -> None:
+def test_a_broken_packet_harms_only_its_sender(tool_box: belljar.Sandbox, sent: str, host: Any) -> None:
     before = settled_descriptors(tool_box, host)
     code = f"""
         try:
@@ -140,7 +140,7 @@ def test_a_broken_packet_harms_only_whoever_sent_it(tool_box: belljar.Sandbox, s
     """
     shares_its_socket = sent == "give(wire.fileno())"
     outcome = run(tool_box, code, timeout=2 if shares_its_socket else 60)
-    if shares_its_socket:  # we and the program now read the same socket, so it may lose its own answer
+    if shares_its_socket:  # host and program now read the same socket, so the program may lose its answer
         assert outcome.status in ("ok", "timed_out")
     else:
         assert outcome.status == "ok", outcome.stderr
@@ -149,8 +149,8 @@ def test_a_broken_packet_harms_only_whoever_sent_it(tool_box: belljar.Sandbox, s
     host.wait_until(lambda: descriptors() <= before, "what the program sent is closed")
 
 
-def test_a_flood_of_calls_leaves_the_host_free(tool_box: belljar.Sandbox) -> None:
-    """It never reads an answer; others are served all the same."""
+def test_a_flood_of_calls_does_not_block_the_host(tool_box: belljar.Sandbox) -> None:
+    """The program reads no answers; other programs are still served."""
     code = """
         import threading
         def flood():
@@ -164,12 +164,12 @@ def test_a_flood_of_calls_leaves_the_host_free(tool_box: belljar.Sandbox) -> Non
     next(flood)
     for _ in range(5):
         still_works(tool_box)
-    assert tool_box.facts()["running"] == 1, "they were served while it went on"
+    assert tool_box.facts()["running"] == 1, "others were not served during the flood"
     flood.close()
     still_works(tool_box)
 
 
-def test_a_flood_of_connections_is_bounded(tool_box: belljar.Sandbox, host: Any) -> None:
+def test_a_flood_of_connections_is_limited(tool_box: belljar.Sandbox, host: Any) -> None:
     before = settled_descriptors(tool_box, host)
     code = """
         kept = []
@@ -202,8 +202,8 @@ def test_a_socket_whose_flags_a_program_changes_does_not_stop_the_host(tool_box:
     still_works(tool_box)
 
 
-def test_answers_that_nobody_reads_do_not_fill_the_host(bounded_box: Any) -> None:
-    """Past what may be in flight nothing is read, so nothing more is answered."""
+def test_unread_answers_do_not_fill_the_hosts_memory(bounded_box: Any) -> None:
+    """The host stops reading calls at the limit of calls in flight."""
     box = bounded_box(in_flight=4)
     answered = []
 

@@ -30,7 +30,7 @@ STDIO = (sys.executable, str(HERE / "mcp_tools.py"), "stdio")
 
 
 def free_port() -> int:
-    """Where nobody listens."""
+    """A port without a listener."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port: int = probe.getsockname()[1]
     return port
@@ -38,7 +38,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def serving(kind: str, port: int = 0) -> Iterator[int]:
-    """The same tools behind a port."""
+    """Serve the same tools on a port."""
     port = port or free_port()
     process = subprocess.Popen(
         [sys.executable, str(HERE / "mcp_tools.py"), kind, str(port)],
@@ -104,24 +104,22 @@ def test_every_tool_of_a_server_is_a_function(settings: Settings, kind: str) -> 
         ]
 
 
-def test_help_tells_what_the_server_says(stdio_box: belljar.Sandbox) -> None:
+def test_help_shows_the_servers_description(stdio_box: belljar.Sandbox) -> None:
     said = run(stdio_box, "import tools\nhelp(tools.find_page)")
     assert "find_page(query: 'str', top_k: 'int' = 3)" in said
     assert "Find pages about something." in said
 
 
-def test_a_server_gets_the_variables_that_are_named_and_no_others(
-    stdio_box: belljar.Sandbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_gets_only_the_named_variables(stdio_box: belljar.Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(stdio_box, "import tools\nprint(tools.whoami())") == "{'BELLJAR_GIVEN': 'yes'}\n"
 
 
-def test_only_what_was_asked_for_is_there(stdio_box: belljar.Sandbox) -> None:
+def test_only_requested_tools_are_available(stdio_box: belljar.Sandbox) -> None:
     code = "import tools\nprint(hasattr(tools, 'add'), hasattr(tools, 'pid'))"
     assert run(stdio_box, code, tools=["add"]) == "True False\n"
 
 
-def test_a_server_that_dies_in_a_call_is_started_again(stdio_box: belljar.Sandbox) -> None:
+def test_a_server_that_dies_in_a_call_is_restarted(stdio_box: belljar.Sandbox) -> None:
     code = (
         "import tools\nbefore = tools.pid()\n"
         "try:\n    tools.die()\nexcept tools.ToolError as error:\n    print(error)\n"
@@ -132,9 +130,9 @@ def test_a_server_that_dies_in_a_call_is_started_again(stdio_box: belljar.Sandbo
     assert said[1] == "True 3"
 
 
-def test_a_call_is_made_again_only_where_that_does_no_harm(settings: Settings, tmp_path: Path) -> None:
+def test_only_safe_calls_are_retried(settings: Settings, tmp_path: Path) -> None:
     code = "import tools\nbefore = tools.pid()\n"
-    for tool in ("look", "put", "pay"):  # only reads; may be called twice; says nothing
+    for tool in ("look", "put", "pay"):  # read-only; idempotent; unspecified
         code += f"try:\n    print(tools.{tool}({str(tmp_path / tool)!r}))\n"
         code += "except tools.ToolError as error:\n    print(error)\n"
     code += "print(tools.pid() != before)"
@@ -148,8 +146,8 @@ def test_a_call_is_made_again_only_where_that_does_no_harm(settings: Settings, t
     assert (tmp_path / "pay").read_text() == "x"
 
 
-def test_a_call_that_the_server_never_got_waits_for_the_next_one(settings: Settings, host: Any) -> None:
-    """Behind a URL, where nobody notices that a server is gone before it is called."""
+def test_a_call_that_was_not_delivered_waits_for_the_next_server(settings: Settings, host: Any) -> None:
+    """With a URL, where a dead server is only noticed by the next call."""
     with contextlib.ExitStack() as stack:
         port = free_port()
         first = stack.enter_context(contextlib.ExitStack())
@@ -166,25 +164,25 @@ def test_a_call_that_the_server_never_got_waits_for_the_next_one(settings: Setti
 
 
 def is_dead(pid: int) -> bool:
-    """Whether all that is left of it is what its parent has not fetched yet."""
+    """Whether the process is a zombie or gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("Z")
     except (FileNotFoundError, ProcessLookupError):
         return True
 
 
-def test_a_server_that_dies_while_idle_is_started_again(
+def test_a_server_that_dies_while_idle_is_restarted(
     stdio_box: belljar.Sandbox, host: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = int(run(stdio_box, "import tools\nprint(tools.pid())"))
     os.kill(before, signal.SIGKILL)
     host.wait_until(lambda: is_dead(before), "the server is dead")
-    host.wait_until(lambda: "went away" in caplog.text, "its death is noticed")  # until then it may be sent a call
+    host.wait_until(lambda: "went away" in caplog.text, "its death is noticed")  # until then a call may be sent to it
     assert int(run(stdio_box, "import tools\nprint(tools.pid())", timeout=60)) != before
 
 
 @pytest.mark.parametrize("kind", ["stdio", "http", "sse"])
-def test_a_tool_that_is_added_is_there_for_the_next_program(settings: Settings, host: Any, kind: str) -> None:
+def test_an_added_tool_is_available_to_the_next_program(settings: Settings, host: Any, kind: str) -> None:
     with contextlib.ExitStack() as stack:
         server = ToolServerSettings(command=STDIO)
         if kind != "stdio":
@@ -228,12 +226,12 @@ def test_a_server_that_floods_costs_only_the_call(stdio_box: belljar.Sandbox) ->
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        pytest.param("babble()", "babble: ", id="no_protocol"),
+        pytest.param("babble()", "babble: ", id="not_the_protocol"),
         pytest.param("halve()", "halve: no answer within 5 s", id="half_a_character"),
-        pytest.param("crooked(1)", "crooked: TypeError: unhashable type: 'list'", id="no_schema"),
+        pytest.param("crooked(1)", "crooked: TypeError: unhashable type: 'list'", id="invalid_schema"),
     ],
 )
-def test_a_server_that_babbles_costs_only_the_call(settings: Settings, call: str, said: str) -> None:
+def test_a_server_that_sends_nonsense_costs_only_the_call(settings: Settings, call: str, said: str) -> None:
     broken = ToolServerSettings(command=(sys.executable, str(HERE / "broken_mcp.py")))
     with open_box(settings, call_seconds=5.0, broken=broken) as box:
         code = f"import tools\ntry:\n    print(tools.{call})\nexcept tools.ToolError as error:\n    print('E', error)"
@@ -241,13 +239,13 @@ def test_a_server_that_babbles_costs_only_the_call(settings: Settings, call: str
         assert box.run("print(1)").stdout == "1\n"
 
 
-def test_a_name_that_two_servers_have_is_an_error_that_names_both(settings: Settings) -> None:
+def test_a_name_clash_is_an_error_that_names_both_servers(settings: Settings) -> None:
     both = ToolServerSettings(command=STDIO)
     with pytest.raises(belljar.CallerError, match=r"two tools are named 'add'.*'first'.*'second'"):
         open_box(settings, first=both, second=both).open()
 
 
-def test_a_prefix_keeps_them_apart(settings: Settings) -> None:
+def test_a_prefix_resolves_a_name_clash(settings: Settings) -> None:
     first, second = ToolServerSettings(command=STDIO), ToolServerSettings(command=STDIO, prefix="other-")
     with open_box(settings, first=first, second=second) as box:
         assert run(box, "import tools\nprint(tools.pid() != tools.other_pid())") == "True\n"
@@ -258,7 +256,7 @@ def test_a_prefix_keeps_them_apart(settings: Settings) -> None:
     [
         pytest.param(ToolServerSettings(command=("/nowhere/at-all",)), id="no_such_command"),
         pytest.param(ToolServerSettings(command=(sys.executable, "-c", "raise SystemExit(3)")), id="ends_at_once"),
-        pytest.param(ToolServerSettings(url="http://127.0.0.1:9/mcp"), id="nobody_there"),
+        pytest.param(ToolServerSettings(url="http://127.0.0.1:9/mcp"), id="no_listener"),
     ],
 )
 def test_a_server_that_does_not_start_is_named(settings: Settings, server: ToolServerSettings) -> None:
@@ -284,14 +282,14 @@ LOUD = (
         ),
     ],
 )
-def test_the_last_words_of_a_server_that_does_not_start_are_told(
+def test_the_last_output_of_a_server_that_does_not_start_is_shown(
     settings: Settings, command: tuple[str, ...], reason: str
 ) -> None:
     with pytest.raises(belljar.SandboxFault, match=f"tool server 'lost' does not start: {reason}"):
         open_box(settings, start_seconds=5.0, lost=ToolServerSettings(command=command)).open()
 
 
-def test_nothing_is_left_of_a_server(settings: Settings, host: Any) -> None:
+def test_a_closed_server_leaves_nothing_behind(settings: Settings, host: Any) -> None:
     before = host.leftovers().processes
     with open_box(settings, tests=ToolServerSettings(command=STDIO)) as box:
         pid = int(run(box, "import tools\nprint(tools.pid())"))
@@ -299,8 +297,8 @@ def test_nothing_is_left_of_a_server(settings: Settings, host: Any) -> None:
     host.wait_until(lambda: host.leftovers().processes <= before, "the server is gone")
 
 
-def test_a_name_that_is_taken_later_is_left_out_and_told(caplog: pytest.LogCaptureFixture) -> None:
-    """Nobody can be refused a start any more; what is there stays, and what else has changed is taken."""
+def test_a_later_name_clash_is_logged_and_the_tool_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    """After the start, a clash must not fail: existing tools stay, and other changes are applied."""
 
     def first() -> int:
         return 1

@@ -1,4 +1,4 @@
-"""The process that decodes and parses pages: what it understands, what it may do, and how it ends."""
+"""The process that decodes and parses web pages: formats, confinement and limits."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ def failure(question: Callable[[Reader], Awaitable[str]], **changed: Any) -> str
 @pytest.mark.parametrize(
     ("content", "content_type", "text"),
     [
-        pytest.param("ö".encode(), "text/html", "ö", id="nothing_said"),
+        pytest.param("ö".encode(), "text/html", "ö", id="unlabelled"),
         pytest.param("ö".encode("latin-1"), "text/html; charset=ISO-8859-1", "ö", id="header"),
         pytest.param("ö".encode("latin-1"), 'text/html; charset="latin1"; x=y', "ö", id="quoted_header"),
         pytest.param("<meta charset=koi8-r>ж".encode("koi8-r"), "", "<meta charset=koi8-r>ж", id="head"),
         pytest.param("<meta charset='sjis'/>語".encode("cp932"), "", "<meta charset='sjis'/>語", id="quoted_head"),
         pytest.param(b"\xef\xbb\xbf" + "ö".encode(), "text/html; charset=koi8-r", "ö", id="mark"),
         pytest.param(b"\xff\xfe" + "ö".encode("utf-16-le"), "", "ö", id="mark_of_utf_16"),
-        pytest.param("<meta charset=utf-16>ö".encode(), "", "<meta charset=utf-16>ö", id="utf_16_cannot_say_so"),
-        pytest.param("ö".encode(), "text/html; charset=punycode", "ö", id="not_of_the_web"),
-        pytest.param("ö".encode(), "text/html; charset=../../x", "ö", id="no_name"),
+        pytest.param("<meta charset=utf-16>ö".encode(), "", "<meta charset=utf-16>ö", id="utf_16_in_the_head"),
+        pytest.param("ö".encode(), "text/html; charset=punycode", "ö", id="not_a_web_encoding"),
+        pytest.param("ö".encode(), "text/html; charset=../../x", "ö", id="unknown_name"),
         pytest.param("“".encode("cp1252"), "text/html; charset=us-ascii", "“", id="ascii_is_windows_1252"),
-        pytest.param(b"a\x81b", "text/html; charset=windows-1252", "a\ufffdb", id="a_byte_without_meaning"),
+        pytest.param(b"a\x81b", "text/html; charset=windows-1252", "a\ufffdb", id="an_undefined_byte"),
     ],
 )
 def test_a_page_is_read_in_its_character_set(content: bytes, content_type: str, text: str) -> None:
@@ -65,8 +65,8 @@ def test_every_label_has_a_codec() -> None:
 
 
 @pytest.mark.parametrize("codec", sorted(set(charsets.CODECS.values())))
-def test_decoding_takes_time_that_grows_with_the_page(codec: str) -> None:
-    """Sixteen times the page may take a hundred times as long on a busy machine; a square would be 256 times."""
+def test_decoding_takes_linear_time(codec: str) -> None:
+    """A page 16 times as long may take 100 times as long on a busy machine; quadratic time would be 256 times."""
     for filling in (b"\xff", b"\x81", b"\x00", b"\x1b$B", b"\xd8\x00", b"-"):
         small, large = (_least_seconds(filling * (size // len(filling)), codec) for size in (1 << 15, 1 << 19))
         assert large < 100 * small + 0.05
@@ -81,7 +81,7 @@ def _least_seconds(content: bytes, codec: str) -> float:
     return min(seconds)
 
 
-def test_documents_are_read() -> None:
+def test_documents_are_parsed() -> None:
     assert read(lambda reader: reader.text("Glöckchen".encode("cp1252"), "cp1252")) == "Glöckchen"
     assert read(lambda reader: reader.html(b"<p>one<p>two<script>no</script>", "utf-8")) == "one\ntwo"
     assert read(lambda reader: reader.pdf(make_pdf("Bells ring"))).strip() == "Bells ring"
@@ -106,7 +106,7 @@ def test_documents_are_read() -> None:
         pytest.param(lambda reader: reader.text(b"x", "no such codec"), {}, "LookupError", id="unknown_codec"),
     ],
 )
-def test_what_cannot_be_read_is_an_error(question: Any, changed: dict[str, Any], said: str) -> None:
+def test_unreadable_documents_are_errors(question: Any, changed: dict[str, Any], said: str) -> None:
     assert said in failure(question, **changed)
 
 
@@ -140,7 +140,7 @@ else:
         pytest.param("os.setuid(0); assert os.getuid() != 0", "PermissionError", id="root_again"),
     ],
 )
-def test_the_parser_has_no_rights(attempt: str, refused: str, is_root: bool, request: pytest.FixtureRequest) -> None:
+def test_the_parser_is_confined(attempt: str, refused: str, is_root: bool, request: pytest.FixtureRequest) -> None:
     if is_root and os.geteuid() != 0:
         pytest.skip("needs root")
     if not is_root and os.geteuid() == 0:
@@ -150,7 +150,7 @@ def test_the_parser_has_no_rights(attempt: str, refused: str, is_root: bool, req
     assert ended.stdout.strip() == refused, ended.stderr
 
 
-def test_the_parser_is_ended_at_the_limit_of_its_processor_time(sources: Path) -> None:
+def test_the_parser_is_killed_at_its_cpu_limit(sources: Path) -> None:
     uid = _UID if os.geteuid() == 0 else None
     assert _confined("exec('while True: pass')", sources, uid=uid, cpu_seconds=1).returncode < 0
 

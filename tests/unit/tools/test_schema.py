@@ -1,4 +1,4 @@
-"""What fits a schema, and what is said of what does not."""
+"""Checking values against schemas, and the error messages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PERSON = {
         {"name": "ann", "friend": {"friend": {"friend": {}}}},
     ],
 )
-def test_what_fits(value: Any) -> None:
+def test_valid_values(value: Any) -> None:
     assert find_problem(value, PERSON) is None
 
 
@@ -57,11 +57,11 @@ def test_what_fits(value: Any) -> None:
         ({"name": "a", "more": 1}, "unknown argument 'more'; choose from: name, age, tags, kind, friend, either"),
     ],
 )
-def test_what_does_not_fit(value: Any, said: str) -> None:
+def test_invalid_values(value: Any, said: str) -> None:
     assert find_problem(value, PERSON) == said
 
 
-def test_a_value_nested_without_end_is_refused() -> None:
+def test_a_value_nested_too_deeply_is_refused() -> None:
     value: Any = {}
     for _ in range(200):
         value = {"friend": value}
@@ -69,5 +69,5 @@ def test_a_value_nested_without_end_is_refused() -> None:
 
 
 @pytest.mark.parametrize("schema", [{}, True, {"type": "unheard-of"}, {"$ref": "#/nowhere"}, {"$ref": 7}, {"enum": 3}])
-def test_a_schema_that_says_nothing_takes_everything(schema: Any) -> None:
+def test_an_empty_schema_accepts_everything(schema: Any) -> None:
     assert find_problem({"a": 1}, schema) is None

@@ -1,4 +1,4 @@
-"""Tools in sessions: the functions stay, and what is counted is each cell's own."""
+"""Tools in sessions: functions persist, and calls are counted per cell."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def said(outcome: belljar.Outcome) -> str:
     return outcome.stdout
 
 
-def test_functions_stay_from_cell_to_cell(tool_box: belljar.Sandbox) -> None:
+def test_functions_persist_between_cells(tool_box: belljar.Sandbox) -> None:
     with tool_box.session(tools=[add]) as session:
         assert said(session.run("from tools import add\nx = add(1)\nprint(x)")) == "3\n"
         outcome = session.run("print(add(x), add(x, 10))")
@@ -42,7 +42,7 @@ def test_functions_stay_from_cell_to_cell(tool_box: belljar.Sandbox) -> None:
         assert session.run("1").tool_calls == ()
 
 
-def test_threads_of_a_cell_call_side_by_side(tool_box: belljar.Sandbox) -> None:
+def test_threads_of_a_cell_call_concurrently(tool_box: belljar.Sandbox) -> None:
     with tool_box.session(tools=[add]) as session:
         code = (
             "import tools\nfrom concurrent.futures import ThreadPoolExecutor\n"
@@ -78,7 +78,7 @@ def test_a_thread_left_behind_cannot_call_between_cells(tool_box: belljar.Sandbo
         assert "only while a program or cell runs" in said(session.run("thread.join(); print(heard)"))
 
 
-def test_a_thread_whose_call_is_given_up_with_its_cell_hears_of_it(tool_box: belljar.Sandbox) -> None:
+def test_a_call_abandoned_with_its_cell_raises_in_its_thread(tool_box: belljar.Sandbox) -> None:
     begun, gate = threading.Event(), threading.Event()
 
     def wait() -> None:
@@ -105,7 +105,7 @@ def test_a_thread_whose_call_is_given_up_with_its_cell_hears_of_it(tool_box: bel
     assert "wait: the call was cancelled, since the program or cell that made it has ended" in told
 
 
-def test_an_interrupted_call_leaves_the_line_in_order(tool_box: belljar.Sandbox) -> None:
+def test_an_interrupted_call_keeps_the_connection_usable(tool_box: belljar.Sandbox) -> None:
     gate = threading.Event()
 
     def wait() -> str:
@@ -125,7 +125,7 @@ def test_unknown_tools_are_refused(tool_box: belljar.Sandbox) -> None:
         tool_box.session(tools=["nothing"]).open()
 
 
-def test_a_branch_calls_over_a_line_of_its_own(tool_box: belljar.Sandbox) -> None:
+def test_a_branch_has_its_own_connection(tool_box: belljar.Sandbox) -> None:
     with tool_box.session(tools=[add]) as session:
         assert said(session.run("import tools\nfrom tools import add\nx = add(1)")) == ""
         left, right = session.branch(2)
@@ -148,18 +148,18 @@ def test_a_branch_outlives_the_session_whose_functions_it_calls(tool_box: bellja
 
 
 class Exhausted(Broker):
-    """Cannot serve one more line, as in a process that has no descriptors left for it."""
+    """Cannot serve another connection, as in a process without free descriptors."""
 
     has_room = True
 
     def describe(self, keys: Iterable[str]) -> list[ToolSpec]:
-        """What a program is told."""
+        """The description of the tools for programs."""
         if not self.has_room:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         return super().describe(keys)
 
 
-def test_a_branch_that_gets_no_tools_leaves_nothing(settings: Settings) -> None:
+def test_a_branch_without_tools_leaves_nothing_behind(settings: Settings) -> None:
     async def scene() -> None:
         tools = Exhausted(settings.tools)
         environments = Environments(settings.state_dir, settings.environments)

@@ -1,4 +1,4 @@
-"""Our own tools, against an outside world that speaks the real protocols."""
+"""The built-in web tools, against fake services that use the real protocols."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def models_of(outside: Outside) -> LlmSettings:
 
 
 def ask(outside: Outside, question: Callable[[Web], Awaitable[Any]], **changed: Any) -> Any:
-    """Open, ask one thing, close."""
+    """Open the tools, make one call, close them."""
 
     async def main() -> Any:
         web = Web(WebSettings(**{**outside.settings(), **changed}), models_of(outside))
@@ -63,7 +63,7 @@ def failure(outside: Outside, question: Callable[[Web], Awaitable[Any]], **chang
     return caught.value.message
 
 
-def test_a_search_is_the_engines_answer_without_what_is_the_operators(outside: Outside) -> None:
+def test_a_search_returns_the_engines_answer_without_account_data(outside: Outside) -> None:
     found = ask(outside, lambda web: web.search("bells", 2))
     assert [each["title"] for each in found["organic"]] == ["bells 0", "bells 1"]
     assert set(found) == {"organic"}
@@ -76,13 +76,13 @@ def test_another_search_engine_answers_in_the_same_shape(outside: Outside) -> No
     assert found["relatedSearches"] == [{"query": "bells"}]
 
 
-def test_a_search_is_tried_again(outside: Outside) -> None:
+def test_a_failed_search_is_retried(outside: Outside) -> None:
     outside.failing["/serper"] = 3
     assert ask(outside, lambda web: web.search("bells", 1))["organic"]
     assert outside.asked["/serper"] == 4
 
 
-def test_a_search_gives_up(outside: Outside) -> None:
+def test_a_search_fails_after_its_retries(outside: Outside) -> None:
     outside.failing["/serper"] = 99
     assert (
         failure(outside, lambda web: web.search("bells", 1)) == "the search engine failed: it answered with status 500"
@@ -90,12 +90,12 @@ def test_a_search_gives_up(outside: Outside) -> None:
     assert outside.asked["/serper"] == 4
 
 
-def test_a_wrong_key_is_not_tried_again(outside: Outside) -> None:
+def test_a_wrong_key_is_not_retried(outside: Outside) -> None:
     assert "status 403" in failure(outside, lambda web: web.search("bells"), serper_api_key="wrong")
     assert outside.asked["/serper"] == 1
 
 
-def test_the_same_question_is_asked_once(outside: Outside) -> None:
+def test_equal_searches_are_cached(outside: Outside) -> None:
     async def twice(web: Web) -> Any:
         await asyncio.gather(*(web.search("bells") for _ in range(10)))
         await web.search("bells")
@@ -105,7 +105,7 @@ def test_the_same_question_is_asked_once(outside: Outside) -> None:
     assert outside.asked["/serper"] == 2
 
 
-def test_what_is_remembered_is_bounded(outside: Outside) -> None:
+def test_the_cache_size_is_limited(outside: Outside) -> None:
     async def many(web: Web) -> Any:
         for each in range(20):
             await web.search(f"bells {each}", 10)
@@ -119,7 +119,7 @@ def test_what_is_remembered_is_bounded(outside: Outside) -> None:
 @pytest.mark.parametrize(
     ("count", "letters"), [pytest.param(300, 60_000, id="long_questions"), pytest.param(20_000, 1, id="short_answers")]
 )
-def test_all_that_is_remembered_counts(count: int, letters: int) -> None:
+def test_keys_and_values_count_toward_the_cache_size(count: int, letters: int) -> None:
     bytes_max = 300_000
     cache = Cache(bytes_max, 60.0)
 
@@ -140,7 +140,7 @@ def test_all_that_is_remembered_counts(count: int, letters: int) -> None:
     assert cache.hits == 0
 
 
-def test_long_questions_are_told_apart(outside: Outside) -> None:
+def test_long_queries_have_separate_cache_entries(outside: Outside) -> None:
     async def fetch(web: Web) -> None:
         for each in ("one", "two", "one"):
             await web.fetch_web(f"{outside.url}/page?{'x' * 60_000}{each}")
@@ -157,11 +157,11 @@ def test_long_questions_are_told_apart(outside: Outside) -> None:
         pytest.param(lambda web, url: web.fetch_web(f"{url}/missing?cut"), str, id="scraped"),
     ],
 )
-def test_half_of_a_character_is_replaced(outside: Outside, question: Any, read: Callable[[Any], str]) -> None:
+def test_a_lone_surrogate_is_replaced(outside: Outside, question: Any, read: Callable[[Any], str]) -> None:
     assert read(ask(outside, lambda web: question(web, outside.url))) == "half of a bell: ?"
 
 
-def test_half_of_a_character_is_replaced_for_every_engine(outside: Outside) -> None:
+def test_a_lone_surrogate_is_replaced_for_every_engine(outside: Outside) -> None:
     found = ask(outside, lambda web: web.search("cut", 1), search_provider="searxng")
     assert found["organic"][0]["snippet"] == "half of a bell: ?"
 
@@ -179,7 +179,7 @@ def test_a_page_is_read_in_its_own_character_set(outside: Outside) -> None:
     assert ask(outside, lambda web: web.fetch_web(f"{outside.url}/latin")) == "<p>Glöckchen</p>"
 
 
-def test_half_of_a_character_of_a_page_is_replaced(outside: Outside) -> None:
+def test_a_lone_surrogate_of_a_page_is_replaced(outside: Outside) -> None:
     assert ask(outside, lambda web: web.fetch_web(f"{outside.url}/halved")) == "half of a bell: \ufffd"
 
 
@@ -187,13 +187,13 @@ def test_half_of_a_character_of_a_page_is_replaced(outside: Outside) -> None:
     "label",
     ["punycode", "idna", "utf-7", "rot13", "hex", "zlib", "raw_unicode_escape", "unicode_escape", "mbcs", "x" * 99],
 )
-def test_a_codec_that_is_no_character_set_of_the_web_is_not_used(outside: Outside, label: str) -> None:
+def test_codecs_other_than_web_encodings_are_not_used(outside: Outside, label: str) -> None:
     assert ask(outside, lambda web: web.fetch_web(f"{outside.url}/labelled?times=1&label={label}")) == "<p>bell-jar</p>"
 
 
 @pytest.mark.parametrize("label", ["punycode", "utf-8", "cp1253", "gb18030"])
-def test_no_character_set_holds_the_server_up(outside: Outside, label: str) -> None:
-    """Other calls go on while a large page is decoded."""
+def test_decoding_does_not_block_the_server(outside: Outside, label: str) -> None:
+    """Other calls continue while a large page is decoded."""
     page, longest = ask(
         outside, lambda web: watched(web.fetch_web(f"{outside.url}/labelled?times=42000&label={label}"))
     )
@@ -202,7 +202,7 @@ def test_no_character_set_holds_the_server_up(outside: Outside, label: str) -> N
 
 
 async def watched(call: Awaitable[Any]) -> tuple[Any, float]:
-    """What a call returns, and the longest time in which the loop did nothing else."""
+    """The result of a call, and the longest time that it blocked the event loop."""
     longest = 0.0
 
     async def tick() -> None:
@@ -237,29 +237,29 @@ def test_a_page_that_cannot_be_parsed_in_time_fails_alone(outside: Outside) -> N
     [
         pytest.param('{"content": 1}', 1, id="bare"),
         pytest.param('```json\n{"content": 1}\n```', 1, id="fenced"),
-        pytest.param(' \n```\n {"content": 1} \n```\n ', 1, id="fenced_without_a_word"),
+        pytest.param(' \n```\n {"content": 1} \n```\n ', 1, id="fenced_without_a_language"),
         pytest.param('```json{"content": 1}```', 1, id="fenced_in_one_line"),
         pytest.param("```", "```", id="one_fence"),
         pytest.param("`````", "`````", id="overlapping_fences"),
         pytest.param("``````", "``````", id="nothing_between"),
-        pytest.param("```json\nno\n``` more", "```json\nno\n``` more", id="words_after_it"),
+        pytest.param("```json\nno\n``` more", "```json\nno\n``` more", id="text_after_it"),
     ],
 )
-def test_a_models_answer_is_read_out_of_its_fence(said: str, read: Any) -> None:
+def test_a_models_answer_is_extracted_from_its_fence(said: str, read: Any) -> None:
     assert access._read_summary(said)["content"] == read
 
 
 @pytest.mark.parametrize(
     "piece", [" ", "```", "```json ", "\n```\n", "[", '{"content":', "\u2003"], ids=lambda each: ascii(each)
 )
-def test_a_models_answer_is_read_in_time_that_grows_with_its_length(piece: str) -> None:
+def test_a_models_answer_is_parsed_in_linear_time(piece: str) -> None:
     began = time.monotonic()
     for said in (piece * 100_000, "```" + piece * 100_000, "```" + piece * 100_000 + "x"):
         assert access._read_summary(said)["score"] == 1
     assert time.monotonic() - began < 5
 
 
-def test_a_page_we_cannot_get_is_asked_for_elsewhere(outside: Outside) -> None:
+def test_an_unreachable_page_is_requested_from_the_scraping_service(outside: Outside) -> None:
     url = f"{outside.url}/missing"
     assert ask(outside, lambda web: web.fetch_web(url)) == f"scraped {url}"
     assert "status 404" in failure(outside, lambda web: web.fetch_web(url), serper_api_key="")
@@ -274,7 +274,7 @@ def test_a_page_we_cannot_get_is_asked_for_elsewhere(outside: Outside) -> None:
         pytest.param("loop", "more than 5 redirects", id="redirects_without_end"),
     ],
 )
-def test_a_page_is_bounded(outside: Outside, path: str, said: str) -> None:
+def test_pages_are_limited_in_size_and_time(outside: Outside, path: str, said: str) -> None:
     bounds = {"serper_api_key": "", "fetch_bytes": 1_000_000, "fetch_seconds": 5.0 if path != "slow" else 0.5}
     began = time.monotonic()
     assert said in failure(outside, lambda web: web.fetch_web(f"{outside.url}/{path}"), **bounds)
@@ -282,7 +282,7 @@ def test_a_page_is_bounded(outside: Outside, path: str, said: str) -> None:
 
 
 def resolving_to(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
-    """Let every name have these addresses."""
+    """Make every name resolve to these addresses."""
     found = [(0, 0, 0, "", (address, 0)) for address in addresses]
 
     async def resolve(*_: object, **__: object) -> list[Any]:
@@ -292,7 +292,7 @@ def resolving_to(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
 
 
 @pytest.mark.parametrize("address", NOT_PUBLIC)
-def test_a_host_with_an_address_that_is_not_public_is_refused(
+def test_a_host_with_a_private_address_is_refused(
     outside: Outside, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     resolving_to(monkeypatch, "93.184.215.14", address)
@@ -308,7 +308,7 @@ def test_a_public_address_of_this_machine_is_refused(outside: Outside, monkeypat
 
 
 @pytest.mark.parametrize("port", [22, 25, 6379, 8080])
-def test_a_port_that_is_not_of_the_web_is_refused(outside: Outside, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_other_than_the_webs_is_refused(outside: Outside, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     resolving_to(monkeypatch, "93.184.215.14")
     with pytest.raises(Forbidden, match=f"port {port} is not allowed here, only 80, 443"):
         ask(outside, lambda web: web.fetch_web(f"http://somewhere.test:{port}/"))
@@ -337,22 +337,22 @@ def test_the_operator_chooses_the_ports(outside: Outside) -> None:
         pytest.param("http:///page", id="no_host"),
     ],
 )
-def test_what_is_ours_is_not_fetched(outside: Outside, url: str) -> None:
-    """And neither is the scraping service asked for it."""
+def test_private_addresses_are_not_fetched(outside: Outside, url: str) -> None:
+    """Neither directly nor through the scraping service."""
     given = url.format(port=outside.port)
     assert failure(outside, lambda web: web.fetch_web(given), allowed_hosts=())
     assert not outside.asked
 
 
 @pytest.mark.parametrize("target", ["http://localhost:{port}/page", "http://[::1]:{port}/page", "file:///etc/passwd"])
-def test_a_redirect_is_checked_like_the_first(outside: Outside, target: str) -> None:
+def test_a_redirect_is_checked_like_the_first_request(outside: Outside, target: str) -> None:
     url = f"{outside.url}/redirect?to={target.format(port=outside.port)}"
     with pytest.raises(Forbidden):
         ask(outside, lambda web: web.fetch_web(url))
     assert outside.asked["/page"] == 0
 
 
-def test_a_redirect_to_what_is_allowed_is_followed(outside: Outside) -> None:
+def test_a_redirect_to_an_allowed_host_is_followed(outside: Outside) -> None:
     assert ask(outside, lambda web: web.fetch_web(f"{outside.url}/redirect?to=/page")) == PAGE
 
 
@@ -370,7 +370,7 @@ def test_a_pdf_is_read(outside: Outside) -> None:
 @pytest.mark.parametrize(
     ("path", "said"), [("broken.pdf", "it could not be read"), ("page", "the document is not a PDF")]
 )
-def test_what_is_no_pdf_is_an_error(outside: Outside, path: str, said: str) -> None:
+def test_an_invalid_pdf_is_an_error(outside: Outside, path: str, said: str) -> None:
     assert said in failure(outside, lambda web: web.read_pdf(f"{outside.url}/{path}"))
 
 
@@ -396,18 +396,18 @@ def test_a_paper_is_summarised(outside: Outside) -> None:
     assert "Bells ring at dawn" in answer["content"]
 
 
-def test_the_base_model_is_asked_when_the_other_fails(outside: Outside) -> None:
+def test_the_base_model_is_the_fallback(outside: Outside) -> None:
     outside.failing["/llm/chat/completions"] = 99
     assert ask(outside, lambda web: web.web_parse(f"{outside.url}/page", "?"))["content"] == "summary by qwen-32b: True"
     assert outside.asked["/llm/chat/completions"] == 2
 
 
-def test_a_model_is_asked_again_after_a_passing_failure(outside: Outside) -> None:
+def test_a_model_is_retried_after_a_transient_failure(outside: Outside) -> None:
     outside.failing["/llm/chat/completions"] = 1
     assert ask(outside, lambda web: web.models.ask("hello")) == "gpt-4o heard: hello"
 
 
-def test_a_summary_that_fails_has_a_score_of_its_own(outside: Outside) -> None:
+def test_a_failed_summary_has_a_special_score(outside: Outside) -> None:
     outside.failing["/llm/chat/completions"] = outside.failing["/v1/chat/completions"] = 99
     answer = ask(outside, lambda web: web.web_parse(f"{outside.url}/page", "?"))
     assert (answer["urls"], answer["score"]) == ([], -1)
@@ -416,7 +416,7 @@ def test_a_summary_that_fails_has_a_score_of_its_own(outside: Outside) -> None:
     assert "not public" in answer["content"]
 
 
-def test_a_model_that_is_not_listed_is_named(outside: Outside) -> None:
+def test_an_unlisted_model_is_named(outside: Outside) -> None:
     async def without(web: Web) -> str:
         web.models._settings = LlmSettings(models={})
         return await web.models.ask("hello", "gpt-9")
@@ -424,7 +424,7 @@ def test_a_model_that_is_not_listed_is_named(outside: Outside) -> None:
     assert failure(outside, without) == "unknown model 'gpt-9'; choose from: none"
 
 
-def test_programs_use_them_and_see_no_key(outside: Outside, settings: Settings) -> None:
+def test_programs_use_the_tools_without_seeing_keys(outside: Outside, settings: Settings) -> None:
     changed = dataclasses.replace(
         settings,
         tools=ToolSettings(builtin=("web_search", "web_parse", "fetch_web", "read_pdf", "llm")),
