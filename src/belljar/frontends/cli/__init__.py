@@ -31,7 +31,7 @@ _Formatter = argparse.RawDescriptionHelpFormatter
 COMMANDS = {
     "run": ("run", "run a program in a sandbox"),
     "safe-execute": ("safe_execute", "run restricted Python: allowed imports only, no files, small limits"),
-    "shell": ("shell", "interactive prompt in a sandbox, here or on a server"),
+    "shell": ("shell", "open an interactive prompt in a sandbox, here or on a server"),
     "serve": ("serve", "serve the HTTP API"),
     "proxy": ("proxy", "serve web search, web pages and PDFs to code servers"),
     "mcp": ("mcp", "serve MCP on standard input and output"),

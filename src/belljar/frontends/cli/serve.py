@@ -56,7 +56,7 @@ def define(parser: argparse.ArgumentParser) -> None:
     define_walls(parser)
     parser.epilog = (
         "Settings come from --config, environment variables (BELLJAR_SERVER_PORT, …; also HOST, PORT, DEBUG, API_KEY,\n"
-        "MAX_KERNELS, KERNEL_TIMEOUT, MAX_EXECUTION_TIME and MAX_MEMORY_MB) and these options; the last one wins.\n"
+        "MAX_KERNELS, KERNEL_TIMEOUT, MAX_EXECUTION_TIME and MAX_MEMORY_MB) and these options; later ones win.\n"
         "SIGTERM stops gracefully; a second SIGTERM stops immediately."
     )
 

@@ -61,7 +61,6 @@ class TerminalWriter:
         await self._room.wait()
 
     def put(self, descriptor: int, chunk: bytes) -> None:
-        """Queue `chunk` for writing."""
         if descriptor == STDERR:
             self.stderr_line_is_open = not chunk.endswith(b"\n")
         self._unwritten_bytes += len(chunk)

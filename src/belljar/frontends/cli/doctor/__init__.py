@@ -107,8 +107,8 @@ def _machine_rows(facts: dict[str, Any], settings: Settings) -> Iterator[Row]:
     for name, value in facts["sysctls"].items():
         if name in _IN_HOST_ROWS:
             continue
-        meaning, judge, fix = _SYSCTLS.get(name, ("", _fine, ""))
-        is_fine = judge(value, facts["uid"])
+        meaning, check, fix = _SYSCTLS.get(name, ("", None, ""))
+        is_fine = check is None or check(value, facts["uid"])
         yield Row(name=name, state=OK if is_fine else NOTE, seen=value, meaning=meaning, fix="" if is_fine else fix)
 
 
@@ -125,60 +125,39 @@ def _open_files_row(most: int, settings: Settings) -> Row:
     )
 
 
-def _fine(value: str, uid: int) -> bool:
-    return True
-
-
-def _is_set(value: str, uid: int) -> bool:
-    return value != "0"
-
-
-def _is_enough(value: str, uid: int) -> bool:
-    """For an unprivileged user, every program has its own user namespace."""
-    return value.isdigit() and int(value) >= (_NAMESPACES_NEEDED if uid else 1)
-
-
-def _is_zero_or_root(value: str, uid: int) -> bool:
-    return uid == 0 or value == "0"
-
-
-def _is_set_or_root(value: str, uid: int) -> bool:
-    return uid == 0 or value != "0"
-
-
 _IN_HOST_ROWS = ("kernel.core_pattern", "kernel.unprivileged_bpf_disabled")
-_NAMESPACES_NEEDED = 1024
+_NAMESPACES_NEEDED = 1024  # by an unprivileged user, whose programs have one each
 
-#: Meaning of each sysctl, a check of (value, uid), and the fix if the check fails.
-_SYSCTLS: dict[str, tuple[str, Callable[[str, int], bool], str]] = {
+#: Meaning of each sysctl, an optional check of (value, uid), and the fix if the check fails.
+_SYSCTLS: dict[str, tuple[str, Callable[[str, int], bool] | None, str]] = {
     "user.max_user_namespaces": (
         "user namespaces each user may create",
-        _is_enough,
+        lambda value, uid: value.isdigit() and int(value) >= (_NAMESPACES_NEEDED if uid else 1),
         "sysctl -w user.max_user_namespaces=15000",
     ),
     "kernel.unprivileged_userns_clone": (
         "whether unprivileged users may create user namespaces",
-        _is_set_or_root,
+        lambda value, uid: uid == 0 or value != "0",
         "sysctl -w kernel.unprivileged_userns_clone=1, or run as root",
     ),
     "kernel.apparmor_restrict_unprivileged_userns": (
         "whether AppArmor restricts those namespaces",
-        _is_zero_or_root,
+        lambda value, uid: uid == 0 or value == "0",
         "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0, or run as root",
     ),
-    "kernel.yama.ptrace_scope": ("which processes may be traced; programs cannot trace any", _fine, ""),
-    "kernel.io_uring_disabled": ("programs cannot use io_uring regardless", _fine, ""),
-    "kernel.dmesg_restrict": ("programs cannot read the kernel log regardless", _fine, ""),
-    "kernel.pid_max": ("maximum number of processes on this machine", _fine, ""),
-    "vm.overcommit_memory": ("whether the kernel overcommits memory", _fine, ""),
+    "kernel.yama.ptrace_scope": ("which processes may be traced; programs cannot trace any", None, ""),
+    "kernel.io_uring_disabled": ("programs cannot use io_uring regardless", None, ""),
+    "kernel.dmesg_restrict": ("programs cannot read the kernel log regardless", None, ""),
+    "kernel.pid_max": ("maximum number of processes on this machine", None, ""),
+    "vm.overcommit_memory": ("whether the kernel overcommits memory", None, ""),
     "fs.protected_symlinks": (
         "protects shared directories of the host; programs have none",
-        _is_set,
+        lambda value, uid: value != "0",
         "sysctl -w fs.protected_symlinks=1",
     ),
     "fs.protected_hardlinks": (
         "protects shared directories of the host; programs have none",
-        _is_set,
+        lambda value, uid: value != "0",
         "sysctl -w fs.protected_hardlinks=1",
     ),
 }

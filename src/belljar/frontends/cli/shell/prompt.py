@@ -102,7 +102,9 @@ class Prompt:
         """Read and run cells until the end of input; return the exit code."""
         while True:
             try:
-                line = self._keyboard.read(self._prompt())
+                session = f"{self._current.number}|" if len(self._sessions) > 1 else ""
+                prompt = self._screen.prompt(self._current.state.next_cell, session, self._cell.is_begun)
+                line = self._keyboard.read(prompt)
             except KeyboardInterrupt:
                 print()
                 self._cell.end()
@@ -125,10 +127,6 @@ class Prompt:
             for state in (session.state, *session.earlier):
                 with contextlib.suppress(BelljarError):
                     self._close_state(state)
-
-    def _prompt(self) -> str:
-        session = f"{self._current.number}|" if len(self._sessions) > 1 else ""
-        return self._screen.prompt(self._current.state.next_cell, session, self._cell.is_begun)
 
     # ---- cells
 
