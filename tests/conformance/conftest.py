@@ -1,4 +1,4 @@
-"""The same program twice: by the interpreter of a guest environment itself, and through Belljar."""
+"""Runs the same program twice, directly with the interpreter of a guest environment and through Belljar."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from belljar.inside.warden.warden import reset_signals
 
 _NATIVE_SECONDS = 60.0
 _ADDRESS = re.compile(r"\b0x[0-9a-f]{9,16}\b")
-_WALLS = ("place", "processes", "signals")  # what a container's own root, processes and namespaces could change
+_WALLS = ("place", "processes", "signals")  # themes that a container's root, processes and namespaces could affect
 _ONE_IN = 8
-_VARIES = re.compile(r"(?<=\(pid=)\d+(?=\))|(?<= in )\d+\.\d+(?=s\n)")  # process numbers, durations
+_VARIES = re.compile(r"(?<=\(pid=)\d+(?=\))|(?<= in )\d+\.\d+(?=s\n)")  # pids, durations
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """In a container only some of the programs run: it is the same guest in the same jail, tried at length locally.
+    """Select some of the programs for containers, where guest and jail are the same as in the local back end.
 
     All that concern walls do; of each other group (a folder of programs, a test, or the workloads together) the first,
     and one in eight of the rest. BELLJAR_TEST_ALL_CONTAINED=1 runs every one. Inside gVisor, which is another kernel,
@@ -51,7 +51,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 class Seen(NamedTuple):
-    """All of a program that its caller can see."""
+    """Everything that a caller can observe of a program."""
 
     exit_code: int | None
     signal: str | None
@@ -61,7 +61,7 @@ class Seen(NamedTuple):
 
 @pytest.fixture(scope="session", params=["local", "container", "gvisor"])
 def box(request: pytest.FixtureRequest, box: belljar.Sandbox) -> belljar.Sandbox:
-    """Every back end that runs programs on this machine."""
+    """A sandbox of each back end that works on this machine."""
     if request.param == "local":
         return box
     contained: belljar.Sandbox = request.getfixturevalue(f"{request.param}_box")
@@ -73,7 +73,7 @@ _ran_natively: dict[tuple[str, str, str], Seen] = {}
 
 @pytest.fixture
 def natively(tmp_path: Path) -> Callable[..., Seen]:
-    """Runs a program as `python main.py` in an empty directory, outside any jail; once for all back ends."""
+    """Run a program as `python main.py` in an empty directory without a jail; once for all back ends."""
 
     def run(code: str, root: Path, **given: Any) -> Seen:
         key = code, str(root), repr(given)
@@ -86,7 +86,7 @@ def natively(tmp_path: Path) -> Callable[..., Seen]:
 
 @pytest.fixture(scope="session")
 def seen() -> Callable[[Outcome], Seen]:
-    """Takes from an outcome what a native run has as well."""
+    """Convert an outcome to what a native run can be compared with."""
     return what_was_seen
 
 
@@ -100,7 +100,7 @@ def run_natively(
     env: Mapping[str, str] | None = None,
     files: Mapping[str, str | bytes] | None = None,
 ) -> Seen:
-    """Run with the interpreter of the environment at `root`; its paths are given the names they have in a jail."""
+    """Run with the interpreter of the environment at `root`; its paths are renamed to those in a jail."""
     for path, content in {"main.py": code, **(files or {})}.items():
         (directory / path).parent.mkdir(parents=True, exist_ok=True)
         (directory / path).write_bytes(_encoded(content))
@@ -117,8 +117,8 @@ def run_natively(
         env={**environ, **(env or {})},
         capture_output=True,
         timeout=_NATIVE_SECONDS,
-        start_new_session=True,  # what it does to its process group must not reach us
-        preexec_fn=reset_signals,  # whatever our own caller ignores, such as a CI runner
+        start_new_session=True,  # its own process group, so that it cannot signal ours
+        preexec_fn=reset_signals,  # even if our parent ignores signals, as a CI runner does
         **({"input": _encoded(stdin)} if stdin else {"stdin": subprocess.DEVNULL}),
     )
     names = {str(root): "/env", str(directory): "/work"}
@@ -132,7 +132,7 @@ def run_natively(
 
 
 def what_was_seen(outcome: Outcome) -> Seen:
-    """The part of an outcome that a native run has as well."""
+    """The part of an outcome that a native run has too."""
     return Seen(outcome.exit_code, outcome.signal, _normalised(outcome.stdout, {}), _normalised(outcome.stderr, {}))
 
 

@@ -1,4 +1,4 @@
-"""What a session does while none of its cells runs counts, however often a cell comes."""
+"""CPU time and output of a session between its cells are charged to it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if os.fork() == 0:
     while True:
         pass
 """
-#: The session's own code in its memory: from now on it works for two seconds whenever it is branched, and refuses.
+#: Patches the session's process so that it computes for two seconds and refuses whenever it is branched.
 SPIN_WHEN_BRANCHED = """
 import gc, os, time
 gc.unfreeze()
@@ -46,13 +46,13 @@ def box(settings: Settings) -> Iterator[belljar.Sandbox]:
 
 
 def child_cpu_seconds(session: Any) -> float:
-    """What the child of `SPIN` has used by its own clock."""
+    """The CPU time of the child started by `SPIN`."""
     fields = session.run("import glob\nprint(*[open(p).read() for p in glob.glob('/proc/[0-9]*/stat')], sep='\\n')")
     used = [sum(map(int, line.rsplit(")", 1)[1].split()[11:13])) for line in fields.stdout.splitlines() if line]
     return max(used) / 100
 
 
-def test_cells_that_come_often_do_not_excuse_it(box: belljar.Sandbox) -> None:
+def test_frequent_cells_do_not_hide_background_work(box: belljar.Sandbox) -> None:
     with box.session(limits={"cpu_seconds": 2}) as session:
         session.run(SPIN)
         deadline = time.monotonic() + DEADLINE_SECONDS
@@ -60,10 +60,10 @@ def test_cells_that_come_often_do_not_excuse_it(box: belljar.Sandbox) -> None:
             while time.monotonic() < deadline:
                 used = child_cpu_seconds(session)
                 assert used < 8, f"{used} seconds of 2"
-                time.sleep(0.5)  # shorter than any look at an idle session
+                time.sleep(0.5)  # shorter than the interval at which idle sessions are checked
 
 
-def test_an_idle_session_that_works_on_is_ended(box: belljar.Sandbox) -> None:
+def test_an_idle_session_that_keeps_working_is_ended(box: belljar.Sandbox) -> None:
     with box.session(limits={"cpu_seconds": 1}) as session:
         session.run(SPIN)
         deadline = time.monotonic() + DEADLINE_SECONDS
@@ -73,7 +73,7 @@ def test_an_idle_session_that_works_on_is_ended(box: belljar.Sandbox) -> None:
                 time.sleep(0.1)
 
 
-def test_what_a_session_does_while_it_is_branched_is_charged(box: belljar.Sandbox) -> None:
+def test_work_during_branching_is_charged(box: belljar.Sandbox) -> None:
     with box.session(limits={"cpu_seconds": 1}) as session:
         assert session.run(SPIN_WHEN_BRANCHED).ok
         with pytest.raises(SessionEnded, match=r"timeout|processor time"):
@@ -93,7 +93,7 @@ def test_many_small_cells_and_branches_cost_nothing(box: belljar.Sandbox) -> Non
         assert session.run("print(1)").stdout == "1\n"
 
 
-def test_single_bytes_between_cells_are_not_an_object_each(box: belljar.Sandbox, host: Any) -> None:
+def test_single_bytes_between_cells_are_joined(box: belljar.Sandbox, host: Any) -> None:
     code = """
 import fcntl, os, threading
 def write():
@@ -113,7 +113,7 @@ threading.Timer(0.3, begin.set).start()
         host.wait_until(lambda: any(each.path == "done" for each in session.files()), "it has written", 120)
         after = resident_bytes()
         outcome = session.run("1")
-        assert outcome.stderr.count("x") > 150_000  # some of it may have come while the first cell still ran
+        assert outcome.stderr.count("x") > 150_000  # some of it may have arrived during the first cell
         assert after - before < 6 << 20, f"{(after - before) >> 10} KiB for 200 kB"
 
 
@@ -131,7 +131,7 @@ def test_a_cell_in_packet_mode_loses_nothing(box: belljar.Sandbox) -> None:
         assert session.run(f"{code};").stdout == "abc"
 
 
-def test_a_cell_that_is_given_up_leaves_no_output_behind(settings: Settings) -> None:
+def test_a_cancelled_cell_leaves_no_output_behind(settings: Settings) -> None:
     async def scene() -> list[tuple[str, str]]:
         async with belljar.AsyncSandbox(settings=settings) as box, box.session() as session:
             seen = []

@@ -1,4 +1,4 @@
-"""A branch is a whole session of its own: it begins where its parent was, and then neither can reach the other."""
+"""A branch is an independent session that starts with its parent's state; neither can reach the other."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ def session(roomy: belljar.Sandbox) -> Iterator[Any]:
 
 @pytest.fixture
 def branch() -> Iterator[Callable[..., Any]]:
-    """Branches a session once; what came of it is closed afterwards."""
+    """Branch a session once; the branch is closed after the test."""
     with contextlib.ExitStack() as stack:
 
-        def one(session: Any, **asked: Any) -> Any:
-            (copy,) = session.branch(**asked)
+        def one(session: Any, **options: Any) -> Any:
+            (copy,) = session.branch(**options)
             return stack.enter_context(contextlib.closing(copy))
 
         yield one
 
 
-def said(outcome: Outcome) -> str:
+def output_of(outcome: Outcome) -> str:
     assert outcome.ok, (outcome.status, outcome.stderr, outcome.error)
     return outcome.stdout.strip()
 
@@ -62,15 +62,15 @@ def said(outcome: Outcome) -> str:
 Branch = Callable[..., Any]
 
 
-def test_variables_go_their_own_ways(session: Any, branch: Branch) -> None:
+def test_variables_are_independent(session: Any, branch: Branch) -> None:
     session.run("import numpy\nx = [1]\na = numpy.ones(1_000_000)\ndef f(): return len(x)")
     copy = branch(session)
-    assert said(copy.run("x.append(2); a += 1; print(x, a[0], f())")) == "[1, 2] 2.0 2"
-    assert said(session.run("x.append(9); print(x, a[0], f())")) == "[1, 9] 1.0 2"
-    assert said(copy.run("print(x)")) == "[1, 2]"
+    assert output_of(copy.run("x.append(2); a += 1; print(x, a[0], f())")) == "[1, 2] 2.0 2"
+    assert output_of(session.run("x.append(9); print(x, a[0], f())")) == "[1, 9] 1.0 2"
+    assert output_of(copy.run("print(x)")) == "[1, 2]"
 
 
-def test_what_is_shown_of_a_branch(session: Any, branch: Branch) -> None:
+def test_the_state_of_a_branch(session: Any, branch: Branch) -> None:
     session.run("1")
     copy = branch(session)
     state = copy.state()
@@ -81,12 +81,15 @@ def test_what_is_shown_of_a_branch(session: Any, branch: Branch) -> None:
 
 
 @pytest.mark.parametrize("place", ["/work", "/tmp", "/dev/shm"])
-def test_files_go_their_own_ways(session: Any, branch: Branch, place: str) -> None:
+def test_files_are_independent(session: Any, branch: Branch, place: str) -> None:
     session.run(f"import os\nos.makedirs('{place}/d/e')\nopen('{place}/d/e/f', 'w').write('before')")
     copy = branch(session)
-    assert said(copy.run(f"print(open('{place}/d/e/f').read()); open('{place}/d/e/f', 'w').write('copy')")) == "before"
-    assert said(session.run(f"print(open('{place}/d/e/f').read()); open('{place}/new', 'w')")) == "before"
-    assert said(copy.run(f"print(open('{place}/d/e/f').read(), os.path.exists('{place}/new'))")) == "copy False"
+    assert (
+        output_of(copy.run(f"print(open('{place}/d/e/f').read()); open('{place}/d/e/f', 'w').write('copy')"))
+        == "before"
+    )
+    assert output_of(session.run(f"print(open('{place}/d/e/f').read()); open('{place}/new', 'w')")) == "before"
+    assert output_of(copy.run(f"print(open('{place}/d/e/f').read(), os.path.exists('{place}/new'))")) == "copy False"
 
 
 def test_every_kind_of_file_is_copied(session: Any, branch: Branch) -> None:
@@ -97,7 +100,7 @@ def test_every_kind_of_file_is_copied(session: Any, branch: Branch) -> None:
     )
     copy = branch(session)
     assert (
-        said(
+        output_of(
             copy.run(
                 "import stat\nf = os.stat('a')\nprint(os.readlink('link'), f.st_size, oct(f.st_mode & 0o777), "
                 "f.st_mtime, f.st_uid == os.getuid(), stat.S_ISFIFO(os.stat('pipe').st_mode), os.listdir('empty'))\n"
@@ -110,34 +113,34 @@ def test_every_kind_of_file_is_copied(session: Any, branch: Branch) -> None:
     assert copy.read_file("a") == bytes(range(256)) * 5000
 
 
-def test_the_host_sees_each_ones_own_files(session: Any, branch: Branch) -> None:
+def test_the_host_reads_the_files_of_each_branch(session: Any, branch: Branch) -> None:
     session.write_file("f", b"parent")
     copy = branch(session)
     copy.write_file("f", b"copy")
     copy.write_file("g/h", b"new")
     assert session.read_file("f") == b"parent"
     assert [file.path for file in session.files()] == ["f"]
-    assert said(copy.run("print(open('f').read(), open('/work/g/h').read())")) == "copy new"
+    assert output_of(copy.run("print(open('f').read(), open('/work/g/h').read())")) == "copy new"
     assert [file.path for file in copy.run("1;", artifacts=["**"]).artifacts] == ["f", "g/h"]
 
 
-def test_open_files_go_their_own_ways(session: Any, branch: Branch) -> None:
+def test_open_files_are_independent(session: Any, branch: Branch) -> None:
     session.run("f = open('log', 'w'); f.write('one '); f.flush()\nimport os\nos.makedirs('sub'); os.chdir('sub')")
     copy = branch(session)
     copy.run("f.write('copy'); f.flush()")
     session.run("f.write('parent'); f.flush()")
-    assert said(copy.run("print(os.getcwd(), open('/work/log').read())")) == "/work/sub one copy"
-    assert said(session.run("print(os.getcwd(), open('/work/log').read())")) == "/work/sub one parent"
+    assert output_of(copy.run("print(os.getcwd(), open('/work/log').read())")) == "/work/sub one copy"
+    assert output_of(session.run("print(os.getcwd(), open('/work/log').read())")) == "/work/sub one parent"
 
 
-def test_random_numbers_differ_unless_asked_otherwise(session: Any, branch: Branch) -> None:
+def test_random_numbers_differ_by_default(session: Any, branch: Branch) -> None:
     session.run("import random, numpy\nrandom.seed(1); numpy.random.seed(1)")
     draw = "print(random.random(), numpy.random.rand())"
     first, second = branch(session), branch(session)
     same, again = branch(session, reseed=False), branch(session, reseed=False)
-    drawn = [said(each.run(draw)) for each in (session, first, second)]
+    drawn = [output_of(each.run(draw)) for each in (session, first, second)]
     assert len(set(drawn)) == 3
-    assert said(same.run(draw)) == said(again.run(draw)) == drawn[0]
+    assert output_of(same.run(draw)) == output_of(again.run(draw)) == drawn[0]
 
 
 def test_a_branch_can_be_branched_and_so_on(session: Any) -> None:
@@ -151,16 +154,16 @@ def test_a_branch_can_be_branched_and_so_on(session: Any) -> None:
             assert outcome.ok, outcome.stderr
         with pytest.raises(CannotBranch, match="15 branches away"):
             last.branch()
-        assert said(last.run(KILL_ALL)) == "0", "the kernel has a layer for each of them"
-        assert said(last.run("print(depth)")) == "15"
-        assert said(session.run("print(depth, open('depth').read())")) == "0 0"
+        assert output_of(last.run(KILL_ALL)) == "0", "each branch adds a kernel layer, which is limited"
+        assert output_of(last.run("print(depth)")) == "15"
+        assert output_of(session.run("print(depth, open('depth').read())")) == "0 0"
 
 
-def test_several_at_once_are_all_there_or_none(session: Any) -> None:
+def test_several_branches_are_created_all_or_none(session: Any) -> None:
     session.run("x = 5")
     copies = session.branch(4)
     assert len({copy.id for copy in copies}) == 4
-    assert [said(copy.run(f"x += {n}; print(x)")) for n, copy in enumerate(copies)] == ["5", "6", "7", "8"]
+    assert [output_of(copy.run(f"x += {n}; print(x)")) for n, copy in enumerate(copies)] == ["5", "6", "7", "8"]
     for copy in copies:
         copy.close()
     with pytest.raises(InvalidExecution, match="count is 1000, but there may be 100 sessions"):
@@ -168,17 +171,17 @@ def test_several_at_once_are_all_there_or_none(session: Any) -> None:
     assert session.run("1").ok
 
 
-def test_a_branch_outlives_its_parent_and_keeps_its_walls(roomy: belljar.Sandbox, branch: Branch) -> None:
+def test_a_branch_outlives_its_parent_and_stays_isolated(roomy: belljar.Sandbox, branch: Branch) -> None:
     with roomy.session() as parent:
         parent.run("x = 3")
         copy = branch(parent)
         grandchild = branch(copy)
     copy.run("import os; os._exit(0)")
-    assert said(grandchild.run("print(x); open('f', 'w').write('x')")) == "3"
-    assert said(branch(grandchild).run("print(x, open('f').read())")) == "3 x"
+    assert output_of(grandchild.run("print(x); open('f', 'w').write('x')")) == "3"
+    assert output_of(branch(grandchild).run("print(x, open('f').read())")) == "3 x"
 
 
-def test_a_branch_that_dies_of_memory_takes_nobody_along(roomy: belljar.Sandbox, branch: Branch) -> None:
+def test_a_branch_that_runs_out_of_memory_ends_alone(roomy: belljar.Sandbox, branch: Branch) -> None:
     with roomy.session(memory_mb=100) as parent:
         parent.run("x = 3")
         copy, sibling = branch(parent), branch(parent)
@@ -187,10 +190,10 @@ def test_a_branch_that_dies_of_memory_takes_nobody_along(roomy: belljar.Sandbox,
         with pytest.raises(SessionEnded) as caught:
             copy.run("1")
         assert caught.value.details["reason"] == "memory"
-        assert said(parent.run("print(x)")) == said(sibling.run("print(x)")) == "3"
+        assert output_of(parent.run("print(x)")) == output_of(sibling.run("print(x)")) == "3"
 
 
-def test_a_parent_that_dies_takes_no_branch_along(session: Any, branch: Branch) -> None:
+def test_branches_survive_the_death_of_their_parent(session: Any, branch: Branch) -> None:
     copy = branch(session)
     assert session.run("import os; os.abort()").status == "crashed"
     assert copy.run("1").ok
@@ -212,7 +215,7 @@ def test_a_parent_that_dies_takes_no_branch_along(session: Any, branch: Branch) 
         ),
     ],
 )
-def test_the_death_of_a_branch_is_honest(session: Any, branch: Branch, code: str, status: str, reason: str) -> None:
+def test_the_end_of_a_branch_is_reported(session: Any, branch: Branch, code: str, status: str, reason: str) -> None:
     copy = branch(session)
     outcome = copy.run(code, timeout=3 if reason == "timeout" else 60)
     assert outcome.status == status
@@ -244,24 +247,24 @@ print(len(killed))
 
 def test_a_branch_cannot_kill_its_parent_nor_its_siblings(session: Any, branch: Branch) -> None:
     first, second = branch(session), branch(session)
-    assert said(first.run(KILL_ALL)) == "0"
+    assert output_of(first.run(KILL_ALL)) == "0"
     assert session.run("1").ok
     assert second.run("1").ok
 
 
-def test_killing_everyone_does_not_reach_ones_branches(session: Any, branch: Branch) -> None:
+def test_killing_all_processes_does_not_reach_branches(session: Any, branch: Branch) -> None:
     copy = branch(session)
     session.run("import os; os.kill(-1, 9)")
     assert copy.run("1").ok
 
 
-def test_a_branch_has_a_network_and_shared_memory_of_its_own(session: Any, branch: Branch) -> None:
+def test_a_branch_has_its_own_network_and_shared_memory(session: Any, branch: Branch) -> None:
     copy = branch(session)
     listen = "import socket\nserver = socket.create_server(('127.0.0.1', 8000))"
     assert copy.run(listen).ok
     assert session.run(listen).ok
     talk = "c = socket.create_connection(('127.0.0.1', 8000)); c.send(b'x'); print(server.accept()[0].recv(1))"
-    assert said(copy.run(talk)) == "b'x'"
+    assert output_of(copy.run(talk)) == "b'x'"
 
 
 @pytest.mark.parametrize(
@@ -291,7 +294,7 @@ def test_a_branch_has_a_network_and_shared_memory_of_its_own(session: Any, branc
         ),
     ],
 )
-def test_what_cannot_be_copied_is_refused_and_told(session: Any, code: str, why: str) -> None:
+def test_state_that_cannot_be_copied_is_refused_with_a_reason(session: Any, code: str, why: str) -> None:
     assert session.run(code).ok
     with pytest.raises(CannotBranch, match=why):
         session.branch()
@@ -308,12 +311,12 @@ def test_what_cannot_be_copied_is_refused_and_told(session: Any, code: str, why:
         pytest.param("import os\nos.fork = None", id="no_fork"),
     ],
 )
-def test_a_copy_that_fails_is_refused_and_leaves_nobody(session: Any, host: Host, code: str) -> None:
+def test_a_failed_copy_is_refused_and_leaves_no_process(session: Any, host: Host, code: str) -> None:
     assert session.run(code).ok
     with pytest.raises((CannotBranch, SandboxFault)):
         session.branch()
     count = "import os; print(sum(name.isdigit() for name in os.listdir('/proc')))"
-    host.wait_until(lambda: said(session.run(count)) == "1", "the copy is gone")
+    host.wait_until(lambda: output_of(session.run(count)) == "1", "the copy is gone")
 
 
 @pytest.mark.parametrize("count", [0, -1, True, 1.5, "2"])
@@ -335,29 +338,29 @@ def test_a_session_that_has_awaited_can_be_branched(session: Any, branch: Branch
     session.run("import asyncio\nawait asyncio.sleep(0)")
     copy = branch(session)
     both = "async def f(n):\n    await asyncio.sleep(0.01); return n\nprint(await asyncio.gather(f(1), f(2)))"
-    assert said(copy.run(both)) == said(session.run(both)) == "[1, 2]"
+    assert output_of(copy.run(both)) == output_of(session.run(both)) == "[1, 2]"
 
 
-def test_a_branch_is_interrupted_and_its_output_is_its_own(session: Any, branch: Branch) -> None:
+def test_a_branch_is_interrupted_alone_and_has_its_own_output(session: Any, branch: Branch) -> None:
     copy = branch(session)
     answers: list[Outcome] = []
     spinning = threading.Thread(
         target=lambda: answers.append(copy.run("print('c'); import time; time.sleep(60)", timeout=3))
     )
     spinning.start()
-    assert said(session.run("print('p')")) == "p"
+    assert output_of(session.run("print('p')")) == "p"
     spinning.join(30)
     assert (answers[0].status, answers[0].stdout) == ("timed_out", "c\n")
-    assert said(copy.run("print('again')")) == "again"
-    assert said(copy.run("!echo child")) == "child"
+    assert output_of(copy.run("print('again')")) == "again"
+    assert output_of(copy.run("!echo child")) == "child"
 
 
 def test_the_program_sees_neither_a_child_nor_a_signal(session: Any, branch: Branch) -> None:
     session.run("import signal\nseen = []\nsignal.signal(signal.SIGCHLD, lambda *_: seen.append(1))")
     branch(session).close()
     code = "import os\ntry:\n    os.wait()\nexcept ChildProcessError:\n    print('none', seen)"
-    assert said(session.run(code)) == "none []"
-    assert said(branch(session).run(code)) == "none []"
+    assert output_of(session.run(code)) == "none []"
+    assert output_of(branch(session).run(code)) == "none []"
 
 
 def test_branches_share_memory_until_they_write(roomy: belljar.Sandbox, host: Host) -> None:
@@ -366,13 +369,13 @@ def test_branches_share_memory_until_they_write(roomy: belljar.Sandbox, host: Ho
         before, counted_before = memory_of(roomy, host), session.state().memory_bytes
         assert before > 190_000_000
         copies = [stack.enter_context(contextlib.closing(copy)) for copy in session.branch(10)]
-        assert memory_of(roomy, host) - before < 20_000_000  # a tenth of what such a session has
-        assert session.state().memory_bytes - counted_before < 10_000_000, "each is on its own account"
+        assert memory_of(roomy, host) - before < 20_000_000  # a tenth of the session's memory
+        assert session.state().memory_bytes - counted_before < 10_000_000, "each branch is charged separately"
         assert max(copy.state().memory_bytes for copy in copies) < 4_000_000
-        assert said(copies[0].run("print(a.sum())")) == "25000000.0"
+        assert output_of(copies[0].run("print(a.sum())")) == "25000000.0"
         copies[1].run("a += 1")
         assert copies[1].state().memory_bytes > 190_000_000
-        assert said(session.run("print(a.sum())")) == "25000000.0"
+        assert output_of(session.run("print(a.sum())")) == "25000000.0"
 
 
 def memory_of(box: Any, host: Host) -> int:
@@ -388,7 +391,7 @@ def memory_of(box: Any, host: Host) -> int:
     return total * 1024
 
 
-def test_a_branch_has_the_walls_of_any_session(session: Any, branch: Branch) -> None:
+def test_a_branch_is_isolated_like_any_session(session: Any, branch: Branch) -> None:
     copy = branch(branch(session))
     outcome = copy.run(
         "import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)\n"
@@ -398,13 +401,13 @@ def test_a_branch_has_the_walls_of_any_session(session: Any, branch: Branch) -> 
         "    try:\n        open(path, 'w')\n        print('wrote', path)\n    except OSError:\n        pass\n"
         "print(open('/proc/self/uid_map').read().split() == [str(os.getuid())] * 2 + ['1'])"
     )
-    assert said(outcome) == "[-1, -1, -1, -1, -1, -1, -1]\nTrue"
+    assert output_of(outcome) == "[-1, -1, -1, -1, -1, -1, -1]\nTrue"
     denied = copy.run("with open('big', 'wb') as f:\n    for _ in range(300): f.write(b'x' * (1 << 20))")
     assert denied.error is not None
     assert denied.error.type == "OSError"
 
 
-def test_files_that_do_not_fit_are_told(roomy: belljar.Sandbox) -> None:
+def test_files_that_do_not_fit_are_reported(roomy: belljar.Sandbox) -> None:
     with roomy.session(memory_mb=100, limits={"disk_mb": 120}) as session:
         for name in ("/work/a", "/tmp/a"):  # 60 MiB each: in pieces, so that the parent itself does not run out
             session.run(f"with open('{name}', 'wb') as f:\n    for _ in range(60): f.write(b'x' * (1 << 20))")
@@ -426,7 +429,7 @@ def live_as_a_family(box: belljar.Sandbox) -> None:
         child.close()
 
 
-def test_nothing_is_left_when_a_family_is_gone(settings: Settings, host: Host) -> None:
+def test_a_closed_family_leaves_nothing_behind(settings: Settings, host: Host) -> None:
     def ours() -> tuple[int, int, int]:
         left = host.leftovers()
         return left.processes, left.cgroups, left.descriptors
@@ -446,11 +449,11 @@ def test_nothing_is_left_when_a_family_is_gone(settings: Settings, host: Host) -
             live_as_a_family(box)
         host.wait_until(is_quiet, "quiet")
         host.wait_until(lambda: all(now <= then for now, then in zip(ours(), quiet, strict=True)), "nothing left")
-    # Not that all is equal: sandboxes of other tests end things of their own meanwhile.
+    # Fewer is fine: sandboxes of other tests end meanwhile.
     assert all(now <= then for now, then in zip(ours(), before, strict=True)), (ours(), before)
 
 
-def test_many_threads_branch_one_session_at_the_same_time(session: Any) -> None:
+def test_many_threads_branch_one_session_concurrently(session: Any) -> None:
     session.run("x = 1")
     made: list[Any] = []
     refused: list[BaseException] = []
@@ -468,6 +471,6 @@ def test_many_threads_branch_one_session_at_the_same_time(session: Any) -> None:
         thread.join()
     assert made
     assert len(made) + len(refused) == 6
-    assert all(said(copy.run("print(x)")) == "1" for copy in made)
+    assert all(output_of(copy.run("print(x)")) == "1" for copy in made)
     for copy in made:
         copy.close()

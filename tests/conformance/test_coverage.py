@@ -1,4 +1,4 @@
-"""Coverage measured for real, and programs that hardly notice."""
+"""Real coverage reports, and programs that behave the same while measured."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 
 @pytest.fixture(scope="module")
 def box(settings: Settings) -> Iterator[belljar.Sandbox]:
-    """A local one: no image brings coverage.py where we look for it."""
+    """A local sandbox; no container image has coverage.py where Belljar looks for it."""
     with belljar.Sandbox(settings=settings) as opened:
         yield opened
 
@@ -83,14 +83,14 @@ def test_lines_that_ran(box: belljar.Sandbox, code: str, executed: list[int], mi
     assert report.percent == file.percent == round(100 * len(executed) / len(executed + missing), 2)
 
 
-def test_branches_when_asked(box: belljar.Sandbox) -> None:
+def test_branches_on_request(box: belljar.Sandbox) -> None:
     report = box.run(BRANCHES, coverage={"branch": True}).coverage
     assert report is not None
     assert report.files[0].missing_branches == ((2, 4),)
     assert report.percent == 71.43  # 4 of 5 lines and 1 of 2 branches
 
 
-def test_own_modules_count_and_no_others(box: belljar.Sandbox) -> None:
+def test_only_the_programs_modules_count(box: belljar.Sandbox) -> None:
     code = "import json, pkg.inner, made\n" + "with open('late.py', 'w') as f: f.write('a = 1')\nimport late\n"
     files = {
         "pkg/__init__.py": "",
@@ -118,7 +118,7 @@ def test_own_modules_count_and_no_others(box: belljar.Sandbox) -> None:
         pytest.param("b = [b'x' * (1 << 20) for _ in range(4000)]", id="out_of_memory"),
     ],
 )
-def test_no_report_where_nothing_could_be_told(box: belljar.Sandbox, code: str) -> None:
+def test_a_program_that_was_cut_short_has_no_report(box: belljar.Sandbox, code: str) -> None:
     assert box.run(code, coverage=True, timeout=2).coverage is None
 
 
@@ -126,7 +126,7 @@ def test_unmeasured_run_has_no_report(box: belljar.Sandbox) -> None:
     assert box.run("a = 1", coverage=False).coverage is None
 
 
-#: Programs of the fidelity table, with what they are given.
+#: Programs of the fidelity table with their input.
 FAITHFUL: dict[str, dict[str, Any]] = {
     "argv/plain": {"args": ["one", "two words"]},
     "asyncio/subprocess": {},
@@ -156,7 +156,7 @@ FAITHFUL: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", FAITHFUL)
-def test_measured_program_behaves_as_if_it_were_not(
+def test_a_measured_program_behaves_the_same(
     name: str, box: belljar.Sandbox, settings: Settings, natively: Callable[..., Any], seen: Callable[..., Any]
 ) -> None:
     code = (PROGRAMS / f"{name}.py").read_text("utf-8")
@@ -181,11 +181,11 @@ else:
 @pytest.mark.parametrize(
     ("files", "found"), [({}, "none"), ({"coverage.py": "whose = 'mine'"}, "mine")], ids=["none", "own"]
 )
-def test_program_finds_no_coverage_but_its_own(box: belljar.Sandbox, files: dict[str, str], found: str) -> None:
+def test_a_program_sees_only_its_own_coverage(box: belljar.Sandbox, files: dict[str, str], found: str) -> None:
     assert box.run(HIDDEN, files=files, coverage=True).stdout == f"[]\n[]\n{found}\n"
 
 
-def test_own_module_wins_over_one_that_coverage_loads(box: belljar.Sandbox) -> None:
+def test_the_programs_module_wins_over_one_of_coverage(box: belljar.Sandbox) -> None:
     files = {"sqlite3.py": "whose = 'mine'", "tokenize.py": "whose = 'mine'"}
     outcome = box.run("import sqlite3\nprint(sqlite3.whose)", files=files, coverage=True)
     assert (outcome.stdout, outcome.stderr) == ("mine\n", "")
@@ -217,7 +217,7 @@ def test_forged_report_is_dropped(box: belljar.Sandbox) -> None:
     assert outcome.coverage is None
 
 
-#: As large as it can be made, and what stands there can be read as a report.
+#: A forged report of the largest size that can be parsed.
 HUGE_FORGERY = """\
 import os
 def is_ours(fd):
@@ -235,7 +235,7 @@ os._exit(0)
 """
 
 
-def test_a_forged_report_is_no_larger_than_one_that_could_be_true(box: belljar.Sandbox) -> None:
+def test_a_forged_report_is_limited_to_plausible_size(box: belljar.Sandbox) -> None:
     outcome = box.run(HUGE_FORGERY, coverage={"branch": True})
     assert outcome.exit_code == 0, outcome
     assert outcome.coverage is None
@@ -249,7 +249,7 @@ def test_the_longest_report_fits(box: belljar.Sandbox) -> None:
     assert len(report.files[0].missing) == len(report.files[0].missing_branches or ()) == 6000
 
 
-def test_heavy_program_is_measured(box: belljar.Sandbox) -> None:
+def test_a_program_with_large_packages_is_measured(box: belljar.Sandbox) -> None:
     report = box.run("import numpy\nif numpy.ones(3).sum() > 5:\n    a = 1\n", coverage=True).coverage
     assert report is not None
     assert report.files[0].missing == (3,)
@@ -267,7 +267,7 @@ def test_unknown_kind_of_coverage_is_named(box: belljar.Sandbox) -> None:
     assert caught.value.details["field"] == "coverage"
 
 
-def test_environment_without_coverage_says_what_to_do(settings: Settings, tmp_path: Path) -> None:
+def test_an_environment_without_coverage_is_explained(settings: Settings, tmp_path: Path) -> None:
     spec = EnvironmentSettings(packages=(), warm_imports=())
     bare = dataclasses.replace(settings, state_dir=tmp_path, environments={"default": spec})
     with belljar.Sandbox(settings=bare) as box:
@@ -283,15 +283,15 @@ def test_only_python_is_measured(box: belljar.Sandbox) -> None:
     assert caught.value.details["field"] == "coverage"
 
 
-def test_measuring_leaves_no_descriptor(narrow_box: belljar.Sandbox, host: Any) -> None:
+def test_measuring_leaves_no_descriptor_open(narrow_box: belljar.Sandbox, host: Any) -> None:
     narrow_box.run("a = 1", coverage=True)
     before = len(os.listdir("/proc/self/fd"))
     for code in ("a = 1", "1 / 0", "while True: pass", "import os; os.kill(os.getpid(), 9)", "a = ("):
         narrow_box.run(code, coverage=True, timeout=1)
     for _ in narrow_box.stream("import time; print(1, flush=True); time.sleep(60)", coverage=True):
-        break  # and the program is cancelled
+        break  # cancels the program
     narrow_box.run("a = 1")
-    # A guest's own are closed after its answer.
+    # The descriptors of a guest are closed after its answer.
     host.wait_until(lambda: len(os.listdir("/proc/self/fd")) <= before, "every descriptor is closed")
 
 

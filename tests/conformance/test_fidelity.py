@@ -1,8 +1,8 @@
 """A program behaves as under `python main.py`: small programs, run both ways and compared.
 
-Every file below `programs/` is one case, and so is every entry of SOURCES, for sources that an editor would spoil. What
-a program is given beside its source stands in GIVEN. Exit code, signal, standard output and standard error must be
-the same, but for the names of directories.
+Every file below `programs/` is one case, and so is every entry of SOURCES, for sources that an editor would damage.
+GIVEN holds the input of the programs. Exit code, signal, standard output and standard error must be the same, except
+for the names of directories.
 
 Where they are not the same on purpose, DIFFERS says how and why; `docs/fidelity.md` tells users. Where they should be
 and are not yet, AWAITING says what is missing, and NOT_IN_GVISOR lists what another kernel cannot do; an entry that has
@@ -25,7 +25,7 @@ from belljar.contract.errors import InvalidExecution
 PROGRAMS = Path(__file__).parent / "programs"
 
 
-# ---------------------------------------------------------------------------------------------------- what is given
+# ---------------------------------------------------------------------------------------------------------------- input
 
 _LOUD = "class Loud:\n    def __del__(self):\n        print('del in', __name__)\n\n\nheld = Loud()\n"
 
@@ -62,7 +62,7 @@ FILES: dict[str, str | bytes] = {
 
 
 def files(*names: str) -> dict[str, Any]:
-    """Those of FILES with these names, or in these directories."""
+    """The entries of FILES with these names or in these directories."""
     return {"files": {path: text for path, text in FILES.items() if path in names or path.split("/")[0] in names}}
 
 
@@ -145,19 +145,19 @@ SOURCES: dict[str, str] = {
 }
 
 
-# --------------------------------------------------------------------------------- what differs, and what should not
+# ---------------------------------------------------------------------------------------------------- known differences
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """Fields that differ on purpose, as text or as a pattern; the others must be the same all the same."""
+    """Fields that differ on purpose, as text or as a pattern; all other fields must be the same."""
 
     because: str
     here: dict[str, Any]
     natively: dict[str, Any] = field(default_factory=dict)
 
 
-#: What these print is the system's around the interpreter, not the interpreter's.
+#: Their output describes the system, not the interpreter.
 OF_THE_SYSTEM = ("place/platform", "stdlib/ssl")
 
 
@@ -204,7 +204,7 @@ DIFFERS: dict[str, Difference] = {
         )
         for name, number in (("broken_pipe", 32), ("descriptor_closed", 9), ("to_full_device", 28))
     },
-    # ---- what the interpreter was told when it started
+    # ---- options of the interpreter
     "env/python_dont_write_bytecode": Difference(because=_FLAGS, here={"stdout": "True\n"}),
     "env/python_hash_seed": Difference(because=_FLAGS, here={"stdout": anything(r"-?\d+ \[.*\]\n")}),
     "env/python_io_encoding": Difference(because=_FLAGS, here={"stdout": "utf-8 ü\n"}),
@@ -221,7 +221,7 @@ DIFFERS: dict[str, Difference] = {
         here={"stdout": anything(r"\[.*\]\n")},
     ),
     "place/environ_in_proc": Difference(because=_WARM, here={"stdout": anything(r"\[.*b'PATH'.*\]\n")}),
-    # ---- what is in memory already
+    # ---- modules that are already loaded
     "main/modules_that_are_loaded": Difference(because=_WARM, here={"stdout": anything(r"\[.*'functools', .*\]\n")}),
     "main/modules_of_third_parties": Difference(
         because="matplotlib finds its back end by this name; it is the only module of ours that can be found",
@@ -270,7 +270,7 @@ DIFFERS: dict[str, Difference] = {
         because="an oversight of CPython that we do not repeat: an interrupt that was caught still kills the program",
         here={"exit_code": 0, "signal": None},
     ),
-    # ---- the place
+    # ---- directories
     "place/host_name": Difference(because=_PLACE, here={"stdout": "belljar\nTrue\n"}),
     "place/uid": Difference(because=_PLACE, here={"stdout": anything(r"\d{4,} True True\n")}),
     "place/pty": Difference(
@@ -315,7 +315,7 @@ NOT_IN_GVISOR: dict[str, str] = {
 }
 
 
-# ------------------------------------------------------------------------------------------------------------ cases
+# ---------------------------------------------------------------------------------------------------------------- cases
 
 
 def _programs() -> dict[str, str]:
@@ -378,7 +378,7 @@ def test_every_theme_has_its_programs() -> None:
     assert themes >= {"processes", "signals", "threads", "asyncio", "end", "stdout", "place", "stdlib", "workload"}
 
 
-# --------------------------------------------------------------------------------- what a pair of runs cannot show
+# ------------------------------------------------------------------------------------------------ beyond a pair of runs
 
 
 @pytest.mark.parametrize(
@@ -403,8 +403,8 @@ def test_randomness_differs_between_runs(box: belljar.Sandbox, code: str) -> Non
     assert len({outcome.stdout for outcome in outcomes}) == 6
 
 
-def test_a_seed_gives_the_numbers_that_it_always_gives(box: belljar.Sandbox) -> None:
-    """Each run's generator has been seeded in place, behind numpy's back."""
+def test_a_seed_gives_the_usual_numbers(box: belljar.Sandbox) -> None:
+    """Belljar seeds numpy's generator in place for each run."""
     draws = "generator.rand(), generator.normal(), generator.randint(1000)"
     code = (
         "import numpy\nnumpy.random.seed(7)\n"
@@ -414,7 +414,7 @@ def test_a_seed_gives_the_numbers_that_it_always_gives(box: belljar.Sandbox) -> 
 
 
 def test_text_hashes_are_randomised_but_shared_by_the_runs_of_one_warm_process(box: belljar.Sandbox) -> None:
-    """As documented: natively they differ from run to run."""
+    """As documented; natively they differ between runs."""
     assert len({outcome.stdout for outcome in box.run_many(["print(hash('text'))"] * 6)}) == 1
 
 
@@ -443,7 +443,7 @@ print(hasattr(builtins, "left"), hasattr(sys, "left"), "LEFT" in os.environ, "/l
         pytest.param(" \n\t\n", id="blank"),
     ],
 )
-def test_a_source_that_is_no_text_is_refused(box: belljar.Sandbox, code: str) -> None:
-    """As documented: natively the first two are a SyntaxError, and the third does nothing."""
+def test_a_source_that_is_not_text_is_refused(box: belljar.Sandbox, code: str) -> None:
+    """As documented; natively the first two raise SyntaxError, and the third does nothing."""
     with pytest.raises(InvalidExecution):
         box.run(code)

@@ -1,4 +1,4 @@
-"""Files that a caller puts into a session are counted as the session's memory, not as the server's."""
+"""Files that a caller uploads are charged to the session's memory, not to the server's."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def session_of(box: belljar.Sandbox, **limits: int) -> Any:
     return box.session(limits={"memory_mb": 64, "disk_mb": 256, **limits})
 
 
-def test_a_file_counts_as_the_sessions(box: belljar.Sandbox) -> None:
+def test_a_file_is_charged_to_the_session(box: belljar.Sandbox) -> None:
     with session_of(box) as session:
         before = session.state().memory_bytes
-        session.write_file("large", bytes(31 * MIB))  # one more: the kernel counts pages in batches
+        session.write_file("large", bytes(31 * MIB))  # one more file, because the kernel counts pages in batches
         assert session.state().memory_bytes - before >= 30 * MIB
         seen = session.run("import os; facts = os.stat('large'); print(facts.st_size, facts.st_uid == os.getuid())")
         assert seen.stdout == f"{31 * MIB} True\n"
@@ -36,7 +36,7 @@ def test_a_file_counts_as_the_sessions(box: belljar.Sandbox) -> None:
         assert session.state().memory_bytes - before < 15 * MIB
 
 
-def test_more_than_its_memory_is_refused_and_ends_nothing(box: belljar.Sandbox) -> None:
+def test_files_beyond_the_memory_limit_are_refused_and_end_nothing(box: belljar.Sandbox) -> None:
     with session_of(box) as session:
         session.run("kept = 41")
         written = 0
@@ -44,7 +44,7 @@ def test_more_than_its_memory_is_refused_and_ends_nothing(box: belljar.Sandbox) 
             for number in range(12):
                 session.write_file(f"{number}", bytes(20 * MIB))
                 written += 1
-        assert 1 <= written <= 4  # 64 MiB and what an interpreter needs
+        assert 1 <= written <= 4  # 64 MiB plus the interpreter
         assert session.run("print(kept + 1)").stdout == "42\n"
         assert len(session.files()) == written
         session.delete_file("0")
@@ -54,21 +54,21 @@ def test_more_than_its_memory_is_refused_and_ends_nothing(box: belljar.Sandbox) 
 def test_a_branch_pays_for_its_own_files(box: belljar.Sandbox) -> None:
     with session_of(box) as session, session.branch()[0] as branch:
         before = [each.state().memory_bytes for each in (session, branch)]
-        branch.write_file("large", bytes(21 * MIB))  # one more: the kernel counts pages in batches
+        branch.write_file("large", bytes(21 * MIB))  # one more file, because the kernel counts pages in batches
         after = [each.state().memory_bytes for each in (session, branch)]
         assert after[0] - before[0] < 4 * MIB
         assert after[1] - before[1] >= 20 * MIB
         assert [each.path for each in session.files()] == []
 
 
-def test_a_program_without_processes_left_is_written_to(box: belljar.Sandbox) -> None:
+def test_files_are_written_though_no_process_can_start(box: belljar.Sandbox) -> None:
     with session_of(box, processes=2) as session:
         session.run("import os, time\nif os.fork() == 0:\n    time.sleep(1000)")
         session.write_file("a/b/c.txt", b"there")
         assert session.run("print(open('a/b/c.txt').read())").stdout == "there\n"
 
 
-def test_a_hostile_directory_is_no_way_out(box: belljar.Sandbox) -> None:
+def test_a_hostile_directory_does_not_lead_outside(box: belljar.Sandbox) -> None:
     with session_of(box) as session:
         session.run("import os; os.mkfifo('fifo'); os.symlink('/tmp', 'link'); os.mkdir('closed', 0)")
         session.write_file("fifo", b"replaced")

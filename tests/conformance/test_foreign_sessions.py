@@ -1,4 +1,4 @@
-"""Sessions in JavaScript and bash: one interpreter for all cells, the same walls, the same honesty about its end."""
+"""Sessions in JavaScript and bash: one interpreter for all cells, with the same isolation and error reports."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def is_node(session: belljar.Session) -> bool:
     return session.state().language == "javascript"
 
 
-def test_state_stays_in_javascript(node: belljar.Session) -> None:
+def test_state_persists_in_javascript(node: belljar.Session) -> None:
     assert node.run("let x = 41; const y = {a: [1, 2]}; console.log('hi')").stdout == "hi\n"
     outcome = node.run("x + 1")
     assert (outcome.language, [each.content for each in outcome.displays]) == ("javascript", [b"42"])
@@ -57,7 +57,7 @@ def test_javascript_awaits_at_the_top_level(node: belljar.Session) -> None:
         pytest.param("if (true) {", "SyntaxError", "", id="cut_short"),
     ],
 )
-def test_what_javascript_throws_is_told(node: belljar.Session, code: str, kind: str, message: str) -> None:
+def test_javascript_errors_are_reported(node: belljar.Session, code: str, kind: str, message: str) -> None:
     outcome = node.run(code)
     assert (outcome.status, outcome.exit_code) == ("failed", 1)
     assert outcome.error is not None
@@ -68,7 +68,7 @@ def test_what_javascript_throws_is_told(node: belljar.Session, code: str, kind: 
     assert node.run("1").ok
 
 
-def test_state_stays_in_bash(bash: belljar.Session) -> None:
+def test_state_persists_in_bash(bash: belljar.Session) -> None:
     assert bash.run("x=41; cd /tmp; greet() { echo hello $1; }").ok
     outcome = bash.run("echo $((x + 1)); pwd; greet you; echo aside >&2")
     assert (outcome.stdout, outcome.stderr) == ("42\n/tmp\nhello you\n", "aside\n")
@@ -107,7 +107,7 @@ def test_a_cell_out_of_time_is_interrupted_and_the_state_survives(
 
 
 @pytest.mark.parametrize(("language", "code"), [("js", "process.exit(3)"), ("sh", "exit 3")])
-def test_who_exits_ends_the_session_with_its_code(box: belljar.Sandbox, language: str, code: str) -> None:
+def test_exit_ends_the_session_with_its_code(box: belljar.Sandbox, language: str, code: str) -> None:
     with box.session(language=language) as session:
         outcome = session.run(code)
         assert (outcome.status, outcome.exit_code) == ("failed", 3)
@@ -115,22 +115,22 @@ def test_who_exits_ends_the_session_with_its_code(box: belljar.Sandbox, language
             session.run("1")
 
 
-def test_what_comes_between_cells_is_no_cells_output(node: belljar.Session) -> None:
+def test_output_between_cells_belongs_to_no_cell(node: belljar.Session) -> None:
     assert node.run("setTimeout(() => console.log('late'), 50); 1").stdout == ""
-    assert node.run("await new Promise(done => setTimeout(done, 300))").ok  # its own output, if it prints meanwhile
+    assert node.run("await new Promise(done => setTimeout(done, 300))").ok  # its own output, if any
     assert node.run("2").stdout == ""
 
 
 @pytest.mark.parametrize(
     ("language", "code"), [("js", "console.log('x'.repeat(200000))"), ("sh", "yes x | head -c 200000")]
 )
-def test_much_output_arrives_whole(box: belljar.Sandbox, language: str, code: str) -> None:
+def test_long_output_arrives_completely(box: belljar.Sandbox, language: str, code: str) -> None:
     with box.session(language=language) as session:
         assert len(session.run(code).stdout) >= 200_000
         assert session.run("console.log(1)" if language == "js" else "echo 1").stdout == "1\n"
 
 
-def test_files_are_where_the_interpreter_is(session: belljar.Session) -> None:
+def test_files_are_in_the_interpreters_directory(session: belljar.Session) -> None:
     session.write_file("in.txt", b"given")
     assert session.run(
         "require('fs').copyFileSync('in.txt', 'out.txt')" if is_node(session) else "cp in.txt out.txt"
@@ -138,7 +138,7 @@ def test_files_are_where_the_interpreter_is(session: belljar.Session) -> None:
     assert session.read_file("out.txt") == b"given"
 
 
-def test_it_cannot_be_branched_and_says_why(session: belljar.Session) -> None:
+def test_branching_is_refused_with_a_reason(session: belljar.Session) -> None:
     with pytest.raises(CannotBranch, match="only Python"):
         session.branch()
     assert session.run("1" if is_node(session) else "true").ok
@@ -149,7 +149,7 @@ def test_a_language_without_sessions_is_refused(box: belljar.Sandbox) -> None:
         pass
 
 
-def test_memory_counts_for_the_interpreter_too(box: belljar.Sandbox) -> None:
+def test_the_interpreters_memory_counts(box: belljar.Sandbox) -> None:
     with box.session(language="js", memory_mb=64) as session:
         outcome = session.run("const kept = []; while (true) kept.push(Buffer.alloc(1 << 20, 1))", timeout=30)
         assert outcome.status == "out_of_memory"

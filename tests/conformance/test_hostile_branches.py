@@ -1,7 +1,7 @@
-"""Branching a session whose process speaks the words of a branch itself, and as it likes.
+"""Branching a session whose process forges the messages of the branch protocol.
 
-Each attempt ends with an honest error that blames the session, in bounded time; other sessions go on, and nothing is
-left. What a family can reach of the kernel outside of a branch is looked at here, too.
+Each attempt ends in bounded time with an error that blames the session; other sessions are unaffected, and nothing is
+left behind. Also tests what a family of branches can reach of the kernel outside of branching.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from belljar.settings import Settings
 if TYPE_CHECKING:
     from tests.conftest import Host
 
-#: The session's own code in its memory, with which a program can do what it likes.
+#: Access to the session's own code in memory, which a program can change at will.
 TAKEN_OVER = """
 import ctypes, gc, os, signal, sys, time
 gc.unfreeze()
@@ -36,22 +36,22 @@ gc.unfreeze()
 channel, branching = shell['channel'], shell['branching']
 libc = ctypes.CDLL(None, use_errno=True)
 
-def say(peer, word, descriptors=()):
+def send(peer, word, descriptors=()):
     channel.send(peer, {}, word, descriptors)
 
 def admitted(peer):
     channel.receive(peer)
-    os.write(told, b'.')
+    os.write(writer, b'.')
 
 def hostile(passer=None, copy=None, waits=True, answer=b'branched'):
     def _branch(peer, order, descriptors):
-        global told
-        hears, told = os.pipe()
+        global writer
+        reader, writer = os.pipe()
         def honest_copy():
             shell['_become_copy'](peer, list(descriptors), [], None)
             shell['_serve_cells'](peer)
         def honest_passer():
-            say(peer, b'passing')
+            send(peer, b'passing')
             admitted(peer)
             if os.fork() == 0:
                 copy(peer, descriptors) if copy else honest_copy()
@@ -61,20 +61,20 @@ def hostile(passer=None, copy=None, waits=True, answer=b'branched'):
             os.dup2(descriptors[0], 3)
             passer(peer, descriptors) if passer else honest_passer()
             os._exit(0)
-        os.close(told)
-        os.read(hears, 1)
-        os.close(hears)
+        os.close(writer)
+        os.read(reader, 1)
+        os.close(reader)
         if waits:
             os.waitpid(child, 0)
         if answer is not None:
-            say(peer, answer)
+            send(peer, answer)
     shell['_branch'] = _branch
 """
 
 WORDS = {
     "answer_is_nonsense": ("hostile(passer=lambda *_: None, answer=b'what?')", "what"),
     "answers_before_it_forks": (
-        "def _branch(peer, order, descriptors):\n    say(peer, b'branched')\nshell['_branch'] = _branch",
+        "def _branch(peer, order, descriptors):\n    send(peer, b'branched')\nshell['_branch'] = _branch",
         "as it should",
     ),
     "answers_in_json": (
@@ -82,47 +82,47 @@ WORDS = {
         "shell['_branch'] = _branch",
         "session has ended: crash",
     ),
-    "passer_says_nonsense": ("hostile(passer=lambda peer, _: say(peer, b'what?'))", "as it should"),
-    "passer_says_copy_first": ("hostile(passer=lambda peer, _: say(peer, b'copy'))", "as it should"),
+    "passer_says_nonsense": ("hostile(passer=lambda peer, _: send(peer, b'what?'))", "as it should"),
+    "passer_says_copy_first": ("hostile(passer=lambda peer, _: send(peer, b'copy'))", "as it should"),
     "passer_brings_descriptors": (
-        "hostile(passer=lambda peer, _: (say(peer, b'passing', [0] * 9), time.sleep(60)), waits=False)",
+        "hostile(passer=lambda peer, _: (send(peer, b'passing', [0] * 9), time.sleep(60)), waits=False)",
         "as it should",
     ),
     "passer_says_it_twice": (
-        "hostile(passer=lambda peer, _: (say(peer, b'passing'), say(peer, b'passing'), admitted(peer), "
+        "hostile(passer=lambda peer, _: (send(peer, b'passing'), send(peer, b'passing'), admitted(peer), "
         "time.sleep(60)), waits=False)",
         "as it should",
     ),
     "passer_ends_at_once": ("hostile(passer=lambda *_: None)", "as it should"),
     "session_is_its_own_passer": (
         "def _branch(peer, order, descriptors):\n    import socket\n    own = socket.socket(fileno=descriptors[0])\n"
-        "    say(own, b'passing')\n    time.sleep(60)\nshell['_branch'] = _branch",
+        "    send(own, b'passing')\n    time.sleep(60)\nshell['_branch'] = _branch",
         "did not answer|ended",
     ),
     "copy_of_another_cgroup": (
-        # The passer is admitted, but a process that the session has forked beside it says that it is the copy.
+        # The intermediate process is admitted, but another child of the session claims to be the copy.
         "def _branch(peer, order, descriptors):\n"
         "    if os.fork() == 0:\n"
-        "        os.dup2(descriptors[0], 3); say(peer, b'passing'); channel.receive(peer); os._exit(0)\n"
+        "        os.dup2(descriptors[0], 3); send(peer, b'passing'); channel.receive(peer); os._exit(0)\n"
         "    os.wait()\n"
         "    if os.fork() == 0:\n"
-        "        os.dup2(descriptors[0], 3); say(peer, b'copy'); time.sleep(60); os._exit(0)\n"
-        "    say(peer, b'branched')\n"
+        "        os.dup2(descriptors[0], 3); send(peer, b'copy'); time.sleep(60); os._exit(0)\n"
+        "    send(peer, b'branched')\n"
         "shell['_branch'] = _branch",
         "as it should",
     ),
     "copy_says_nonsense": (
-        "hostile(copy=lambda peer, _: (say(peer, b'copy'), channel.receive(peer, 5), say(peer, b'what?'), "
+        "hostile(copy=lambda peer, _: (send(peer, b'copy'), channel.receive(peer, 5), send(peer, b'what?'), "
         "time.sleep(60)))",
         "it says: what",
     ),
     "copy_brings_descriptors": (
-        "hostile(copy=lambda peer, _: (say(peer, b'copy'), channel.receive(peer, 5), say(peer, b'joined', [0]), "
+        "hostile(copy=lambda peer, _: (send(peer, b'copy'), channel.receive(peer, 5), send(peer, b'joined', [0]), "
         "time.sleep(60)))",
         "before it had its place",
     ),
     "copy_never_joins": (
-        "hostile(copy=lambda peer, _: (say(peer, b'copy'), channel.receive(peer, 5), say(peer, b'joined'), "
+        "hostile(copy=lambda peer, _: (send(peer, b'copy'), channel.receive(peer, 5), send(peer, b'joined'), "
         "time.sleep(60)))",
         "rights",
     ),
@@ -143,23 +143,23 @@ WORDS = {
     ),
     "copy_is_silent": ("hostile(copy=lambda *_: time.sleep(60))", "said nothing within"),
     "copy_stays_outside": (
-        "hostile(copy=lambda peer, _: (say(peer, b'copy'), time.sleep(60)))",
+        "hostile(copy=lambda peer, _: (send(peer, b'copy'), time.sleep(60)))",
         "did not move into its place within",
     ),
     "passer_never_ends": (
-        "hostile(passer=lambda peer, d: (say(peer, b'passing'), admitted(peer), "
+        "hostile(passer=lambda peer, d: (send(peer, b'passing'), admitted(peer), "
         "os.fork() or (shell['_become_copy'](peer, list(d), [], None), shell['_serve_cells'](peer)), time.sleep(60)), "
         "waits=False)",
         "other processes behind",
     ),
     "passer_stops_itself": (
-        "hostile(passer=lambda peer, d: (say(peer, b'passing'), admitted(peer), "
+        "hostile(passer=lambda peer, d: (send(peer, b'passing'), admitted(peer), "
         "os.fork() or (shell['_become_copy'](peer, list(d), [], None), shell['_serve_cells'](peer)), "
         "os.kill(os.getpid(), signal.SIGSTOP)), waits=False)",
         "other processes behind",
     ),
     "passer_forks_many": (
-        "hostile(passer=lambda peer, d: (say(peer, b'passing'), admitted(peer), "
+        "hostile(passer=lambda peer, d: (send(peer, b'passing'), admitted(peer), "
         "[os.fork() or time.sleep(60) for _ in range(20)]), waits=False)",
         "said nothing within",
     ),
@@ -181,20 +181,20 @@ def bystander(roomy: belljar.Sandbox) -> Iterator[Any]:
         yield opened
 
 
-def said(outcome: Outcome) -> str:
+def output_of(outcome: Outcome) -> str:
     assert outcome.ok, (outcome.status, outcome.stderr, outcome.error)
     return outcome.stdout.strip()
 
 
 def attempt(box: belljar.Sandbox, code: str, why: str) -> None:
-    """A session takes itself over and is branched; however that ends, it is closed."""
+    """Patch a session, branch it, and close it whatever the result."""
     with contextlib.suppress(SessionEnded), box.session() as session:
         assert session.run(TAKEN_OVER + code).ok
         with pytest.raises(CannotBranch, match=why):
             session.branch()
 
 
-SLOW = {  # these end by a clock
+SLOW = {  # these end by a timeout
     "session_is_its_own_passer",
     "copy_leaves_a_child_with_capabilities",
     "copy_is_silent",
@@ -213,7 +213,7 @@ def test_a_hostile_session_is_refused_and_leaves_nothing(
         left = host.leftovers()
         return (left.processes,) if name in SLOW else (left.processes, left.cgroups, left.descriptors)
 
-    if name not in SLOW:  # else it is not repeated, and the first time makes what is kept for the next
+    if name not in SLOW:  # otherwise run once first, which creates what is kept for reuse
         attempt(roomy, *WORDS[name])
     settle(roomy, host)
     before = ours()
@@ -221,10 +221,10 @@ def test_a_hostile_session_is_refused_and_leaves_nothing(
     attempt(roomy, *WORDS[name])
     assert time.monotonic() - began < 40
     host.wait_until(lambda: all(now <= then for now, then in zip(ours(), before, strict=True)), f"{before} as before")
-    assert said(bystander.run("print(x)")) == "1"
+    assert output_of(bystander.run("print(x)")) == "1"
     (copy,) = bystander.branch()
     with contextlib.closing(copy):
-        assert said(copy.run("print(x)")) == "1"
+        assert output_of(copy.run("print(x)")) == "1"
 
 
 def settle(box: belljar.Sandbox, host: Host) -> None:
@@ -235,29 +235,29 @@ def settle(box: belljar.Sandbox, host: Host) -> None:
     host.wait_until(is_quiet, "quiet")
 
 
-def test_a_session_that_says_nothing_is_ended_and_blamed(roomy: belljar.Sandbox, bystander: Any) -> None:
+def test_a_silent_session_is_ended_and_blamed(roomy: belljar.Sandbox, bystander: Any) -> None:
     with contextlib.suppress(SessionEnded), roomy.session() as session:
         session.run(TAKEN_OVER + "shell['_branch'] = lambda *_: time.sleep(60)")
         with pytest.raises(CannotBranch, match="did not answer when it was told to branch"):
             session.branch()
         with pytest.raises(SessionEnded):
             session.run("1")
-    assert said(bystander.run("print(x)")) == "1"
+    assert output_of(bystander.run("print(x)")) == "1"
 
 
-#: One process says over both channels that it is the copy, and then fails the second branch before the first.
+#: One process claims over both channels to be the copy, then fails the second branch before the first.
 COPY_OF_TWO = """
 import socket
 near, far = socket.socketpair()
-hears, told = os.pipe()
+reader, writer = os.pipe()
 children = []
 
 def pose(peer, descriptor):
     os.dup2(descriptor, 3)
-    say(peer, b'passing')
+    send(peer, b'passing')
     channel.receive(peer)
-    say(peer, b'copy')
-    os.write(told, b'.')
+    send(peer, b'copy')
+    os.write(writer, b'.')
 
 def _branch(peer, order, descriptors):
     if children:
@@ -267,13 +267,13 @@ def _branch(peer, order, descriptors):
         if children[0] == 0:
             pose(peer, descriptors[0])
             pose(peer, socket.recv_fds(far, 1, 1)[1][0])
-            say(peer, b'what?')
+            send(peer, b'what?')
             time.sleep(60)
             os._exit(0)
-    os.read(hears, 1)
+    os.read(reader, 1)
     for each in descriptors:
         os.close(each)
-    say(peer, b'branched')
+    send(peer, b'branched')
 
 shell['_branch'] = _branch
 """
@@ -285,12 +285,12 @@ def test_one_process_cannot_be_the_copy_of_two_branches(roomy: belljar.Sandbox, 
         with pytest.raises(CannotBranch):
             session.branch(2)
     settle(roomy, host)
-    assert said(bystander.run("print(x)")) == "1"
+    assert output_of(bystander.run("print(x)")) == "1"
 
 
-def test_a_word_after_the_last_ends_the_branch(roomy: belljar.Sandbox, host: Host) -> None:
+def test_an_extra_message_ends_the_branch(roomy: belljar.Sandbox, host: Host) -> None:
     with roomy.session() as session:
-        session.run(TAKEN_OVER + "shell['_serve_cells'] = lambda peer: (say(peer, b'joined'), time.sleep(60))")
+        session.run(TAKEN_OVER + "shell['_serve_cells'] = lambda peer: (send(peer, b'joined'), time.sleep(60))")
         (copy,) = session.branch()
         host.wait_until(lambda: has_crashed(copy), "the copy is ended")
         assert session.run("1").ok
@@ -305,23 +305,23 @@ def has_crashed(session: Any) -> bool:
 
 
 ZOMBIE = (
-    "hostile(passer=lambda peer, d: (say(peer, b'passing'), admitted(peer), "
+    "hostile(passer=lambda peer, d: (send(peer, b'passing'), admitted(peer), "
     "os.fork() or (shell['_become_copy'](peer, list(d), [], None), shell['_serve_cells'](peer))), waits=False)"
 )
 
 
-def test_a_passer_that_is_never_waited_for_holds_up_nobody(roomy: belljar.Sandbox, bystander: Any, host: Host) -> None:
+def test_an_unreaped_intermediate_process_blocks_nothing(roomy: belljar.Sandbox, bystander: Any, host: Host) -> None:
     began, used = time.monotonic(), time.process_time()
     with contextlib.suppress(SessionEnded), roomy.session() as session:
         session.run(TAKEN_OVER + ZOMBIE)
         with pytest.raises(CannotBranch, match="left other processes behind"):
             session.branch()
-        with pytest.raises(SessionEnded):  # the family went with it
+        with pytest.raises(SessionEnded):  # the family ended with it
             session.run("1")
     assert time.monotonic() - began < 30
     assert time.process_time() - used < 2, "waiting costs next to nothing"
     settle(roomy, host)
-    assert said(bystander.run("print(x)")) == "1"
+    assert output_of(bystander.run("print(x)")) == "1"
 
 
 # ---- what a family can reach outside of a branch
@@ -360,19 +360,19 @@ HELD = ["('Operation not permitted', ['0000000000000000'])"] * 4
 
 
 def pid_of(session: Any) -> str:
-    return said(session.run("import os; print(os.getpid())"))
+    return output_of(session.run("import os; print(os.getpid())"))
 
 
-def test_a_session_cannot_join_its_branches_when_none_is_made(roomy: belljar.Sandbox) -> None:
+def test_a_session_cannot_join_its_branches_outside_of_branching(roomy: belljar.Sandbox) -> None:
     with roomy.session() as session:
         session.run(REACH)
         (copy,) = session.branch()
         with contextlib.closing(copy):
-            assert said(session.run(f"print(join_all({pid_of(copy)}))")) == str(HELD)
+            assert output_of(session.run(f"print(join_all({pid_of(copy)}))")) == str(HELD)
             (further,) = copy.branch()
             with contextlib.closing(further):
-                assert said(copy.run(f"print(join_all({pid_of(further)}))")) == str(HELD)
-                assert said(session.run(f"print(join_all({pid_of(further)}))")) == str(HELD)
+                assert output_of(copy.run(f"print(join_all({pid_of(further)}))")) == str(HELD)
+                assert output_of(session.run(f"print(join_all({pid_of(further)}))")) == str(HELD)
 
 
 def test_branches_hold_no_capability_and_cannot_touch_netfilter(roomy: belljar.Sandbox) -> None:
@@ -382,9 +382,9 @@ def test_branches_hold_no_capability_and_cannot_touch_netfilter(roomy: belljar.S
         (copy,) = session.branch()
         with contextlib.closing(copy):
             for each in (session, copy):
-                assert said(each.run("print(capabilities())")) == "{'0000000000000000'}"
-                assert said(each.run(replace)) != "done"
-            assert said(copy.run(replace)) in ("Operation not permitted", "Protocol not available")
+                assert output_of(each.run("print(capabilities())")) == "{'0000000000000000'}"
+                assert output_of(each.run(replace)) != "done"
+            assert output_of(copy.run(replace)) in ("Operation not permitted", "Protocol not available")
 
 
 HAND_OVER = """
@@ -405,14 +405,14 @@ print(refused)
 """
 
 
-def test_a_branch_that_hands_over_its_socket_opens_no_way_to_netfilter(roomy: belljar.Sandbox) -> None:
+def test_a_passed_socket_gives_no_access_to_netfilter(roomy: belljar.Sandbox) -> None:
     with roomy.session() as session:
         assert session.run(HAND_OVER).ok
         [branch] = session.branch()
         with branch:
             assert branch.run(SEND_A_SOCKET).ok
-            # The session owns the user namespace of that network, so only the list of options stands in between.
-            assert said(session.run(TRY_NETFILTER)) == str([errno.ENOPROTOOPT] * 4)
+            # The session owns the user namespace of that network, so only the filter of socket options prevents it.
+            assert output_of(session.run(TRY_NETFILTER)) == str([errno.ENOPROTOOPT] * 4)
 
 
 def test_landlock_is_out_of_reach_between_branches(roomy: belljar.Sandbox) -> None:
@@ -425,7 +425,7 @@ def test_landlock_is_out_of_reach_between_branches(roomy: belljar.Sandbox) -> No
         session.run(REACH)
         (copy,) = session.branch()
         with contextlib.closing(copy):
-            assert said(session.run(calls)) == said(copy.run(calls)) == wanted
+            assert output_of(session.run(calls)) == output_of(copy.run(calls)) == wanted
 
 
 def test_a_copy_joins_once(roomy: belljar.Sandbox) -> None:
@@ -438,10 +438,10 @@ def test_a_copy_joins_once(roomy: belljar.Sandbox) -> None:
         session.run(TAKEN_OVER + twice)
         (copy,) = session.branch()
         with contextlib.closing(copy):
-            assert said(copy.run("print(again)")) == "(-1, 1)"
+            assert output_of(copy.run("print(again)")) == "(-1, 1)"
 
 
-def test_sessions_that_ask_all_the_time_cost_little_and_stop_nobody(roomy: belljar.Sandbox, bystander: Any) -> None:
+def test_constant_requests_of_sessions_cost_little_and_block_nothing(roomy: belljar.Sandbox, bystander: Any) -> None:
     ask = (
         "import threading, ctypes, os\nlibc = ctypes.CDLL(None)\nown = os.open('/proc/self/ns/user', os.O_RDONLY)\n"
         "def ask():\n    while True:\n        libc.setns(own, 0x10000000)\n"
@@ -458,7 +458,7 @@ def test_sessions_that_ask_all_the_time_cost_little_and_stop_nobody(roomy: bellj
         assert time.process_time() - used < 0.5 * time_out + 0.5
 
 
-# ---- a number that another process has by now
+# ---- reused pids
 
 
 @pytest.fixture
@@ -473,7 +473,7 @@ def cgroups_of(pid: int) -> str:
     return Path(f"/proc/{pid}/cgroup").read_text()
 
 
-def test_a_number_whose_owner_has_ended_is_not_admitted(settings: Settings, innocent: int) -> None:
+def test_the_pid_of_an_ended_process_is_not_admitted(settings: Settings, innocent: int) -> None:
     before = cgroups_of(innocent)
     with subprocess.Popen(["true"]) as ended_process:
         gone = os.pidfd_open(ended_process.pid)
@@ -482,14 +482,14 @@ def test_a_number_whose_owner_has_ended_is_not_admitted(settings: Settings, inno
     cell = cgroups.jail(0)
     try:
         with pytest.raises(CannotBranch, match="has ended"):
-            admit(cell, innocent, gone)
+            admit(jail, innocent, gone)
         assert cgroups_of(innocent) == before
-        cell.admit(innocent)  # as if it had been too late by then
+        jail.admit(innocent)  # as if the check came too late
         assert cgroups_of(innocent) != before
-        cell.put_back(innocent)
+        jail.put_back(innocent)
         assert cgroups_of(innocent) == before
-        cell.kill_all()
+        jail.kill_all()
     finally:
         os.close(gone)
-        cell.close()
+        jail.close()
         cgroups.close()

@@ -1,4 +1,4 @@
-"""Any Python from 3.9 on works as a guest: the core of the fidelity table on each that this machine has."""
+"""Every Python from 3.9 on works as a guest: core fidelity programs on each installed version."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from belljar.contract.errors import EnvironmentBroken
 from belljar.environments import Environments
 from belljar.settings import EnvironmentSettings, Settings
 
-pytestmark = pytest.mark.timeout(600)  # the first one waits until an environment for each Python is built
+pytestmark = pytest.mark.timeout(600)  # the first test waits for the environments to be built
 
 PROGRAMS = Path(__file__).parent / "programs"
 VERSIONS = ("3.9", "3.10", "3.11", "3.12", "3.13")
-OUR_OWN = f"3.{sys.version_info.minor}"  # must be there: the tests run on it
+OUR_OWN = f"3.{sys.version_info.minor}"  # always present: the tests run on it
 
 CORE: dict[str, dict[str, Any]] = {
     "argv/argparse_error": {"args": ["x"]},
@@ -61,7 +61,7 @@ CORE: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def guest_settings(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
-    """An environment with nothing but the standard library for each Python that can be found."""
+    """An environment with only the standard library for each installed Python."""
     base = tmp_path_factory.mktemp("interpreters")
     wanted = {_name(version): EnvironmentSettings(packages=(), python=version, warm_imports=()) for version in VERSIONS}
     found: dict[str, EnvironmentSettings] = {}
@@ -78,14 +78,14 @@ def guest_settings(settings: Settings, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture(scope="module")
 def guests(guest_settings: Settings) -> Iterator[belljar.Sandbox]:
-    """A sandbox that offers them all."""
+    """A sandbox with all these environments."""
     with belljar.Sandbox(settings=guest_settings) as opened:
         yield opened
 
 
 @pytest.fixture(scope="module", params=VERSIONS)
 def version(request: pytest.FixtureRequest, guest_settings: Settings) -> str:
-    """Each Python in turn; says loudly which is missing."""
+    """Each Python version; skips missing ones with a message."""
     wanted: str = request.param
     if _name(wanted) not in guest_settings.environments:
         message = (
@@ -99,7 +99,7 @@ def _name(version: str) -> str:
     return f"python{version}"
 
 
-def test_the_guest_is_the_python_that_was_asked_for(guests: belljar.Sandbox, version: str) -> None:
+def test_the_guest_is_the_requested_python(guests: belljar.Sandbox, version: str) -> None:
     outcome = guests.run("import sys; print('%d.%d' % sys.version_info[:2])", environment=_name(version))
     assert outcome.stdout == f"{version}\n"
 

@@ -1,4 +1,4 @@
-"""Pictures a program shows arrive as PNG, whatever else it does; what it forges does no harm."""
+"""Pictures that a program shows arrive as PNG; forged pictures are harmless."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from belljar.contract.execution import Display, Outcome
 
 PLOT = "import matplotlib.pyplot as plt\n"
 IMAGE = "import os\nfrom PIL import Image\n"
-NOISE = "Image.frombytes('RGB', (200, 200), os.urandom(120_000)).show()"  # noise does not compress: 120 kB
+NOISE = "Image.frombytes('RGB', (200, 200), os.urandom(120_000)).show()"  # incompressible noise, 120 kB
 USUAL = (640, 480)
 
 
 def size_of(display: Display) -> tuple[int, int]:
-    """Width and height of a PNG, once every checksum and every byte of its pixels has been found right."""
+    """Width and height of a PNG, after checking every checksum and the size of the pixel data."""
     assert display.mime == "image/png"
     content = display.content
     assert content.startswith(b"\x89PNG\r\n\x1a\n")
@@ -84,7 +84,7 @@ def sizes(outcome: Outcome) -> list[tuple[int, int]]:
         pytest.param(PLOT + "import os\nos.close(3)\nplt.plot([1]); plt.show()", [], id="descriptor_closed"),
     ],
 )
-def test_what_is_shown_arrives(box: belljar.Sandbox, code: str, expected: list[tuple[int, int]]) -> None:
+def test_shown_pictures_arrive(box: belljar.Sandbox, code: str, expected: list[tuple[int, int]]) -> None:
     outcome = box.run(code, timeout=60)
     assert (outcome.status, outcome.stdout, outcome.stderr) == ("ok", "", "")
     assert sizes(outcome) == expected
@@ -108,13 +108,13 @@ def test_figures_left_open_are_shown_however_the_program_ends(
 
 
 @pytest.mark.parametrize("end", ["import os; os._exit(0)", "import os; os.kill(os.getpid(), 9)", "while True: pass"])
-def test_figures_not_yet_shown_are_lost_when_the_program_cannot_end_by_itself(box: belljar.Sandbox, end: str) -> None:
-    limits = {"wall_seconds": 100, "cpu_seconds": 5}  # processor time: a busy machine does not take it from the drawing
+def test_open_figures_are_lost_if_the_program_is_killed(box: belljar.Sandbox, end: str) -> None:
+    limits = {"wall_seconds": 100, "cpu_seconds": 5}  # CPU time, which does not depend on a busy machine
     outcome = box.run(f"{PLOT}plt.plot([1]); plt.show()\nplt.plot([2])\n{end}", limits=limits)
     assert sizes(outcome) == [USUAL]
 
 
-def test_a_figure_that_cannot_be_drawn_is_said_so(box: belljar.Sandbox) -> None:
+def test_a_figure_that_cannot_be_drawn_is_reported(box: belljar.Sandbox) -> None:
     outcome = box.run(PLOT + "plt.title('$\\\\bad{$')")
     assert (outcome.status, outcome.displays) == ("ok", ())
     assert "could not be drawn" in outcome.stderr
@@ -196,7 +196,7 @@ def test_pictures_shown_side_by_side_all_arrive(box: belljar.Sandbox, code: str)
         ),
     ],
 )
-def test_pictures_arrive_whoever_imports_matplotlib(box: belljar.Sandbox, code: str, given: dict[str, Any]) -> None:
+def test_pictures_arrive_however_matplotlib_is_imported(box: belljar.Sandbox, code: str, given: dict[str, Any]) -> None:
     outcome = box.run(code, timeout=60, **given)
     assert outcome.status == "ok"
     assert sizes(outcome) == [USUAL]
@@ -208,13 +208,13 @@ def test_a_forked_child_does_not_show_its_parents_figures_again(box: belljar.San
 
 
 @pytest.mark.parametrize("end", ["plt.show()", ""])
-def test_warnings_while_drawing_name_no_file_of_ours(box: belljar.Sandbox, end: str) -> None:
+def test_warnings_while_drawing_name_no_file_of_belljar(box: belljar.Sandbox, end: str) -> None:
     outcome = box.run(PLOT + "plt.title('漢字')\n" + end)
     assert "missing from font" in outcome.stderr
     assert "belljar" not in outcome.stderr
 
 
-def test_a_show_that_does_not_wait_leaves_its_figures_open(box: belljar.Sandbox) -> None:
+def test_a_non_blocking_show_leaves_figures_open(box: belljar.Sandbox) -> None:
     code = PLOT + "plt.plot([1]); plt.show(block=False); plt.pause(0.01); print(plt.get_fignums())"
     assert box.run(code).stdout == "[1]\n"
 
@@ -243,7 +243,7 @@ def test_a_figure_that_stays_open_is_shown_again_only_if_it_has_changed(
 
 # ---- forged pictures
 
-#: Descriptor 3 is where pictures go, in pieces. A forger must not wait: nobody need read what it writes.
+#: Pictures are sent in pieces over descriptor 3. A forger must not block, since its data may never be read.
 FORGER = """
 import fcntl, numpy, os, stat, struct
 os.set_blocking(3, False)

@@ -1,8 +1,8 @@
-"""Restricted Python: the policy refuses every known way around it, the jail holds without it, and honest work runs.
+"""Restricted Python: the policy refuses every known bypass, the jail holds without it, and honest programs run.
 
-The policy and the jail are tested apart. Each escape is a program that says "reached" once it has what the policy keeps
-from it, and then reads a file of the host. With the policy it never says so. Without the policy it does, or the escape
-would prove nothing; and it gets nowhere.
+The policy and the jail are tested separately. Each escape is a program that prints "reached" once it has bypassed the
+policy, and then reads a file of the host. With the policy it never prints that. Without the policy it does, or the escape
+would prove nothing, and the jail stops it.
 """
 
 # ruff: noqa: E501  (programs in tables)
@@ -19,15 +19,15 @@ import pytest
 import belljar
 from belljar import Restriction, Status
 
-#: The policy is in the guest, which is the same wherever it runs; once is enough.
+#: The policy is part of the guest, which is the same in every back end, so testing one is enough.
 pytestmark = pytest.mark.parametrize("box", ["local"], indirect=True)
 
 REACHED = '\nprint("reached")\n'
-#: What an escape does next, where there is no policy.
+#: The next step of an escape without the policy.
 PAYLOAD = REACHED + "print(open(CANARY).read())"
 
 ESCAPES = {
-    # ---- imports, by any name
+    # ---- imports
     "import": "import os as found",
     "import_from": "from os import path\nfound = path.os",
     "import_in_a_function": "def f():\n    import os\n    return os\nfound = f()",
@@ -123,7 +123,7 @@ ESCAPES = {
     "code_object": "def f(): pass\nfound = type(f)(f.__code__, f.__globals__)",
 }
 
-#: Escapes through modules that a caller has allowed beside the default ones.
+#: Escapes through modules that a caller has allowed in addition to the default ones.
 ESCAPES_BY_MODULE = {
     "attrgetter": ("operator", "import operator\ndef f(): pass\nfound = operator.attrgetter('__globals__')(f)"),
     "attrgetter_dotted": (
@@ -249,7 +249,7 @@ MESSAGES = [
 
 @pytest.fixture(scope="module")
 def canary() -> Iterator[tuple[Path, str]]:
-    """A file that everybody on the host may read, and what it holds."""
+    """A world-readable file on the host, and its content."""
     secret = secrets.token_hex(16)
     path = Path(f"/var/tmp/belljar-canary-{secrets.token_hex(4)}")
     path.write_text(secret)
@@ -290,24 +290,24 @@ def test_honest_program_runs(box: belljar.Sandbox, code: str, printed: str) -> N
     assert (outcome.status, outcome.stdout, outcome.stderr) == (Status.OK, printed, "")
 
 
-@pytest.mark.parametrize(("code", "said"), MESSAGES)
-def test_refusal_says_what_to_do(box: belljar.Sandbox, code: str, said: list[str]) -> None:
+@pytest.mark.parametrize(("code", "messages"), MESSAGES)
+def test_a_refusal_suggests_a_fix(box: belljar.Sandbox, code: str, messages: list[str]) -> None:
     outcome = box.run(code, restrict={})
     assert outcome.status is Status.DENIED
     assert outcome.exit_code == 1
-    for text in said:
+    for text in messages:
         assert text in outcome.stderr
-    assert "belljar" not in outcome.stderr  # no frame of ours
+    assert "belljar" not in outcome.stderr  # no frame of Belljar
 
 
 @pytest.mark.parametrize("hidden", ["vars(random)['_os']", "dir(random).index('_os')", "vars(object)['__reduce__']"])
-def test_what_is_hidden_is_simply_not_there(box: belljar.Sandbox, hidden: str) -> None:
+def test_hidden_names_do_not_exist(box: belljar.Sandbox, hidden: str) -> None:
     code = f"import random\ntry:\n    {hidden}\nexcept (KeyError, ValueError):\n    print('not there')"
     assert box.run(code, restrict={}).stdout == "not there\n"
     assert box.run(code).stdout == ""
 
 
-def test_nothing_runs_before_the_whole_program_is_looked_through(box: belljar.Sandbox) -> None:
+def test_nothing_runs_before_the_whole_program_is_checked(box: belljar.Sandbox) -> None:
     assert box.run("print(1)\nimport os", restrict={}).stdout == ""
 
 
@@ -326,7 +326,7 @@ def test_syntax_error_is_a_failure(box: belljar.Sandbox) -> None:
     assert outcome.error.type == "SyntaxError"
 
 
-def test_printing_is_cut_and_says_so(box: belljar.Sandbox) -> None:
+def test_long_output_is_cut_and_marked(box: belljar.Sandbox) -> None:
     outcome = box.run("for i in range(100): print('0123456789')", restrict={"max_print_length": 25})
     assert outcome.status is Status.OK
     assert outcome.stdout.startswith("0123456789\n0123456789\n012\n[cut: ")
@@ -336,7 +336,7 @@ def test_printing_is_cut_and_says_so(box: belljar.Sandbox) -> None:
     assert (whole.stdout, whole.stdout_cut) == ("x" * 24 + "\n", False)
 
 
-def test_input_is_there_when_it_is_given(box: belljar.Sandbox) -> None:
+def test_input_is_available(box: belljar.Sandbox) -> None:
     assert box.run("print(input())", stdin="hi", restrict={}).stdout == "hi\n"
 
 
@@ -369,7 +369,7 @@ def test_pictures_are_shown(box: belljar.Sandbox) -> None:
     assert [display.mime for display in outcome.displays] == ["image/png"]
 
 
-def test_tools_that_are_given_can_be_called(box: belljar.Sandbox) -> None:
+def test_given_tools_can_be_called(box: belljar.Sandbox) -> None:
     def double(x: int) -> int:
         """Twice as much."""
         return 2 * x

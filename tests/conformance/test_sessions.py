@@ -1,4 +1,4 @@
-"""Sessions behave as IPython does, and say honestly what became of them."""
+"""Sessions behave like IPython and report correctly how they ended."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from belljar.settings import Settings
 
 @pytest.fixture(scope="module")
 def box(settings: Settings) -> Iterator[belljar.Sandbox]:
-    """The local back end only: another has the same sessions, or none."""
+    """Only the local back end: others have the same sessions or none."""
     with belljar.Sandbox(settings=settings) as opened:
         yield opened
 
 
 @pytest.fixture(scope="module")
 def shared(box: belljar.Sandbox) -> Iterator[Any]:
-    """A session for tests that leave it as they found it."""
+    """A shared session for tests that do not change its state."""
     with box.session() as session:
         yield session
 
@@ -60,7 +60,7 @@ def forms(outcome: Outcome) -> set[str]:
     return {display.mime for display in outcome.displays}
 
 
-def test_state_stays_and_cells_are_numbered(session: Any) -> None:
+def test_state_persists_and_cells_are_numbered(session: Any) -> None:
     first = session.run("x = 20\ndef double(n):\n    return 2 * n")
     second = session.run("double(x) + 2")
     assert (first.cell, second.cell) == (1, 2)
@@ -102,7 +102,7 @@ def test_rich_forms_arrive(shared: Any, code: str, expected: set[str]) -> None:
     assert forms(outcome) == expected
 
 
-def test_forms_of_one_thing_are_recognisable(shared: Any) -> None:
+def test_forms_of_one_value_share_a_bundle(shared: Any) -> None:
     outcome = shared.run("import pandas\nf = pandas.DataFrame({'a': [1]})\ndisplay(f)\nf")
     numbers = [display.bundle for display in outcome.displays]
     assert numbers == [1, 1, 2, 2]
@@ -148,13 +148,13 @@ def test_cells_do_what_ipython_does(shared: Any, code: str, stdout: str) -> None
 
 def test_an_idle_session_is_one_thread_and_has_no_children(shared: Any) -> None:
     shared.run("%%bash\ntrue")
-    # Whoever has waited for the script may take a moment to end.
+    # The thread that waited for the script may take a moment to end.
     alone = "while len(os.listdir('/proc/self/task')) > 1: time.sleep(0.01)"
     outcome = shared.run(f"import os, time\n{alone}\nprint('alone')\n!true", timeout=30)
     assert outcome.stdout == "alone\n"
 
 
-def test_an_exception_is_told_without_colours_and_without_our_frames(shared: Any) -> None:
+def test_a_traceback_has_no_colours_and_no_frames_of_belljar(shared: Any) -> None:
     outcome = shared.run("def f():\n    return 1 / 0\nf()")
     assert (outcome.status, outcome.exit_code) == ("failed", 1)
     assert outcome.error is not None
@@ -177,7 +177,7 @@ def test_an_exception_is_told_without_colours_and_without_our_frames(shared: Any
         pytest.param("input('name? ')", "EOFError", id="input"),
     ],
 )
-def test_a_failed_cell_names_its_error_and_the_session_goes_on(shared: Any, code: str, kind: str) -> None:
+def test_a_failed_cell_names_its_error_and_the_session_continues(shared: Any, code: str, kind: str) -> None:
     outcome = shared.run(code, timeout=5)
     assert outcome.status == "failed"
     assert outcome.error is not None
@@ -185,7 +185,7 @@ def test_a_failed_cell_names_its_error_and_the_session_goes_on(shared: Any, code
     assert shared.run("1").ok
 
 
-def test_an_endless_recursion_is_told_in_short(shared: Any) -> None:
+def test_the_traceback_of_a_recursion_is_shortened(shared: Any) -> None:
     outcome = shared.run("def f(n): return f(n + 1)\nf(0)")
     assert outcome.error is not None
     assert outcome.error.type == "RecursionError"
@@ -193,14 +193,14 @@ def test_an_endless_recursion_is_told_in_short(shared: Any) -> None:
     assert len(outcome.stderr) < 4000
 
 
-def test_an_exception_that_cannot_be_drawn_says_so_on_standard_error(shared: Any) -> None:
+def test_an_exception_that_cannot_be_shown_is_reported_on_standard_error(shared: Any) -> None:
     code = "class E(Exception):\n    def __getattr__(self, name): raise RuntimeError('no ' + name)\nraise E"
     outcome = shared.run(code)
     assert (outcome.status, outcome.stdout) == ("failed", "")
     assert "Unexpected exception" in outcome.stderr
 
 
-def test_input_says_what_to_do(shared: Any) -> None:
+def test_input_fails_with_advice(shared: Any) -> None:
     outcome = shared.run("input()")
     assert outcome.error is not None
     assert "no keyboard" in outcome.error.message
@@ -224,13 +224,13 @@ def test_a_cell_that_takes_too_long_is_interrupted_and_the_state_survives(shared
     assert value(shared.run("kept")) == "7"
 
 
-def test_an_interrupted_await_does_not_go_on_in_the_next_cell(session: Any) -> None:
+def test_an_interrupted_await_does_not_continue_in_the_next_cell(session: Any) -> None:
     loop = "import asyncio\nwhile True:\n    await asyncio.sleep(0.01)\n    print('old')"
     assert session.run(loop, timeout=0.3).error.type == "KeyboardInterrupt"
     assert session.run("await asyncio.sleep(0.1)\nprint('new')").stdout == "new\n"
 
 
-def test_a_cell_that_will_not_be_interrupted_ends_the_session(session: Any) -> None:
+def test_a_cell_that_ignores_interrupts_ends_the_session(session: Any) -> None:
     code = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass"
     outcome = session.run(code, timeout=3)
     assert outcome.status == "timed_out"
@@ -294,12 +294,12 @@ def wait_until(condition: Any, seconds: float = 20.0) -> None:
         pytest.param("import os; os.close(3)", "failed", 70, None, "exit", id="closed_channel"),
     ],
 )  # fmt: skip
-def test_death_is_honest(
+def test_the_end_of_a_session_is_reported(
     box: belljar.Sandbox, code: str, status: str, exit_code: int | None, signal: str | None, reason: str | None
 ) -> None:
     with box.session(memory_mb=100) as session:
         outcome = session.run(code, timeout=15)
-        if reason is None:  # it may not even reach itself
+        if reason is None:  # it may not reach its own process
             assert outcome.status in ("ok", "failed")
             return
         assert outcome.status == status, outcome
@@ -341,7 +341,7 @@ def test_a_session_survives_what_a_cell_does_to_it(session: Any, code: str) -> N
     assert session.run("!echo child").stdout == "child\n"
 
 
-def test_a_thread_that_prints_between_cells_is_heard_in_the_next_and_marked(session: Any) -> None:
+def test_output_between_cells_appears_in_the_next_cell_and_is_marked(session: Any) -> None:
     session.run("import threading\ngo = threading.Event()\ndef work():\n    go.wait(); print('late', flush=True)")
     session.run("thread = threading.Thread(target=work); thread.start()")
     outcome = session.run("go.set(); thread.join(); print('mine')")
@@ -362,7 +362,7 @@ def test_a_task_of_an_earlier_cell_does_not_write_into_a_later_one(session: Any)
     assert "tick" in session.run("task.cancel();").stderr
 
 
-def test_a_child_that_keeps_writing_lives_on_and_is_not_mixed_in(session: Any) -> None:
+def test_a_child_that_keeps_writing_survives_and_its_output_is_separate(session: Any) -> None:
     session.run("import subprocess\nchild = subprocess.Popen('while sleep 0.05; do echo child; done', shell=True)")
     outcome = session.run("import time; time.sleep(0.3); print('mine')")
     assert outcome.stdout == "mine\n"
@@ -371,7 +371,7 @@ def test_a_child_that_keeps_writing_lives_on_and_is_not_mixed_in(session: Any) -
     assert "child" in after.stderr
 
 
-def test_what_a_cell_left_in_a_buffer_is_its_own(session: Any) -> None:
+def test_buffered_output_belongs_to_its_cell(session: Any) -> None:
     assert session.run("print('no newline', end='')").stdout == "no newline"
     assert session.run("import ctypes; ctypes.CDLL(None).printf(b'from C')").stdout == "from C"
     assert session.run("print(end='')").stdout == ""
@@ -386,7 +386,7 @@ def test_output_is_cut_and_a_flood_is_interrupted(box: belljar.Sandbox) -> None:
         assert session.run("print(1)").stdout == "1\n"
 
 
-def test_displays_over_the_bound_are_dropped_and_said_so(session: Any) -> None:
+def test_displays_beyond_the_limit_are_dropped_with_a_notice(session: Any) -> None:
     outcome = session.run("display({'text/plain': 'y' * (20 << 20)}, raw=True)\ndisplay(7)")
     assert [display.content for display in outcome.displays] == [b"7"]
     assert "dropped" in outcome.stderr
@@ -410,7 +410,7 @@ def test_forged_displays_do_no_harm(session: Any) -> None:
     assert outcome.status in ("ok", "crashed")
 
 
-def test_limits_hold_for_the_whole_life(box: belljar.Sandbox) -> None:
+def test_limits_apply_to_the_whole_session(box: belljar.Sandbox) -> None:
     with box.session(memory_mb=150, limits={"disk_mb": 10}) as session:
         assert session.run("kept = [b'x' * (40 << 20)]").ok
         assert session.run("open('a', 'wb').write(b'x' * (6 << 20))").ok
@@ -420,12 +420,12 @@ def test_limits_hold_for_the_whole_life(box: belljar.Sandbox) -> None:
         assert session.run("kept.append(b'y' * (140 << 20))").status == "out_of_memory"
 
 
-def test_a_cell_may_not_change_what_holds_for_life(shared: Any) -> None:
+def test_a_cell_cannot_change_limits_of_the_session(shared: Any) -> None:
     with pytest.raises(InvalidExecution, match="whole session"):
         shared.run("1", limits={"memory_mb": 10})
 
 
-def test_processor_time_is_each_cells(box: belljar.Sandbox) -> None:
+def test_cpu_time_is_counted_per_cell(box: belljar.Sandbox) -> None:
     spin = "import time\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass"
     with box.session(limits={"cpu_seconds": 0.5, "wall_seconds": 9}) as session:
         assert [session.run(spin).status for _ in range(3)] == ["ok"] * 3
@@ -433,7 +433,7 @@ def test_processor_time_is_each_cells(box: belljar.Sandbox) -> None:
         assert session.run("1").ok
 
 
-def test_a_stream_tells_things_as_they_happen(session: Any) -> None:
+def test_a_stream_yields_events_as_they_happen(session: Any) -> None:
     events = list(session.stream("print('a')\ndisplay(1)\nimport sys; print('b', file=sys.stderr)\n2"))
     assert isinstance(events[0], Started)
     assert isinstance(events[-1], Finished)
@@ -443,7 +443,7 @@ def test_a_stream_tells_things_as_they_happen(session: Any) -> None:
     assert [event.content for event in events if isinstance(event, Display)] == [b"1", b"2"]
 
 
-def test_a_reader_who_leaves_interrupts_the_cell_and_the_state_survives(session: Any) -> None:
+def test_closing_a_stream_interrupts_the_cell_and_the_state_survives(session: Any) -> None:
     session.run("kept = 5")
     for event in session.stream("import time\nprint('up')\nwhile True: time.sleep(0.01)", timeout=60):
         if isinstance(event, Output):
@@ -451,7 +451,7 @@ def test_a_reader_who_leaves_interrupts_the_cell_and_the_state_survives(session:
     assert value(session.run("kept")) == "5"
 
 
-def test_a_busy_session_refuses_who_will_not_wait(session: Any) -> None:
+def test_a_busy_session_refuses_cells_that_do_not_wait(session: Any) -> None:
     events = session.stream("print('up')\nimport time; time.sleep(60)", timeout=60)
     assert any(isinstance(event, Output) for event in (next(events), next(events)))
     with pytest.raises(SessionBusy):
@@ -460,7 +460,7 @@ def test_a_busy_session_refuses_who_will_not_wait(session: Any) -> None:
     assert session.run("1", waits=False).ok
 
 
-def test_files_go_in_and_out(session: Any) -> None:
+def test_files_are_uploaded_and_downloaded(session: Any) -> None:
     session.write_file("data/deep/in.bin", bytes(range(256)))
     assert session.run("data = open('data/deep/in.bin', 'rb').read(); open('out.bin', 'wb').write(data[::-1])").ok
     assert session.read_file("out.bin") == bytes(range(256))[::-1]
@@ -478,7 +478,7 @@ def test_files_go_in_and_out(session: Any) -> None:
     assert [(file.path, file.content) for file in made.artifacts] == [("new.txt", b"n")]
 
 
-def test_files_of_the_order_are_there(box: belljar.Sandbox) -> None:
+def test_files_of_the_request_are_in_the_work_directory(box: belljar.Sandbox) -> None:
     with box.session(files={"a/b.txt": "hi", "large": b"x" * 300_000}, env={"WHO": "me"}) as session:
         assert (
             session.run("import os; print(open('a/b.txt').read(), len(open('large').read()), os.environ['WHO'])").stdout

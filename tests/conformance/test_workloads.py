@@ -1,4 +1,4 @@
-"""What most callers send: the HumanEval and MBPP problems with their tests, solved rightly and wrongly."""
+"""Typical requests: HumanEval and MBPP problems with their tests, with correct and wrong solutions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def human_eval() -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def mbpp(repository: Path) -> list[dict[str, Any]]:
-    """427 problems: a solution, a list of assertions. No package has them, so only CI must."""
+    """427 problems: a solution, a list of assertions. No package contains them, so only CI requires them."""
     file = Path(os.environ.get(DATA_DIR) or repository.parent / "shared" / "data") / "sanitized-mbpp.json"
     if not file.is_file():
         message = f"MBPP WAS NOT RUN: {file} does not exist; set {DATA_DIR} to the directory that has it"
@@ -44,7 +44,7 @@ def _checked(problem: dict[str, Any], solution: str) -> str:
 
 
 def _run_all(box: belljar.Sandbox, programs: dict[str, str]) -> dict[str, str]:
-    """What went wrong, by the problem's id."""
+    """The failures, by problem id."""
     outcomes = box.run_many([{"code": code, "timeout": 60} for code in programs.values()])
     return {
         name: f"{outcome.status}: {outcome.stderr[-300:]}"
@@ -67,7 +67,7 @@ def test_all_solutions_of_mbpp_pass(box: belljar.Sandbox, mbpp: list[dict[str, A
     assert _run_all(box, programs) == {}
 
 
-def test_wrong_solutions_fail_and_say_why(box: belljar.Sandbox, human_eval: list[dict[str, Any]]) -> None:
+def test_wrong_solutions_fail_with_a_reason(box: belljar.Sandbox, human_eval: list[dict[str, Any]]) -> None:
     wrong = human_eval[:: len(human_eval) // WRONG_COUNT][:WRONG_COUNT]
     outcomes = list(box.run_many([_checked(each, "    return None\n") for each in wrong]))
     assert len(outcomes) == WRONG_COUNT

@@ -20,7 +20,7 @@ class LocalWeb:
 
     def __init__(self, port: int) -> None:
         self.port = port
-        self.asked: Counter[str] = Counter()  # by path
+        self.requests: Counter[str] = Counter()  # by path
         self.headers: dict[str, str] = {}  # of the last request
         self.bodies: list[bytes] = []
         self.hung_up = threading.Event()  # a client closed an endless response
@@ -36,7 +36,7 @@ def serving(
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            web.asked[self.path] += 1
+            web.requests[self.path] += 1
             web.headers = {name.lower(): value for name, value in self.headers.items()}
             if pages is not None:
                 kind, content = pages.get(self.path, ("", b""))

@@ -1,4 +1,4 @@
-"""The server's own life: how it starts, refuses to start, stops, and what it leaves when it is killed."""
+"""The server's life cycle: starting, refusing to start, stopping, and cleaning up after a kill."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ def test_other_addresses_need_a_key(command: list[str], environ: dict[str, str],
     assert "belljar key create" in ended.stderr
 
 
-def test_other_addresses_are_fine_with_a_key(start: Start) -> None:
+def test_other_addresses_work_with_a_key(start: Start) -> None:
     with start("--host", "0.0.0.0", "--api-key", "k") as server:
         assert server.execute("1").status == 401
         assert server.execute("1", key="k").status == 200
 
 
-def test_taken_port_is_told(command: list[str], environ: dict[str, str]) -> None:
+def test_a_port_in_use_is_reported(command: list[str], environ: dict[str, str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ended = run_serve(command, environ, "--port", str(taken.getsockname()[1]))
     assert ended.returncode != 0
     assert "Address already in use" in ended.stderr
 
 
-def test_a_port_asked_for_twice_is_told(command: list[str], environ: dict[str, str]) -> None:
+def test_a_duplicate_port_is_reported(command: list[str], environ: dict[str, str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     ended = run_serve(command, environ, "--port", str(port), "--listen", f"code_exec:{port}")
@@ -64,7 +64,7 @@ def test_familiar_names_are_understood(start: Start, environ: dict[str, str], mo
         assert server.execute("1").status == 401
         limits = server.ask("GET", "/v1/info", key="k").body["limits"]
         assert (limits["default"]["wall_seconds"], limits["default"]["cpu_seconds"]) == (7, 7)
-        assert (limits["ceiling"]["wall_seconds"], limits["ceiling"]["cpu_seconds"]) == (300, 300)  # it is no ceiling
+        assert (limits["ceiling"]["wall_seconds"], limits["ceiling"]["cpu_seconds"]) == (300, 300)  # not a ceiling
         assert limits["default"]["memory_mb"] == limits["ceiling"]["memory_mb"] == 300
         server.execute("print('said')", key="k")
         line = server.wait_for_line("execution")
@@ -72,7 +72,7 @@ def test_familiar_names_are_understood(start: Start, environ: dict[str, str], mo
 
 
 def test_term_under_load_finishes_cancels_and_leaves_nothing(start: Start, host: Any) -> None:
-    """Short programs finish within the grace, long ones are cancelled and answered, all processes are gone."""
+    """Short programs finish within the grace period, long ones are cancelled and answered, all processes end."""
     before = host.leftovers()
     with start(server__grace_seconds=2, pool__max_running=4) as server:
         answers: dict[str, Answer] = {}
@@ -108,7 +108,7 @@ def test_second_signal_ends_the_grace(start: Start) -> None:
             server.process.terminate()
             connection = server.connect()
             with contextlib.suppress(ConnectionError):
-                while True:  # until nobody accepts any more: the first signal was heard
+                while True:  # until connections are refused: the first signal was handled
                     connection.connect()
                     connection.close()
             server.process.send_signal(signal.SIGTERM)
@@ -139,7 +139,7 @@ def _under_way(server: Server) -> int:
 
 
 @pytest.mark.parametrize("runners", [0, 2])
-def test_any_number_of_runners_serves_the_same(start: Start, host: Any, runners: int) -> None:
+def test_any_number_of_runners_behaves_the_same(start: Start, host: Any, runners: int) -> None:
     before = host.leftovers()
     with start(server__runners=runners) as server:
         assert server.execute("print(1)").body["stdout"] == "1\n"
@@ -157,7 +157,7 @@ def test_any_number_of_runners_serves_the_same(start: Start, host: Any, runners:
 
 
 def test_a_signal_to_every_process_stops_gracefully(start: Start, host: Any) -> None:
-    """As an init system sends it: the runners stay until the server has no more need of them."""
+    """As an init system sends it; the runners stay until the server no longer needs them."""
     with start(server__grace_seconds=20) as server:
         with server.streaming("import time; time.sleep(2); print('done')", timeout=60) as response:
             assert json.loads(response.readline())["event"] == "started"
@@ -170,7 +170,7 @@ def test_a_signal_to_every_process_stops_gracefully(start: Start, host: Any) -> 
         assert server.process.wait(30) == 0
 
 
-def test_a_runner_that_is_killed_costs_no_answer(start: Start, host: Any) -> None:
+def test_a_killed_runner_costs_no_response(start: Start, host: Any) -> None:
     with start() as server:
         answers: list[Answer] = []
         ask = threading.Thread(target=lambda: answers.append(server.execute("import time; time.sleep(1); print(1)")))

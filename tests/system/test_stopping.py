@@ -1,4 +1,4 @@
-"""Whatever a client holds, a server that is told to stop stops: within its grace, or at once when it is told again."""
+"""A server stops within its grace period, or at once on a second signal, whatever its clients do."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SERVERS = [
 
 
 def half_a_request(running: Running, api: str, path: str) -> socket.socket:
-    """A client whose body is waited for, and who has sent one byte of it."""
+    """A connection that has sent only one byte of its request body."""
     lines = (
         f"POST {path} HTTP/1.1",
         "Host: localhost",
@@ -39,8 +39,8 @@ def half_a_request(running: Running, api: str, path: str) -> socket.socket:
     return wire
 
 
-def wait_until_deaf(running: Running, api: str) -> None:
-    """Until nobody accepts any more: it was heard that this should stop."""
+def wait_until_closed(running: Running, api: str) -> None:
+    """Wait until connections are refused: the server has handled the signal."""
     with contextlib.suppress(ConnectionError):
         while True:
             with contextlib.closing(running.connect(api)) as connection:
@@ -52,8 +52,8 @@ def test_the_second_signal_ends_it_at_once(serve: Serve, arguments: tuple[str, .
     patient = {"server__grace_seconds": 300, "server__head_seconds": 300}
     with serve(*arguments, apis=(api,), **patient) as running, half_a_request(running, api, path):
         running.process.send_signal(signal.SIGTERM)
-        wait_until_deaf(running, api)
-        assert running.process.poll() is None, "it waits for the rest"
+        wait_until_closed(running, api)
+        assert running.process.poll() is None, "it still waits for the rest of the request"
         running.process.send_signal(signal.SIGTERM)
         assert running.process.wait(STOP_SECONDS) == 0
 
@@ -69,29 +69,29 @@ def test_half_a_request_is_not_waited_for_beyond_the_grace(
 
 
 @pytest.fixture
-def deaf_web() -> Iterator[socket.socket]:
-    """A web that takes requests and never answers."""
+def silent_web() -> Iterator[socket.socket]:
+    """A web server that accepts requests and never responds."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(60)
         yield listener
 
 
-def test_the_second_signal_ends_a_search(serve: Serve, deaf_web: socket.socket) -> None:
-    outside = {"web__serper_url": f"http://127.0.0.1:{deaf_web.getsockname()[1]}/", "web__allowed_hosts": "127.0.0.1"}
+def test_the_second_signal_ends_a_search(serve: Serve, silent_web: socket.socket) -> None:
+    outside = {"web__serper_url": f"http://127.0.0.1:{silent_web.getsockname()[1]}/", "web__allowed_hosts": "127.0.0.1"}
     with (
         serve("proxy", "--port", "0", apis=("proxy",), server__grace_seconds=300, **outside) as running,
         contextlib.closing(running.connect("proxy")) as client,
     ):
         body = json.dumps({"query": "bells", "serper_api_key": "a key"})
         client.request("POST", "/search", body, running.usual_headers)
-        with deaf_web.accept()[0]:
+        with silent_web.accept()[0]:
             running.process.send_signal(signal.SIGTERM)
-            wait_until_deaf(running, "proxy")
+            wait_until_closed(running, "proxy")
             running.process.send_signal(signal.SIGTERM)
             assert running.process.wait(STOP_SECONDS) == 0
 
 
-def test_the_proxy_lets_go_of_who_sends_nothing(serve: Serve) -> None:
+def test_the_proxy_disconnects_silent_clients(serve: Serve) -> None:
     with (
         serve("proxy", "--port", "0", apis=("proxy",), server__head_seconds=0.5) as running,
         half_a_request(running, "proxy", "/search") as wire,
@@ -100,7 +100,7 @@ def test_the_proxy_lets_go_of_who_sends_nothing(serve: Serve) -> None:
         assert wire.recv(1) == b""
 
 
-def test_two_servers_of_one_process_have_bounds_of_their_own() -> None:
+def test_two_servers_in_one_process_have_separate_limits() -> None:
     async def answer(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
         await send({"type": "http.response.body", "body": b""})

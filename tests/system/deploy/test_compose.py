@@ -1,4 +1,4 @@
-"""The compose file and what lies beside it, read by a real Compose."""
+"""The compose files and the files they mount, checked with a real Compose."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DOCKER = Path(__file__).resolve().parents[3] / "deploy" / "docker"
 COMPOSE = yaml.safe_load((DOCKER / "compose.yaml").read_text())
 
 
-def test_every_file_that_is_mounted_is_there() -> None:
+def test_every_mounted_file_exists() -> None:
     for name, service in COMPOSE["services"].items():
         for volume in service.get("volumes", []):
             source = volume.split(":")[0]
@@ -27,8 +27,8 @@ def test_every_file_that_is_mounted_is_there() -> None:
                 assert source in COMPOSE["volumes"]
 
 
-def test_compose_itself_takes_the_file(tmp_path: Path) -> None:
-    """Debian's, which is older than names of projects; everything else has to pass its schema."""
+def test_compose_accepts_the_file(tmp_path: Path) -> None:
+    """Debian's Compose, which predates project names; everything else must pass its schema."""
     needs("docker-compose")
     shutil.copytree(DOCKER, tmp_path / "deploy" / "docker", ignore=shutil.ignore_patterns("wheels"))
     file = tmp_path / "deploy" / "docker" / "compose.yaml"
@@ -49,8 +49,8 @@ def test_compose_itself_takes_the_file(tmp_path: Path) -> None:
     assert "code.example" in services["belljar"]["environment"]["BELLJAR_SERVER_ALLOWED_HOSTS"]
 
 
-def test_with_cgroups_nothing_is_given_up_and_nothing_else_is_opened(tmp_path: Path) -> None:
-    """The second file over the first, as Compose joins them; Docker 28 itself was not at hand."""
+def test_with_cgroups_no_layer_is_waived_and_nothing_else_changes(tmp_path: Path) -> None:
+    """The second file merged over the first as Compose does; not tested with Docker 28 itself."""
     needs("docker-compose")
     shutil.copytree(DOCKER, tmp_path / "docker", ignore=shutil.ignore_patterns("wheels"))
     file = tmp_path / "docker" / "compose.yaml"
@@ -70,7 +70,7 @@ def test_with_cgroups_nothing_is_given_up_and_nothing_else_is_opened(tmp_path: P
     assert not joined.get("privileged")
 
 
-def test_belljar_alone_needs_no_profile_and_is_shut() -> None:
+def test_belljar_alone_needs_no_profile_and_is_not_exposed() -> None:
     alone = COMPOSE["services"]["belljar"]
     assert "profiles" not in alone
     assert alone["cap_drop"] == ["ALL"]
@@ -80,7 +80,7 @@ def test_belljar_alone_needs_no_profile_and_is_shut() -> None:
     assert all(port.startswith("127.0.0.1:") for port in alone["ports"])
 
 
-def test_production_has_tls_metrics_and_our_dashboard() -> None:
+def test_production_has_tls_metrics_and_the_dashboard() -> None:
     production = {name for name, each in COMPOSE["services"].items() if each.get("profiles") == ["production"]}
     assert production == {"proxy", "prometheus", "grafana"}
     mounted = COMPOSE["services"]["grafana"]["volumes"]
@@ -91,5 +91,5 @@ def test_production_has_tls_metrics_and_our_dashboard() -> None:
 
 
 def test_the_seccomp_profile_is_the_one_that_the_container_back_end_uses() -> None:
-    """After a change of our policy: python -m belljar.backends.container.launch_config > deploy/docker/seccomp.json."""
+    """To update it: python -m belljar.backends.container.launch_config > deploy/docker/seccomp.json."""
     assert json.loads((DOCKER / "seccomp.json").read_text()) == launch_config.seccomp_profile()

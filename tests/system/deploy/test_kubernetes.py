@@ -1,4 +1,4 @@
-"""What we give to Kubernetes, rendered by real helm and checked against the cluster's own schemas, strictly."""
+"""The Kubernetes manifests, rendered by helm and strictly checked against the cluster's schemas."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
 CHART = DEPLOY / "helm" / "belljar"
 VERSIONS = ("1.30", "1.33")
 KEY = ("--set", "keys.value=0123456789abcdef0123")
-#: What the v1beta1 types of agent-sandbox know, field by field.
+#: The fields of agent-sandbox's v1beta1 types.
 AGENT_SANDBOX = {
     "SandboxTemplate": {
         *("podTemplate", "volumeClaimTemplates", "service", "networkPolicy", "networkPolicyManagement"),
@@ -107,15 +107,15 @@ def test_an_unknown_isolation_is_refused() -> None:
     ],
     ids=["userns", "root", "root_with_cgroups"],
 )
-def test_what_cannot_be_had_is_given_up_and_nothing_else(values: tuple[str, ...], given_up: str | None) -> None:
+def test_only_unavailable_layers_are_waived(values: tuple[str, ...], given_up: str | None) -> None:
     assert variables(render(*KEY, *values)).get("BELLJAR_JAIL_WITHOUT_WALLS") == given_up
 
 
-def test_cgroups_are_not_promised_to_a_plain_user() -> None:
+def test_an_unprivileged_pod_has_no_cgroups() -> None:
     assert "needs isolation=root" in helm("template", "belljar", str(CHART), *KEY, "--set", "cgroups=true").stderr
 
 
-def test_the_usual_pod_has_no_rights() -> None:
+def test_the_default_pod_is_unprivileged() -> None:
     (deployment,) = [each for each in render(*KEY) if each["kind"] == "Deployment"]
     pod = deployment["spec"]["template"]["spec"]
     (container,) = pod["containers"]
@@ -129,7 +129,7 @@ def test_the_usual_pod_has_no_rights() -> None:
 
 
 def variables(resources: list[dict[str, Any]]) -> dict[str, str]:
-    """What the server's container finds in its environment, but for the key."""
+    """The environment variables of the server's container, without the key."""
     (deployment,) = [each for each in resources if each["kind"] == "Deployment"]
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     return {each["name"]: each["value"] for each in container["env"] if "value" in each}
@@ -144,7 +144,7 @@ def test_the_server_answers_to_every_name_of_its_service(serve: Serve) -> None:
         assert server.ask("GET", "/v1/info", headers={"Host": "belljar.other"}).status == 403
 
 
-def test_the_autoscaler_asks_for_metrics_that_we_have() -> None:
+def test_the_autoscaler_uses_existing_metrics() -> None:
     from belljar import telemetry
 
     (scaler,) = [each for each in render(*KEY, "--set", "autoscaling.enabled=true") if "Autoscaler" in each["kind"]]
@@ -153,7 +153,7 @@ def test_the_autoscaler_asks_for_metrics_that_we_have() -> None:
         assert f'"{metric["pods"]["metric"]["name"]}"' in source
 
 
-def test_the_plain_manifests_are_those_of_the_chart(tmp_path: Path) -> None:
+def test_the_plain_manifests_match_the_chart(tmp_path: Path) -> None:
     program = shutil.which("helm", path=str(Path(sys.executable).parent)) or "helm"
     fresh = tmp_path / "belljar.yaml"
     script = DEPLOY / "kubernetes" / "render.sh"
@@ -164,7 +164,7 @@ def test_the_plain_manifests_are_those_of_the_chart(tmp_path: Path) -> None:
             check(resource, VERSIONS[0])
 
 
-def test_the_agent_sandbox_example_uses_fields_that_exist() -> None:
+def test_the_agent_sandbox_example_uses_existing_fields() -> None:
     resources = list(yaml.safe_load_all((DEPLOY / "kubernetes" / "agent-sandbox.yaml").read_text()))
     assert [each["kind"] for each in resources] == ["SandboxTemplate", "SandboxWarmPool", "SandboxClaim"]
     for each in resources:

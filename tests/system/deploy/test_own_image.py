@@ -1,4 +1,4 @@
-"""Belljar in a container: our own image is built, and programs run in it with the least that each way needs."""
+"""Belljar in a container: the image is built, and programs run in it with the minimal flags of each mode."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ INITIALIZE = {
 
 @pytest.fixture(scope="module")
 def own_image(docker: Engine, plain_image: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Built from the Dockerfile as it stands, without any network: the base and the wheels are at hand."""
+    """Built from the real Dockerfile without network access; base image and wheels are local."""
     context = tmp_path_factory.mktemp("context")
     for name in ("pyproject.toml", "README.md", "LICENSE", ".dockerignore"):
         shutil.copy(REPOSITORY / name, context)
@@ -84,7 +84,7 @@ def run_image(docker: Engine, own_image: str) -> Callable[..., subprocess.Comple
         ),
     ],
 )
-def test_programs_run_with_the_least_flags(
+def test_programs_run_with_minimal_flags(
     run_image: Callable[..., subprocess.CompletedProcess[str]], options: tuple[str, ...]
 ) -> None:
     ended = run_image(*options)
@@ -99,7 +99,7 @@ def test_programs_run_with_the_least_flags(
         pytest.param((*AS_ROOT, FILTER, "--env=BELLJAR_JAIL_WITHOUT_WALLS=cgroup"), id="root_without_cgroups"),
     ],
 )
-def test_without_cgroups_programs_have_no_more_processes_than_they_were_given(
+def test_without_cgroups_the_process_limit_still_applies(
     run_image: Callable[..., subprocess.CompletedProcess[str]], options: tuple[str, ...]
 ) -> None:
     ended = run_image(*options, arguments=("run", "--processes", "20", "-c", FORKS))
@@ -117,7 +117,7 @@ def test_without_cgroups_programs_have_no_more_processes_than_they_were_given(
         pytest.param((*AS_ROOT, FILTER), "wall 'cgroup' is missing", id="root_with_a_wall_not_given_up"),
     ],
 )
-def test_with_less_it_refuses_and_says_why(
+def test_with_fewer_flags_it_refuses_with_a_reason(
     run_image: Callable[..., subprocess.CompletedProcess[str]], options: tuple[str, ...], reason: str
 ) -> None:
     ended = run_image(*options)
@@ -126,7 +126,7 @@ def test_with_less_it_refuses_and_says_why(
     assert "hello" not in ended.stdout
 
 
-def test_the_doctor_tells_the_truth_inside(run_image: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+def test_the_doctor_is_correct_inside(run_image: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     options = (*AS_USER, FILTER, "--security-opt=systempaths=unconfined")
     ended = run_image(*options, arguments=("doctor", "--json"))
     walls = {row["name"]: row["state"] for row in json.loads(ended.stdout)["walls"]}
@@ -140,7 +140,9 @@ def test_it_speaks_mcp(run_image: Callable[..., subprocess.CompletedProcess[str]
     assert json.loads(ended.stdout)["result"]["serverInfo"]["name"] == "belljar", ended.stderr
 
 
-def test_what_the_tools_for_the_web_need_is_in_it(run_image: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+def test_the_web_tools_can_be_imported(
+    run_image: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
     ended = run_image("--entrypoint=python3", arguments=("-c", "import httpx, pypdf; print('here')"))
     assert ended.stdout == "here\n", ended.stderr
 

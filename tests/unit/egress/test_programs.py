@@ -168,7 +168,7 @@ def test_a_callers_own_variables_win(netbox: belljar.Sandbox) -> None:
     ],
 )
 def test_programs_cannot_reach_private_addresses(netbox: belljar.Sandbox, web: LocalWeb, url: str) -> None:
-    before = web.asked.total()
+    before = web.requests.total()
     program = (
         "import os, urllib.request, urllib.error\n"
         "ask = urllib.request.build_opener(urllib.request.ProxyHandler({'http': os.environ['http_proxy']})).open\n"
@@ -180,7 +180,7 @@ def test_programs_cannot_reach_private_addresses(netbox: belljar.Sandbox, web: L
     assert (outcome.stdout, outcome.stderr) == ("403\n", "")
     assert outcome.usage.network is not None
     assert (outcome.usage.network.connections, outcome.usage.network.refused) == (0, 1)
-    assert web.asked.total() == before
+    assert web.requests.total() == before
 
 
 def test_the_proxy_is_the_only_network_access(netbox: belljar.Sandbox, web: LocalWeb) -> None:
@@ -321,14 +321,14 @@ def test_a_dead_egress_process_is_replaced(offering: Settings, web: LocalWeb, ho
             network=True,
             timeout=60,
         )
-        said = ""
+        output = ""
         with pytest.raises(SandboxFault, match="network of this program was lost"):
             for event in events:
-                said += event.text if isinstance(event, Output) else ""
-                if said == "begun\n" and egress:
+                output += event.text if isinstance(event, Output) else ""
+                if output == "begun\n" and egress:
                     os.kill(egress, signal.SIGKILL)
                     egress = 0
-        assert said == "begun\ngone\n"
+        assert output == "begun\ngone\n"
         assert box.run(ask, network=True).stdout == "hello\n"
 
 

@@ -51,8 +51,8 @@ async def _parse(pieces: list[bytes]) -> tuple[protocols.ProxyRequest | None, by
             left.pop(0)
         return piece
 
-    async def send(said: bytes) -> None:
-        answered.extend(said)
+    async def send(data: bytes) -> None:
+        answered.extend(data)
 
     try:
         return await protocols.receive_request(receive, send), bytes(answered)
@@ -63,21 +63,21 @@ async def _parse(pieces: list[bytes]) -> tuple[protocols.ProxyRequest | None, by
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.one_of(st.binary(max_size=80), _WORDS), max_size=30))
 def test_any_input_is_parsed_or_refused(pieces: list[bytes]) -> None:
-    asked, _ = asyncio.run(_parse(pieces))
-    assert (asked, _) == asyncio.run(_parse([b"".join(pieces)])), "the result depends on how the input is split"
-    if asked is not None:
-        assert 0 <= asked.port < 65536
-        assert asked.host == asked.host.lower()
-        assert asked.host.isprintable()
+    request, _ = asyncio.run(_parse(pieces))
+    assert (request, _) == asyncio.run(_parse([b"".join(pieces)])), "the result depends on how the input is split"
+    if request is not None:
+        assert 0 <= request.port < 65536
+        assert request.host == request.host.lower()
+        assert request.host.isprintable()
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(_WORDS, max_size=12))
 def test_forwarded_requests_name_the_checked_host(words: list[bytes]) -> None:
-    asked, _ = asyncio.run(_parse([b"GET http://in.test:8080/a HTTP/1.1\r\n", *words, b"\r\n\r\n"]))
-    if asked is not None:
-        head = asked.opening.partition(b"\r\n\r\n")[0].split(b"\r\n")
-        assert (asked.host, asked.port) == ("in.test", 8080)
+    request, _ = asyncio.run(_parse([b"GET http://in.test:8080/a HTTP/1.1\r\n", *words, b"\r\n\r\n"]))
+    if request is not None:
+        head = request.opening.partition(b"\r\n\r\n")[0].split(b"\r\n")
+        assert (request.host, request.port) == ("in.test", 8080)
         assert [line for line in head if line.lower().startswith(b"host:")] == [b"Host: in.test:8080"]
         assert head[-1] == b"Connection: close"
         assert not any(line.lower().startswith(b"proxy-") for line in head)

@@ -126,7 +126,7 @@ def test_plain_requests_are_rewritten() -> None:
                 )
                 assert answer.startswith(b"HTTP/1.1 200")
                 assert answer.endswith(b"hello")
-                assert web.asked == {"/a?b": 1}
+                assert web.requests == {"/a?b": 1}
                 assert web.headers == {"host": f"in.test:{web.port}", "connection": "close", "x": "2"}
                 assert await client.proxy.close() == {
                     "connections": 1,
@@ -153,7 +153,7 @@ def test_bodies_and_tunnels_pass_unchanged() -> None:
                 answer = await client.exchange(tunnel + inside)
                 assert answer.startswith(b"HTTP/1.1 200 Connection established\r\n\r\nHTTP/1.1 200 OK")
                 assert answer.endswith(b"hello")
-                assert web.asked == {"/in": 1}
+                assert web.requests == {"/in": 1}
 
         run(test)
 
@@ -165,10 +165,10 @@ def test_socks_with_names(in_pieces: bool) -> None:
         async def test() -> None:
             async with opened(**chosen) as client:
                 name = b"in.test"
-                asked = b"\5\1\0" + b"\5\1\0\3" + bytes([len(name)]) + name + web.port.to_bytes(2, "big")
-                asked += b"GET /s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+                data = b"\5\1\0" + b"\5\1\0\3" + bytes([len(name)]) + name + web.port.to_bytes(2, "big")
+                data += b"GET /s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
                 reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
-                for piece in [bytes([each]) for each in asked] if in_pieces else [asked]:
+                for piece in [bytes([each]) for each in data] if in_pieces else [data]:
                     writer.write(piece)
                     await writer.drain()
                     await asyncio.sleep(0)
@@ -211,7 +211,7 @@ def test_a_name_with_public_and_private_addresses_is_refused() -> None:
         async def test() -> None:
             async with opened(both, ports=[str(web.port)]) as client:
                 assert (await client.connect(f"both.test:{web.port}")).startswith(b"HTTP/1.1 403 ")
-            assert not web.asked
+            assert not web.requests
 
         run(test)
 
@@ -235,7 +235,7 @@ def test_a_rebinding_name_is_resolved_once_per_connection() -> None:
                 refused = await client.exchange(_get(allowed, "rebinds.test"))
                 assert refused.startswith(b"HTTP/1.1 403 ")
                 assert questions == ["rebinds.test"] * 2
-            assert (allowed.asked.total(), other.asked.total()) == (1, 0)
+            assert (allowed.requests.total(), other.requests.total()) == (1, 0)
 
         run(test)
 
@@ -254,23 +254,23 @@ def test_a_public_name_that_becomes_private_never_connects_there() -> None:
                 assert statuses[0] != b"HTTP/1.1 403", "it was public when it was checked"
                 assert statuses[1] == b"HTTP/1.1 403"
             assert len(questions) == 2
-            assert not web.asked
+            assert not web.requests
 
         run(test)
 
 
 def test_denied_names_are_not_resolved() -> None:
-    asked = []
+    resolved = []
 
     async def listening(host: str, port: int) -> Sequence[str]:
-        asked.append(host)
+        resolved.append(host)
         return [PUBLIC]
 
     async def test() -> None:
         async with opened(listening, allow=["*.pypi.test"], deny=["bad.pypi.test"]) as client:
             for authority in ("secret.evil.test:443", "bad.pypi.test:443", "files.pypi.test:22"):
                 assert (await client.connect(authority)).startswith(b"HTTP/1.1 403 ")
-        assert asked == []
+        assert resolved == []
         assert all("refused" in line for line in client.messages)
 
     run(test)
@@ -284,7 +284,7 @@ def test_a_redirect_to_a_private_address_is_refused_when_it_is_followed() -> Non
                 answer = await client.exchange(_get(web, "in.test", f"/to?http://127.0.0.1:{web.port}/x"))
                 assert answer.startswith(b"HTTP/1.1 302")
                 assert (await client.exchange(_get(web, "127.0.0.1", "/x"))).startswith(b"HTTP/1.1 403 ")
-            assert web.asked.total() == 1
+            assert web.requests.total() == 1
 
         run(test)
 

@@ -33,7 +33,7 @@ def show(**variables: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    ("variable", "words"),
+    ("variable", "message"),
     [
         pytest.param("BELLJAR_POOL_MAX_RUNING", "BELLJAR_POOL_MAX_RUNNING", id="a_letter_is_missing"),
         pytest.param("BELLJAR_POL_MAX_RUNNING", "BELLJAR_POOL_MAX_RUNNING", id="in_its_section"),
@@ -45,12 +45,12 @@ def show(**variables: str) -> subprocess.CompletedProcess[str]:
         pytest.param("BELLJAR_POOL_CELL_SECONDS", "is now called BELLJAR_POOL_JAIL_SECONDS", id="renamed"),
     ],
 )
-def test_an_unknown_setting_is_refused(variable: str, words: str) -> None:
+def test_an_unknown_setting_is_refused(variable: str, message: str) -> None:
     ended = show(**{variable: "1"})
     assert ended.returncode != 0
     assert ended.stdout == ""
     assert variable in ended.stderr
-    assert words in ended.stderr
+    assert message in ended.stderr
 
 
 @pytest.mark.parametrize("is_flag", [False, True], ids=["in_a_file", "as_a_flag"])

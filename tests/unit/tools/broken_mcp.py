@@ -14,25 +14,25 @@ def answer(request: dict, result: object) -> None:
 
 
 for line in sys.stdin:
-    asked = json.loads(line)
-    if asked["method"] == "initialize":
+    request = json.loads(line)
+    if request["method"] == "initialize":
         answer(
-            asked,
+            request,
             {
-                "protocolVersion": asked["params"]["protocolVersion"],
+                "protocolVersion": request["params"]["protocolVersion"],
                 "capabilities": {"tools": {}},
                 "serverInfo": {"name": "broken", "version": "1"},
             },
         )
-    elif asked["method"] == "tools/list":
+    elif request["method"] == "tools/list":
         plain, crooked = {"type": "object", "properties": {}}, {"type": "object", "properties": {"a": {"type": [[]]}}}
         schemas = {"babble": plain, "halve": plain, "crooked": crooked}
-        answer(asked, {"tools": [{"name": name, "inputSchema": schema} for name, schema in schemas.items()]})
-    elif asked["method"] == "tools/call" and asked["params"]["name"] == "halve":
-        answer(asked, {"content": [{"type": "text", "text": "a\ud800b"}]})
-    elif asked["method"] == "tools/call":
+        answer(request, {"tools": [{"name": name, "inputSchema": schema} for name, schema in schemas.items()]})
+    elif request["method"] == "tools/call" and request["params"]["name"] == "halve":
+        answer(request, {"content": [{"type": "text", "text": "a\ud800b"}]})
+    elif request["method"] == "tools/call":
         print("\x00\x01 this is not JSON {]\n[1,2]\n" + "z" * 100_000, flush=True)
-        answer(asked, {"content": [{"type": "text", "text": "{not json"}, {"type": "image"}], "isError": "maybe"})
-    elif "id" in asked:
-        reply = {"jsonrpc": "2.0", "id": asked["id"], "error": {"code": -32601, "message": "no such method"}}
+        answer(request, {"content": [{"type": "text", "text": "{not json"}, {"type": "image"}], "isError": "maybe"})
+    elif "id" in request:
+        reply = {"jsonrpc": "2.0", "id": request["id"], "error": {"code": -32601, "message": "no such method"}}
         print(json.dumps(reply), flush=True)

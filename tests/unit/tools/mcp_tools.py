@@ -38,7 +38,7 @@ def find_page(query: str, top_k: int = 3) -> dict[str, Any]:
 
 @server.tool()
 def search(query: str, top_k: int = 2) -> str:
-    """Find pages about something, and tell of them as many servers do: in a text that is JSON."""
+    """Find pages about something; like many servers, returns JSON as text."""
     return json.dumps({"organic": [query] * top_k})
 
 
@@ -50,13 +50,13 @@ def fail() -> str:
 
 @server.tool()
 def hang() -> None:
-    """Takes for ever."""
+    """Never returns."""
     time.sleep(600)
 
 
 @server.tool()
 def die() -> None:
-    """Ends the whole server."""
+    """Kills the server."""
     os._exit(3)
 
 
@@ -70,30 +70,30 @@ def _die_the_first_time(marker: str) -> int:
 
 @server.tool(annotations=ToolAnnotations(read_only_hint=True))
 def look(marker: str) -> int:
-    """Only reads, it says; ends the whole server the first time."""
+    """Declared read-only; kills the server the first time."""
     return _die_the_first_time(marker)
 
 
 @server.tool(annotations=ToolAnnotations(idempotent_hint=True))
 def put(marker: str) -> int:
-    """May be called twice, it says; ends the whole server the first time."""
+    """Declared idempotent; kills the server the first time."""
     return _die_the_first_time(marker)
 
 
 @server.tool()
 def pay(marker: str) -> int:
-    """Must not be called twice; ends the whole server the first time."""
+    """Must not be called twice; kills the server the first time."""
     return _die_the_first_time(marker)
 
 
 def extra() -> str:
-    """One more."""
+    """An additional tool."""
     return "more"
 
 
 @server.tool()
 async def grow(context: Context) -> str:
-    """Offer another tool from now on, and say so to all who listen, of either kind."""
+    """Add a tool, and notify listeners of both kinds."""
     server.add_tool(extra)
     await context.notify_tools_changed()
     await context.session.send_tool_list_changed()
@@ -102,19 +102,19 @@ async def grow(context: Context) -> str:
 
 @server.tool()
 def flood() -> str:
-    """Much."""
+    """Return ten megabytes."""
     return "x" * 10_000_000
 
 
 @server.tool()
 def whoami() -> dict[str, str]:
-    """What the server was given."""
+    """Return the Belljar variables of the server."""
     return {name: value for name, value in os.environ.items() if name.startswith("BELLJAR_")}
 
 
 @server.tool()
 def pid() -> int:
-    """Who answers."""
+    """Return the pid of the server."""
     return os.getpid()
 
 

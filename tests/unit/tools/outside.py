@@ -57,7 +57,7 @@ class Outside:
     def __init__(self, port: int) -> None:
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
-        self.asked: Counter[str] = Counter()  # by path
+        self.requests: Counter[str] = Counter()  # by path
         self.headers: dict[str, dict[str, str]] = {}  # of the last request, by path
         self.bodies: dict[str, Any] = {}
         self.failing: Counter[str] = Counter()  # how often a path still fails
@@ -91,7 +91,7 @@ class _Answers(BaseHTTPRequestHandler):
     def _answer(self, body: Any) -> None:
         parts = urlsplit(self.path)
         outside, path = self.outside, parts.path
-        outside.asked[path] += 1
+        outside.requests[path] += 1
         outside.headers[path] = {name.lower(): value for name, value in self.headers.items()}
         outside.bodies[path] = body
         if outside.failing[path] > 0:

@@ -58,10 +58,10 @@ def test_every_form_of_import_works(tool_box: belljar.Sandbox, line: str) -> Non
 
 
 def test_help_shows_signature_and_docstring(tool_box: belljar.Sandbox) -> None:
-    said = answer_of(tool_box.run("import tools\nhelp(tools.search)", tools=[search]))
-    assert "search(query: 'str', top_k: 'int' = 10)" in said
-    assert "Find pages." in said
-    assert "query: what to look for" in said
+    printed = answer_of(tool_box.run("import tools\nhelp(tools.search)", tools=[search]))
+    assert "search(query: 'str', top_k: 'int' = 10)" in printed
+    assert "Find pages." in printed
+    assert "query: what to look for" in printed
 
 
 def test_the_signature_can_be_inspected(tool_box: belljar.Sandbox) -> None:
@@ -166,7 +166,7 @@ def test_a_failure_is_an_exception_with_its_message(tool_box: belljar.Sandbox) -
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "printed"),
     [
         pytest.param("add('x')", "ToolError: add: a must be an integer, not a string", id="wrong_type"),
         pytest.param("add(True)", "ToolError: add: a must be an integer, not a boolean", id="boolean_as_number"),
@@ -179,14 +179,14 @@ def test_a_failure_is_an_exception_with_its_message(tool_box: belljar.Sandbox) -
         pytest.param("search", "unknown tool 'search'; this program has: add, echo", id="not_given"),
     ],
 )
-def test_an_invalid_call_is_a_clear_error(tool_box: belljar.Sandbox, call: str, said: str) -> None:
+def test_an_invalid_call_is_a_clear_error(tool_box: belljar.Sandbox, call: str, printed: str) -> None:
     code = (
         "import tools\nfrom tools import *\n"
         f"try:\n    tools.{call}\nexcept Exception as error:\n    print(type(error).__name__ + ':', error)\n"
         "print(tools.add(1))"
     )
     lines = answer_of(tool_box.run(code, tools=[add, echo])).splitlines()
-    assert said in lines[0]
+    assert printed in lines[0]
     assert lines[1] == "3"
 
 
@@ -252,8 +252,8 @@ def test_a_result_that_is_too_large_is_an_error(tool_box: belljar.Sandbox) -> No
         return "x" * 10_000_000
 
     code = "import tools\ntry:\n    tools.flood()\nexcept tools.ToolError as error:\n    print(error)"
-    said = answer_of(tool_box.run(code, tools=[flood]))
-    assert said == "flood: its answer has 10,000,013 bytes, over the 4,000,000 allowed\n"
+    printed = answer_of(tool_box.run(code, tools=[flood]))
+    assert printed == "flood: its answer has 10,000,013 bytes, over the 4,000,000 allowed\n"
 
 
 def test_a_result_that_is_not_json_is_an_error(tool_box: belljar.Sandbox) -> None:
@@ -281,7 +281,7 @@ def raising(error: BaseException) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("work", "said"),
+    ("work", "printed"),
     [
         pytest.param(lambda: "a\ud800b", "its answer cannot be encoded as JSON: 'utf-8' codec", id="half_a_character"),
         pytest.param(
@@ -305,7 +305,7 @@ def raising(error: BaseException) -> Any:
 )
 @pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])
 def test_every_failure_of_a_tool_is_answered(
-    tool_box: belljar.Sandbox, work: Any, said: str, *, is_async: bool
+    tool_box: belljar.Sandbox, work: Any, printed: str, *, is_async: bool
 ) -> None:
     def odd() -> Any:
         return work()
@@ -320,7 +320,7 @@ def test_every_failure_of_a_tool_is_answered(
     )
     outcome = tool_box.run(code, tools=[tool, add], timeout=30)
     lines = answer_of(outcome).splitlines()
-    assert lines[0].startswith(f"{tool.__name__}: {said}")
+    assert lines[0].startswith(f"{tool.__name__}: {printed}")
     assert lines[1] == "3"
     assert [call.ok for call in outcome.tool_calls if call.tool == "add"] == [True]
     assert not any(call.ok for call in outcome.tool_calls if call.tool != "add")
@@ -360,8 +360,8 @@ def test_the_time_of_calls_is_limited(bounded_box: Any) -> None:
     code = (
         "import tools\ntry:\n    for _ in range(50): tools.wait()\nexcept tools.ToolError as error:\n    print(error)"
     )
-    said = answer_of(bounded_box(total_seconds=0.5).run(code, tools=[wait]))
-    assert said == "wait: this program has used up the 0.5 s that its calls may take\n"
+    printed = answer_of(bounded_box(total_seconds=0.5).run(code, tools=[wait]))
+    assert printed == "wait: this program has used up the 0.5 s that its calls may take\n"
 
 
 def test_calls_are_streamed(tool_box: belljar.Sandbox) -> None:
@@ -404,9 +404,9 @@ def test_a_lone_surrogate_is_refused_before_it_is_sent(tool_box: belljar.Sandbox
     def echo(text: str) -> str:
         return text
 
-    said = answer_of(tool_box.run(code, tools=[echo])).splitlines()
-    assert said[0].startswith("echo: an argument cannot be sent: ")
-    assert said[1] == "\U0001f514 \\ud83d"
+    printed = answer_of(tool_box.run(code, tools=[echo])).splitlines()
+    assert printed[0].startswith("echo: an argument cannot be sent: ")
+    assert printed[1] == "\U0001f514 \\ud83d"
 
 
 def test_a_program_without_tools_has_no_such_module(tool_box: belljar.Sandbox) -> None:
@@ -432,7 +432,7 @@ def test_functions_of_the_same_name_in_two_runs_are_separate(tool_box: belljar.S
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "printed"),
     [
         pytest.param(["nothing"], "unknown tool 'nothing'", id="unknown_name"),
         pytest.param([add, add], "two of them are named 'add'", id="twice"),
@@ -441,8 +441,8 @@ def test_functions_of_the_same_name_in_two_runs_are_separate(tool_box: belljar.S
         pytest.param("add", "tools must be a list", id="text"),
     ],
 )
-def test_invalid_tools_are_refused(tool_box: belljar.Sandbox, given: Any, said: str) -> None:
-    with pytest.raises(belljar.CallerError, match=said):
+def test_invalid_tools_are_refused(tool_box: belljar.Sandbox, given: Any, printed: str) -> None:
+    with pytest.raises(belljar.CallerError, match=printed):
         tool_box.run("print(1)", tools=given)
 
 

@@ -41,9 +41,9 @@ def secret() -> str:
     return "secret"
 
 
-def run(box: belljar.Sandbox, code: str, **asked: Any) -> belljar.Outcome:
+def run(box: belljar.Sandbox, code: str, **options: Any) -> belljar.Outcome:
     called.clear()
-    return box.run(PREAMBLE + textwrap.dedent(code), tools=[note], **asked)
+    return box.run(PREAMBLE + textwrap.dedent(code), tools=[note], **options)
 
 
 _SETTLED_LOOKS = 50
@@ -77,7 +77,7 @@ def still_works(box: belljar.Sandbox) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("call", "message"),
     [
         pytest.param("{'tool': 'secret', 'arguments': {}}", "is not a tool of this program", id="not_given"),
         pytest.param("{'tool': 'note@1', 'arguments': {}}", "is not a tool of this program", id="a_key_of_the_host"),
@@ -86,11 +86,11 @@ def still_works(box: belljar.Sandbox) -> None:
         pytest.param("{'tool': 'note' * 10000, 'arguments': {}}", "is not a tool of this program", id="a_long_name"),
     ],
 )
-def test_a_forged_call_is_answered_with_an_error(tool_box: belljar.Sandbox, asked: str, said: str) -> None:
-    outcome = run(tool_box, f"print(ask({asked})[:300]); print(tools.note(2))")
+def test_a_forged_call_is_answered_with_an_error(tool_box: belljar.Sandbox, call: str, message: str) -> None:
+    outcome = run(tool_box, f"print(ask({call})[:300]); print(tools.note(2))")
     assert outcome.status == "ok", outcome.stderr
     answer, after = outcome.stdout.splitlines()
-    assert said in answer
+    assert message in answer
     assert after == "noted"
     assert "secret" not in called
 

@@ -76,8 +76,8 @@ def stdio_box(settings: Settings) -> Iterator[belljar.Sandbox]:
         yield box
 
 
-def run(box: belljar.Sandbox, code: str, **asked: Any) -> str:
-    outcome = box.run(code, **{"tools": True, **asked})
+def run(box: belljar.Sandbox, code: str, **options: Any) -> str:
+    outcome = box.run(code, **{"tools": True, **options})
     assert outcome.status == "ok", outcome.stderr
     return outcome.stdout
 
@@ -105,9 +105,9 @@ def test_every_tool_of_a_server_is_a_function(settings: Settings, kind: str) -> 
 
 
 def test_help_shows_the_servers_description(stdio_box: belljar.Sandbox) -> None:
-    said = run(stdio_box, "import tools\nhelp(tools.find_page)")
-    assert "find_page(query: 'str', top_k: 'int' = 3)" in said
-    assert "Find pages about something." in said
+    printed = run(stdio_box, "import tools\nhelp(tools.find_page)")
+    assert "find_page(query: 'str', top_k: 'int' = 3)" in printed
+    assert "Find pages about something." in printed
 
 
 def test_a_server_gets_only_the_named_variables(stdio_box: belljar.Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,9 +125,9 @@ def test_a_server_that_dies_in_a_call_is_restarted(stdio_box: belljar.Sandbox) -
         "try:\n    tools.die()\nexcept tools.ToolError as error:\n    print(error)\n"
         "print(tools.pid() != before, tools.add(1))"
     )
-    said = run(stdio_box, code, timeout=60).splitlines()
-    assert said[0].startswith("die: tool server 'given' went away during the call")
-    assert said[1] == "True 3"
+    printed = run(stdio_box, code, timeout=60).splitlines()
+    assert printed[0].startswith("die: tool server 'given' went away during the call")
+    assert printed[1] == "True 3"
 
 
 def test_only_safe_calls_are_retried(settings: Settings, tmp_path: Path) -> None:
@@ -204,8 +204,8 @@ def test_a_server_that_comes_back_with_other_tools(settings: Settings, host: Any
         flag.unlink()
         again = "try:\n    tools.die()\nexcept tools.ToolError:\n    print(tools.add(1))"
         assert session.run(again, timeout=60).stdout == "3\n"  # the next server answers
-        told = session.run("try:\n    tools.extra()\nexcept tools.ToolError as error:\n    print(error)").stdout
-        assert told == "extra no longer exists\n"
+        printed = session.run("try:\n    tools.extra()\nexcept tools.ToolError as error:\n    print(error)").stdout
+        assert printed == "extra no longer exists\n"
         assert run(box, "import tools\nprint(hasattr(tools, 'extra'), hasattr(tools, 'add'))") == "False True\n"
 
 
@@ -218,24 +218,24 @@ def test_a_server_that_floods_costs_only_the_call(stdio_box: belljar.Sandbox) ->
     code = (
         "import tools\ntry:\n    tools.flood()\nexcept tools.ToolError as error:\n    print(error)\nprint(tools.add(1))"
     )
-    said = run(stdio_box, code, timeout=60).splitlines()
-    assert "over the 4,194,304 allowed" in said[0]
-    assert said[1] == "3"
+    printed = run(stdio_box, code, timeout=60).splitlines()
+    assert "over the 4,194,304 allowed" in printed[0]
+    assert printed[1] == "3"
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         pytest.param("babble()", "babble: ", id="not_the_protocol"),
         pytest.param("halve()", "halve: no answer within 5 s", id="half_a_character"),
         pytest.param("crooked(1)", "crooked: TypeError: unhashable type: 'list'", id="invalid_schema"),
     ],
 )
-def test_a_server_that_sends_nonsense_costs_only_the_call(settings: Settings, call: str, said: str) -> None:
+def test_a_server_that_sends_nonsense_costs_only_the_call(settings: Settings, call: str, message: str) -> None:
     broken = ToolServerSettings(command=(sys.executable, str(HERE / "broken_mcp.py")))
     with open_box(settings, call_seconds=5.0, broken=broken) as box:
         code = f"import tools\ntry:\n    print(tools.{call})\nexcept tools.ToolError as error:\n    print('E', error)"
-        assert run(box, code, timeout=60).startswith(f"E {said}")
+        assert run(box, code, timeout=60).startswith(f"E {message}")
         assert box.run("print(1)").stdout == "1\n"
 
 

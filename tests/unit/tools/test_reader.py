@@ -88,7 +88,7 @@ def test_documents_are_parsed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("question", "changed", "said"),
+    ("question", "changed", "message"),
     [
         pytest.param(lambda reader: reader.pdf(b"%PDF-1.4 no"), {}, "it could not be read: ", id="broken"),
         pytest.param(
@@ -106,8 +106,8 @@ def test_documents_are_parsed() -> None:
         pytest.param(lambda reader: reader.text(b"x", "no such codec"), {}, "LookupError", id="unknown_codec"),
     ],
 )
-def test_unreadable_documents_are_errors(question: Any, changed: dict[str, Any], said: str) -> None:
-    assert said in failure(question, **changed)
+def test_unreadable_documents_are_errors(question: Any, changed: dict[str, Any], message: str) -> None:
+    assert message in failure(question, **changed)
 
 
 _CONFINED = """

@@ -38,7 +38,7 @@ def test_valid_values(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "message"),
     [
         ({}, "name is missing"),
         ([], "it must be an object, not an array"),
@@ -57,8 +57,8 @@ def test_valid_values(value: Any) -> None:
         ({"name": "a", "more": 1}, "unknown argument 'more'; choose from: name, age, tags, kind, friend, either"),
     ],
 )
-def test_invalid_values(value: Any, said: str) -> None:
-    assert find_problem(value, PERSON) == said
+def test_invalid_values(value: Any, message: str) -> None:
+    assert find_problem(value, PERSON) == message
 
 
 def test_a_value_nested_too_deeply_is_refused() -> None:

@@ -79,7 +79,7 @@ def test_another_search_engine_answers_in_the_same_shape(outside: Outside) -> No
 def test_a_failed_search_is_retried(outside: Outside) -> None:
     outside.failing["/serper"] = 3
     assert ask(outside, lambda web: web.search("bells", 1))["organic"]
-    assert outside.asked["/serper"] == 4
+    assert outside.requests["/serper"] == 4
 
 
 def test_a_search_fails_after_its_retries(outside: Outside) -> None:
@@ -87,12 +87,12 @@ def test_a_search_fails_after_its_retries(outside: Outside) -> None:
     assert (
         failure(outside, lambda web: web.search("bells", 1)) == "the search engine failed: it answered with status 500"
     )
-    assert outside.asked["/serper"] == 4
+    assert outside.requests["/serper"] == 4
 
 
 def test_a_wrong_key_is_not_retried(outside: Outside) -> None:
     assert "status 403" in failure(outside, lambda web: web.search("bells"), serper_api_key="wrong")
-    assert outside.asked["/serper"] == 1
+    assert outside.requests["/serper"] == 1
 
 
 def test_equal_searches_are_cached(outside: Outside) -> None:
@@ -102,7 +102,7 @@ def test_equal_searches_are_cached(outside: Outside) -> None:
         return await web.search("other")
 
     ask(outside, twice)
-    assert outside.asked["/serper"] == 2
+    assert outside.requests["/serper"] == 2
 
 
 def test_the_cache_size_is_limited(outside: Outside) -> None:
@@ -146,7 +146,7 @@ def test_long_queries_have_separate_cache_entries(outside: Outside) -> None:
             await web.fetch_web(f"{outside.url}/page?{'x' * 60_000}{each}")
 
     ask(outside, fetch)
-    assert outside.asked["/page"] == 2
+    assert outside.requests["/page"] == 2
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_a_page_that_cannot_be_parsed_in_time_fails_alone(outside: Outside) -> N
 
 
 @pytest.mark.parametrize(
-    ("said", "read"),
+    ("answer", "read"),
     [
         pytest.param('{"content": 1}', 1, id="bare"),
         pytest.param('```json\n{"content": 1}\n```', 1, id="fenced"),
@@ -245,8 +245,8 @@ def test_a_page_that_cannot_be_parsed_in_time_fails_alone(outside: Outside) -> N
         pytest.param("```json\nno\n``` more", "```json\nno\n``` more", id="text_after_it"),
     ],
 )
-def test_a_models_answer_is_extracted_from_its_fence(said: str, read: Any) -> None:
-    assert access._read_summary(said)["content"] == read
+def test_a_models_answer_is_extracted_from_its_fence(answer: str, read: Any) -> None:
+    assert access._read_summary(answer)["content"] == read
 
 
 @pytest.mark.parametrize(
@@ -254,8 +254,8 @@ def test_a_models_answer_is_extracted_from_its_fence(said: str, read: Any) -> No
 )
 def test_a_models_answer_is_parsed_in_linear_time(piece: str) -> None:
     began = time.monotonic()
-    for said in (piece * 100_000, "```" + piece * 100_000, "```" + piece * 100_000 + "x"):
-        assert access._read_summary(said)["score"] == 1
+    for answer in (piece * 100_000, "```" + piece * 100_000, "```" + piece * 100_000 + "x"):
+        assert access._read_summary(answer)["score"] == 1
     assert time.monotonic() - began < 5
 
 
@@ -266,7 +266,7 @@ def test_an_unreachable_page_is_requested_from_the_scraping_service(outside: Out
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "message"),
     [
         pytest.param("endless", "larger than the limit of 1,000,000 bytes", id="endless"),
         pytest.param("bomb", "larger than the limit of 1,000,000 bytes", id="bomb"),
@@ -274,10 +274,10 @@ def test_an_unreachable_page_is_requested_from_the_scraping_service(outside: Out
         pytest.param("loop", "more than 5 redirects", id="redirects_without_end"),
     ],
 )
-def test_pages_are_limited_in_size_and_time(outside: Outside, path: str, said: str) -> None:
+def test_pages_are_limited_in_size_and_time(outside: Outside, path: str, message: str) -> None:
     bounds = {"serper_api_key": "", "fetch_bytes": 1_000_000, "fetch_seconds": 5.0 if path != "slow" else 0.5}
     began = time.monotonic()
-    assert said in failure(outside, lambda web: web.fetch_web(f"{outside.url}/{path}"), **bounds)
+    assert message in failure(outside, lambda web: web.fetch_web(f"{outside.url}/{path}"), **bounds)
     assert time.monotonic() - began < 15
 
 
@@ -341,7 +341,7 @@ def test_private_addresses_are_not_fetched(outside: Outside, url: str) -> None:
     """Neither directly nor through the scraping service."""
     given = url.format(port=outside.port)
     assert failure(outside, lambda web: web.fetch_web(given), allowed_hosts=())
-    assert not outside.asked
+    assert not outside.requests
 
 
 @pytest.mark.parametrize("target", ["http://localhost:{port}/page", "http://[::1]:{port}/page", "file:///etc/passwd"])
@@ -349,7 +349,7 @@ def test_a_redirect_is_checked_like_the_first_request(outside: Outside, target: 
     url = f"{outside.url}/redirect?to={target.format(port=outside.port)}"
     with pytest.raises(Forbidden):
         ask(outside, lambda web: web.fetch_web(url))
-    assert outside.asked["/page"] == 0
+    assert outside.requests["/page"] == 0
 
 
 def test_a_redirect_to_an_allowed_host_is_followed(outside: Outside) -> None:
@@ -368,10 +368,10 @@ def test_a_pdf_is_read(outside: Outside) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "said"), [("broken.pdf", "it could not be read"), ("page", "the document is not a PDF")]
+    ("path", "message"), [("broken.pdf", "it could not be read"), ("page", "the document is not a PDF")]
 )
-def test_an_invalid_pdf_is_an_error(outside: Outside, path: str, said: str) -> None:
-    assert said in failure(outside, lambda web: web.read_pdf(f"{outside.url}/{path}"))
+def test_an_invalid_pdf_is_an_error(outside: Outside, path: str, message: str) -> None:
+    assert message in failure(outside, lambda web: web.read_pdf(f"{outside.url}/{path}"))
 
 
 def test_a_page_is_summarised(outside: Outside) -> None:
@@ -399,7 +399,7 @@ def test_a_paper_is_summarised(outside: Outside) -> None:
 def test_the_base_model_is_the_fallback(outside: Outside) -> None:
     outside.failing["/llm/chat/completions"] = 99
     assert ask(outside, lambda web: web.web_parse(f"{outside.url}/page", "?"))["content"] == "summary by qwen-32b: True"
-    assert outside.asked["/llm/chat/completions"] == 2
+    assert outside.requests["/llm/chat/completions"] == 2
 
 
 def test_a_model_is_retried_after_a_transient_failure(outside: Outside) -> None:
