@@ -9,6 +9,7 @@ killed can leave its installer running for a moment; the next builder waits for 
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import fcntl
 import hashlib
@@ -16,6 +17,7 @@ import json
 import os
 import re
 import shutil
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -276,6 +278,29 @@ class Environments:
             self._sweep(name)
         progress(f"environment {name!r} is ready after {time.monotonic() - started:.1f} s")
         return environment
+
+
+async def ensure_unless_cancelled(environments: Environments, name: str, progress: Progress) -> Environment:
+    """Run `Environments.ensure` in a thread. Cancelling ends the build and waits until nothing is left of it.
+
+    An event loop that closes waits for its threads, so a build that went on would delay the exit by minutes.
+    """
+    is_unwanted = threading.Event()
+
+    def check() -> None:
+        if is_unwanted.is_set():
+            raise _Unwanted
+
+    building = asyncio.create_task(asyncio.to_thread(environments.ensure, name, progress, check))
+    try:
+        return await asyncio.shield(building)
+    finally:
+        is_unwanted.set()
+        await asyncio.gather(building, return_exceptions=True)
+
+
+class _Unwanted(Exception):
+    """The task that waited for this build was cancelled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
