@@ -16,8 +16,7 @@ from belljar.tools.web.cache import Cache
 from belljar.tools.web.fetch import Fetcher, Forbidden, Page, new_client
 from belljar.tools.web.llm import Models
 from belljar.tools.web.reader import Reader
-from belljar.tools.web.search import PROVIDERS
-from belljar.tools.web.search.question import Question
+from belljar.tools.web.search import PROVIDERS, Question
 
 if TYPE_CHECKING:
     import httpx

@@ -7,6 +7,7 @@ function as in `searxng.py`, and add a line here.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from belljar.settings import WebSettings
@@ -15,8 +16,18 @@ from belljar.tools.web.search import searxng, serper
 if TYPE_CHECKING:
     import httpx
 
-    from belljar.tools.web.search.question import Question
 
-Search = Callable[["httpx.AsyncClient", WebSettings, "Question"], Awaitable[Any]]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """The parameters of a search."""
+
+    query: str
+    top_k: int
+    region: str
+    lang: str
+    api_key: str = ""  # the caller's own, if the engine takes one
+
+
+Search = Callable[["httpx.AsyncClient", WebSettings, Question], Awaitable[Any]]
 
 PROVIDERS: dict[str, Search] = {"serper": serper.search, "searxng": searxng.search}

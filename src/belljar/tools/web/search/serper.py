@@ -10,7 +10,7 @@ from belljar.tools.web.answers import read_json
 if TYPE_CHECKING:
     import httpx
 
-    from belljar.tools.web.search.question import Question
+    from belljar.tools.web.search import Question
 
 _NOT_FOR_AGENTS = ("searchParameters", "credits")
 
