@@ -42,8 +42,6 @@ def _bodies_bytes() -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JailSettings:
-    """The walls."""
-
     without_walls: tuple[str, ...] = ()  # walls the operator gives up knowingly
     uid_base: int = 1_900_000_000  # first host uid of the 65,536 each instance gives its guests (as root)
     cgroup_parent: str = "belljar"  # name of our directory in each cgroup hierarchy
@@ -114,8 +112,6 @@ class ServerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSettings:
-    """Stateful interpreters."""
-
     max_sessions: int = 64  # open at the same time
     max_per_caller: int = 0  # … of one key; 0: as many as there may be
     idle_seconds: float = 600.0  # unused for so long, one is closed
@@ -246,8 +242,6 @@ class WebSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LanguageSettings:
-    """The languages beside Python."""
-
     compile_cache_bytes: int = GIB  # compiled programs kept on disk; 0: none
     compile_cache_shared: bool = False  # callers share what others compiled from the same source
     standby_processes: int = min(4, _CORES)  # of each runtime that can be started ahead (Node, esbuild); 0: none
@@ -256,8 +250,6 @@ class LanguageSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerSettings:
-    """The container back end."""
-
     engine: str = ""  # docker or podman; empty: whichever socket is there
     socket: str = ""  # of the engine, as a path or an address; empty: its usual place
     runtime: str = ""  # runc, crun, runsc or another the engine knows; empty: its default
@@ -278,8 +270,6 @@ class ContainerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The whole tree."""
-
     backend: str = "local"  # where programs run: local jails, or container: jails in warm containers
 
     state_dir: Path = field(default_factory=_state_dir)  # guest environments live here
