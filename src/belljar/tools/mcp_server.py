@@ -234,7 +234,8 @@ class McpServer:
             try:
                 return await client.call_tool(name, dict(arguments))
             except Exception as error:
-                has_refused = _has_lost_session(error)
+                # A restarted server behind a URL has lost our session; the SDK reports that in these words.
+                has_refused = getattr(error, "message", "") == "Session terminated"
                 if not has_refused and not _is_loss(error):
                     raise ToolFailed(f"tool server {self._name!r}: {_words(error)}") from error
                 if client is self._client:
@@ -259,11 +260,6 @@ def _is_loss(error: Exception) -> bool:
     if isinstance(error, MCPError):
         return error.code == CONNECTION_CLOSED
     return isinstance(error, RuntimeError | anyio.ClosedResourceError | anyio.BrokenResourceError)
-
-
-def _has_lost_session(error: Exception) -> bool:
-    """Whether a server behind a URL was restarted and has lost our session; the SDK reports that in these words."""
-    return getattr(error, "message", "") == "Session terminated"
 
 
 def _is_repeatable(described: Any) -> bool:

@@ -60,9 +60,11 @@ class Models:
     async def _ask_once(self, name: str, model: ModelSettings, messages: Sequence[Mapping[str, str]]) -> str:
         import httpx
 
+        url = model.url.rstrip("/")
+        url = model.url if url.endswith("/completions") else f"{url}/chat/completions"
         try:
             response = await self._client.post(
-                _completions(model.url),
+                url,
                 json={"model": name, "messages": list(messages)},
                 headers=_authorize(model.authorization),
                 timeout=model.seconds,
@@ -91,10 +93,6 @@ def _read(response: httpx.Response) -> str:
     if not isinstance(said, str):
         raise _WorthAnother("its answer has no text")
     return said
-
-
-def _completions(url: str) -> str:
-    return url if url.rstrip("/").endswith("/completions") else url.rstrip("/") + "/chat/completions"
 
 
 def _authorize(authorization: str) -> dict[str, str]:
