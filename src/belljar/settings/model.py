@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from belljar.contract.execution import MIB, Limits
 from belljar.contract.restriction import Restriction
-from belljar.settings.memory import memory_bytes
 
 GIB = 1024 * MIB
+_CGROUPS = Path("/sys/fs/cgroup")
 _CORES = len(os.sched_getaffinity(0))
 
 #: Every wall that an operator may waive by name, and what is lost. `jail/probe` finds out which are available.
@@ -37,7 +38,31 @@ def _runtime_dir() -> Path:
 
 def _bodies_bytes() -> int:
     """A quarter of the memory that we may use: programs and copies of bodies need the rest."""
-    return min(max(memory_bytes() // 4, 128 * MIB), 8 * GIB)
+    return min(max(_memory_bytes() // 4, 128 * MIB), 8 * GIB)
+
+
+def _memory_bytes() -> int:
+    """The smallest of the machine's memory and the limits of our control groups."""
+    return min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *_limits()])
+
+
+def _limits() -> Iterator[int]:
+    for file in _limit_files():
+        with contextlib.suppress(OSError, ValueError):  # "max", or a group that we cannot see
+            yield int(file.read_text())
+
+
+def _limit_files() -> Iterator[Path]:
+    """The limit files of our group and its parents. A container often shows its own group as the root."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers and "memory" not in controllers.split(","):
+                continue
+            root, name = (_CGROUPS / "memory", "memory.limit_in_bytes") if controllers else (_CGROUPS, "memory.max")
+            parts = [each for each in path.split("/") if each not in ("", "..")]
+            for depth in range(len(parts), -1, -1):
+                yield root.joinpath(*parts[:depth], name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
