@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from belljar import __version__
-from belljar.frontends.mcp import prompts, tools
+from belljar.frontends.mcp import resources, tools
 
 ROOT = Path(__file__).resolve().parents[2]
 DESCRIPTION = (
@@ -70,8 +70,8 @@ def describe(wheel_name: str) -> dict[str, Any]:
         "tools": [{"name": tool.name, "description": tool.description} for tool in tools.ALL],
         "prompts": [
             {
-                "name": prompts.NAME,
-                "description": prompts.LISTED[0]["description"],
+                "name": resources.PROMPT,
+                "description": resources.PROMPTS[0]["description"],
                 "arguments": ["task"],
                 "text": "Solve this by running code in the sandbox, and print every result: ${arguments.task}",
             }

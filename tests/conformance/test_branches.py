@@ -381,7 +381,7 @@ def test_branches_share_memory_until_they_write(roomy: belljar.Sandbox, host: Ho
 def memory_of(box: Any, host: Host) -> int:
     """Bytes that all guests and zygotes of this sandbox have for themselves, shared ones counted once."""
     # Other sandboxes of these tests come and go meanwhile.
-    first = box._life.box._engine.sandbox._source._host._instance.uid_base
+    first = box._portal.target._engine.sandbox._source._host._instance.uid_base
     total = 0
     for process in host.guest_processes():
         if process.uid in range(first, first + policy.UIDS_PER_INSTANCE):

@@ -479,7 +479,7 @@ def test_the_pid_of_an_ended_process_is_not_admitted(settings: Settings, innocen
         gone = os.pidfd_open(ended_process.pid)
     cgroups = Cgroups(find_hierarchies(), f"{settings.jail.cgroup_parent}/stale")
     cgroups.open()
-    cell = cgroups.jail(0)
+    jail = cgroups.jail(0)
     try:
         with pytest.raises(CannotBranch, match="has ended"):
             admit(jail, innocent, gone)

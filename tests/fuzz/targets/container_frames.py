@@ -10,10 +10,12 @@ import harness
 
 from belljar.backends.gvisor.guest import RelayedRun
 from belljar.backends.gvisor.pool import GvisorPool
-from belljar.backends.local.pool.zygotes import BARE
+from belljar.backends.gvisor.session import GvisorSession, RelayedProcess
+from belljar.backends.local.features.feature import Features
+from belljar.backends.local.pool.zygotes import BARE, SESSION
 from belljar.contract.errors import BelljarError
 from belljar.contract.execution import Execution, Limits
-from belljar.settings import RequestSettings
+from belljar.settings import Settings
 
 ALLOWED = ()
 _WORDS = (
@@ -21,21 +23,30 @@ _WORDS = (
     *("peak_bytes", "out_of_memory", "answers", "found", "paths", "sizes", "trouble", "error", "reason"),
 )
 TOKENS = tuple(f'"{word}":'.encode() for word in _WORDS) + (b'{"run":1,"descriptor":1}', b'{"run":2,"descriptor":1}')
-_BOUNDS = RequestSettings()
+_SETTINGS = Settings()
 
 
 async def _talk(data: bytes) -> None:
-    pool = GvisorPool(None, "image", "name", _BOUNDS, Limits())  # type: ignore[arg-type]
+    pool = GvisorPool(
+        None,  # type: ignore[arg-type]
+        "image",
+        "name",
+        {},
+        _SETTINGS,
+        Features(_SETTINGS.tools, None),
+        is_disposable=False,
+    )
     sent: list[dict[str, Any]] = []
     pool._send = lambda message, blob=b"": sent.append(message)  # type: ignore[method-assign]
     read, write = os.pipe()
     execution = Execution(code="", limits=Limits(), artifacts=("*",))
     guest = pool._open_guest(BARE, execution.limits, [])
-    running = asyncio.create_task(RelayedRun(guest, execution, None, _BOUNDS, pool, False).play())
+    running = asyncio.create_task(RelayedRun(guest, execution, None, _SETTINGS.request, pool, False).play())
     await harness.turns(1)
     guest.relay.describe([write])
     os.close(write)
-    session = pool.seat(Limits(), Limits())
+    session_guest = pool._open_guest(SESSION, Limits(), [])
+    session = GvisorSession(RelayedProcess(pool, session_guest), Limits(), _SETTINGS.request, None)
     inbox = bytearray()
     try:
         for chunk in harness.pieces(data):

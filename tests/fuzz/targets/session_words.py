@@ -13,11 +13,13 @@ import harness
 
 from belljar import channel
 from belljar.backends.gvisor.pool import GvisorPool
-from belljar.backends.gvisor.session import GvisorSession
+from belljar.backends.gvisor.session import GvisorSession, RelayedProcess
+from belljar.backends.local.features.feature import Features
+from belljar.backends.local.pool.zygotes import SESSION
 from belljar.contract.errors import BelljarError
 from belljar.contract.execution import Execution, Limits
 from belljar.contract.sessions import SessionOrder
-from belljar.settings import RequestSettings
+from belljar.settings import Settings
 
 ALLOWED = ()
 #: After its length a piece begins with what it is: a packet of the guest's, a cell, a file listing, a frame of output.
@@ -29,6 +31,7 @@ TOKENS = (
     *(bytes((each,)) for each in range(6)),
 )
 _INTRODUCTION = {"descriptor": 1, "sent": [{"kind": "other"}] * 3}
+_SETTINGS = Settings()
 _CELL_ORDERED = Execution(code="1", limits=Limits(wall_seconds=30.0))
 
 
@@ -50,11 +53,18 @@ class _Agent:
 
 async def _talk(data: bytes) -> None:
     agent = _Agent()
-    pool = GvisorPool(None, "image", "name", RequestSettings(), Limits())  # type: ignore[arg-type]
+    pool = GvisorPool(
+        None,  # type: ignore[arg-type]
+        "image",
+        "name",
+        {},
+        _SETTINGS,
+        Features(_SETTINGS.tools, None),
+        is_disposable=False,
+    )
     pool._send = agent.send  # type: ignore[method-assign]
-    session = pool.seat(Limits(), Limits())
-    assert isinstance(session, GvisorSession)
-    guest = agent.guest = session._process.guest
+    guest = agent.guest = pool._open_guest(SESSION, Limits(), [])
+    session = GvisorSession(RelayedProcess(pool, guest), Limits(), _SETTINGS.request, None)
     tasks = [asyncio.create_task(session.start(SessionOrder()))]
     await harness.turns(2)
     is_wrong, data = (data[0] & 1, data[1:]) if data else (0, data)
