@@ -7,6 +7,7 @@ files. The agent also counts memory and CPU. It is trusted no more than its cont
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import math
 import os
@@ -97,6 +98,7 @@ class RelayedGuest:
     """A guest inside gVisor, with the host's ends of its relayed socket and pipes."""
 
     def __init__(self, number: int, kind: str, send: Send) -> None:
+        """Raises OSError if no descriptors are left; nothing stays open."""
         self.number = number
         self.kind = kind
         self.ended: Callable[[int | None, float], None] | None = None
@@ -105,14 +107,17 @@ class RelayedGuest:
         self._send = send
         self._questions = itertools.count(1)
         self._answers: dict[int, asyncio.Future[tuple[dict[str, Any], bytes]]] = {}
-        self.channel, theirs = channel.pair()
-        self.channel.setblocking(False)
-        self.stdout, stdout = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self.stderr, stderr = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        kinds, _ = self.relay.describe([theirs.fileno(), stdout, stderr])
-        theirs.close()
-        os.close(stdout)
-        os.close(stderr)
+        self._is_lost = False
+        with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
+            self.channel, peer = channel.pair()
+            theirs.callback(peer.close)
+            ours.callback(self.channel.close)
+            ours.callback(self.relay.close)
+            self.channel.setblocking(False)
+            self.stdout, stdout = _open_pipe(ours, theirs)
+            self.stderr, stderr = _open_pipe(ours, theirs)
+            kinds, _ = self.relay.describe([peer.fileno(), stdout, stderr])
+            ours.pop_all()
         self.numbers = dict(zip(("channel", "stdout", "stderr"), (each["descriptor"] for each in kinds), strict=True))
 
     def _order(self, command: str) -> None:
@@ -143,6 +148,7 @@ class RelayedGuest:
 
     def lose(self) -> None:
         """The container is gone, and the guest with it."""
+        self._is_lost = True
         self._end(None, 0.0, 0, False)
         self._fail_questions()
 
@@ -173,6 +179,8 @@ class RelayedGuest:
 
     async def _ask(self, work: str, *args: Any, blob: bytes = b"") -> tuple[dict[str, Any], bytes]:
         """Have the agent call a function on the work directory, with the rights of the guest."""
+        if self._is_lost:
+            raise ZygoteDied("the container is gone, and the files with it")
         number = next(self._questions)
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
         self._send({"do": "file", "run": self.number, "question": number, "work": work, "args": args}, blob)
@@ -220,6 +228,13 @@ class RelayedGuest:
                 found.append((path, content[start : start + size]))
                 start += size
         return workdir.whole(found, trouble or _check_trouble(message))
+
+
+def _open_pipe(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[int, int]:
+    read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    ours.callback(os.close, read)
+    theirs.callback(os.close, write)
+    return read, write
 
 
 class RelayedRun(Run):
