@@ -98,6 +98,10 @@ class PoolSource(ABC):
     def toolchains(self) -> InstalledToolchains:
         """The toolchains that commands come from."""
 
+    def check_name(self, name: str) -> None:
+        """Raise what `make` would raise for a name that no pool can have; needs nothing and takes no time."""
+        return
+
     @abstractmethod
     async def make(self, name: str) -> GuestPool:
         """A pool that is not open yet."""
@@ -213,6 +217,7 @@ class GuestPools:
             if lost is not None:
                 self.replaced += 1
                 await lost.close()
+            self._source.check_name(name)  # first: a name that stands for nothing must not cost another its pool
             await self._make_room()
             pool = self.current[name] = await self._make(name)
             pool.warm_up()

@@ -100,6 +100,10 @@ class ContainerSource(PoolSource):
         """Those of the images."""
         return ImageToolchains(self._settings, self._image_ids)
 
+    def check_name(self, name: str) -> None:
+        """Raises UnknownEnvironment or NotAllowed, as `_image_of`."""
+        self._image_of(name)
+
     async def make(self, name: str) -> GuestPool:
         """A new container of the image that `name` stands for, with a pool in it."""
         image = self._image_of(name)
