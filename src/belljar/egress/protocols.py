@@ -111,13 +111,13 @@ def _read_http(lines: list[bytes], rest: bytes) -> ProxyRequest:
     kept = [b"%b: %b" % each for each in headers if each[0].lower() not in dropped]
     kept = [line for line in kept if not line.lower().startswith(b"proxy-")]
     path = (url[2] or "/").encode()
-    anew = (
+    rebuilt = (
         b"%b %b %b" % (method, path if path.startswith(b"/") else b"/" + path, request[3]),
         b"Host: " + url[1].encode(),
         *kept,
         b"Connection: close",
     )
-    return ProxyRequest(host=host, port=port, opening=b"\r\n".join((*anew, b"", rest)), is_tunnel=False)
+    return ProxyRequest(host=host, port=port, opening=b"\r\n".join((*rebuilt, b"", rest)), is_tunnel=False)
 
 
 def _read_header(line: bytes) -> tuple[bytes, bytes]:

@@ -79,7 +79,7 @@ def admit(settings: Settings, request: ExecutionFields, caller: str = "") -> Exe
 
 
 def admit_session(settings: Settings, request: SessionFields, caller: str = "") -> SessionOrder:
-    """Check a request for a session. Its limits hold for its whole life, except for times, which each cell has anew.
+    """Check a request for a session. Its limits hold for its whole life, except for times, which count for each cell.
 
     Raises:
         CallerError: a field cannot be accepted; the message names it.

@@ -404,13 +404,13 @@ def test_cells_lost_with_their_warden_leave_no_pipes(settings: Settings) -> None
     with belljar.Sandbox(settings=settings) as box:
         for _ in range(3):
             with box.session() as session:
-                # Whoever has memory to give back closes its pipes late.
-                jail = session.stream("kept = b'x' * (200 << 20)\nprint('up')\nimport time; time.sleep(60)", timeout=60)
-                while not isinstance(next(jail), Output):
+                # A process that has memory to give back closes its pipes late.
+                cell = session.stream("kept = b'x' * (200 << 20)\nprint('up')\nimport time; time.sleep(60)", timeout=60)
+                while not isinstance(next(cell), Output):
                     pass
                 os.kill(warden_and_zygote()[0], signal.SIGKILL)
                 with pytest.raises(ZygoteDied):
-                    list(jail)
+                    list(cell)
     assert open_pipes() <= before
 
 
