@@ -44,6 +44,7 @@ METRICS: dict[str, tuple[str, bool]] = {
     "hello, CPU per run, 16 in flight": ("ms", False),
     "hello, rate with 16 in flight": ("runs/s", True),
     "page faults of a guest": ("", False),
+    "page faults of its zygote, per run": ("", False),
     "session: open, p50": ("ms", False),
     "session: cell, p50": ("ms", False),
     "session: branch, p50": ("ms", False),
@@ -155,12 +156,14 @@ def _hello(side: _Side, scale: float) -> dict[str, float]:
     count = max(5, int(150 * scale))
     p50, cpu, _ = side.ask("runs", -count)
     _, crowd_cpu, rate = side.ask("runs", count * 4)
+    faults, zygote_faults = side.ask("faults", max(3, int(20 * scale)))
     return {
         "hello, p50": p50 * 1000,
         "hello, CPU per run, one in flight": cpu * 1000,
         "hello, CPU per run, 16 in flight": crowd_cpu * 1000,
         "hello, rate with 16 in flight": rate,
-        "page faults of a guest": side.ask("faults", max(3, int(20 * scale))),
+        "page faults of a guest": faults,
+        "page faults of its zygote, per run": zygote_faults,
     }
 
 
@@ -268,8 +271,23 @@ async def _runs(box: Any, count: int, meter: Any) -> tuple[float, float, float]:
     return statistics.median(durations), spent / abs(count), abs(count) / elapsed
 
 
-async def _faults(box: Any, count: int, meter: Any) -> float:
-    return statistics.median([int((await box.run(_FAULTS)).stdout) for _ in range(count)])
+async def _faults(box: Any, count: int, meter: Any) -> tuple[float, float]:
+    """Page faults of a guest, and those of the warm processes per run: of all that were there before and after."""
+    before = _faults_of_descendants()
+    guests = statistics.median([int((await box.run(_FAULTS)).stdout) for _ in range(count)])
+    await asyncio.sleep(_SETTLE_SECONDS)
+    after = _faults_of_descendants()
+    return guests, sum(after[pid] - before[pid] for pid in before.keys() & after.keys()) / count
+
+
+def _faults_of_descendants() -> dict[int, int]:
+    from meters import descendants
+
+    found = {}
+    for pid in descendants(os.getpid()):
+        with contextlib.suppress(OSError):
+            found[pid] = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[7])
+    return found
 
 
 async def _session_times(box: Any, count: int, meter: Any) -> tuple[float, float, float]:

@@ -34,11 +34,11 @@ LOCAL, WARM, EXEC, RUN, PEER = (
 )
 _REPOSITORY = Path(__file__).resolve().parents[1]
 _SLOW_ONE_IN = 10
-_REST_SECONDS = 0.02  # guests are forked ahead after an answer: that must not meet the next case
+_REST_SECONDS = 0.02  # guests are forked ahead after a response, which must not disturb the next case
 
 
 class Target(NamedTuple):
-    """The median of one case in terms of another's."""
+    """The median of one case divided by that of another."""
 
     case: str
     beside: str
@@ -50,7 +50,7 @@ TARGETS = (Target(WARM, LOCAL, 3.0, True), Target(EXEC, WARM, 20.0, False), Targ
 
 
 def main() -> int:
-    """Measure, print, and write the page; 1 when a target is missed."""
+    """Measure, print, and write the page; return 1 if a target is missed."""
     options = _options()
     with ExitStack() as stack:
         if not options.socket:
@@ -58,7 +58,7 @@ def main() -> int:
         cases = _cases(options, stack)
         seconds: dict[str, list[float]] = {name: [] for name in cases}
         for run in cases.values():
-            run()  # what is made once
+            run()  # created once
         for number in range(options.rounds):
             for name, run in cases.items():
                 if number % _every(name) == 0:
@@ -91,7 +91,7 @@ def _options() -> argparse.Namespace:
 
 
 def _own_engine(stack: ExitStack) -> tuple[str, str]:
-    """As the tests start theirs."""
+    """Start the engine as the tests do."""
     sys.path.insert(0, str(_REPOSITORY / "tests" / "support"))
     from container_engines import docker_engine, find_base_tar, import_environment
 

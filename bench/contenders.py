@@ -27,13 +27,13 @@ import belljar
 
 _now = time.perf_counter
 _REFERENCE = Path(__file__).with_name("fork_reference.py")
-_SETTLED_SECONDS = 0.03  # so long without news, and the pool of ready guests counts as refilled
+_SETTLED_SECONDS = 0.03  # without a change for this long, the pool of ready guests counts as refilled
 _SETTLE_SECONDS_MAX = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """How many runs: `seconds` long, but not fewer or more than so many."""
+    """The number of runs that fill `seconds`, within bounds."""
 
     in_flight: int
     seconds: float
@@ -43,14 +43,14 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """What a batch took. Every output was compared and was right."""
+    """The cost of a batch whose outputs were all right."""
 
     durations: list[float]
     wall_seconds: float
 
 
 class WrongOutput(Exception):
-    """A contender printed something else than it must: nothing of this benchmark can be believed."""
+    """A contender printed a wrong output, so the benchmark is invalid."""
 
 
 class Contender(Protocol):
@@ -66,7 +66,7 @@ class Contender(Protocol):
         """Get warm."""
 
     async def run(self, workload: Workload, batch: Batch) -> Runs:
-        """Run a batch; everything it set off has ended when this returns.
+        """Run a batch; all its processes have ended when this returns.
 
         Raises:
             WrongOutput: an output was not the expected one.
@@ -178,13 +178,13 @@ class Belljar:
         return Runs(durations, wall_seconds)
 
     async def loaded_modules(self, with_data: bool) -> list[str]:
-        """What a program finds loaded already, in that order; all of it can be imported elsewhere, too."""
+        """The modules that a program finds loaded, in that order; other contenders can import all of them."""
         mention = "if 0:\n    import numpy\n" if with_data else ""  # which warm process it comes from
         outcome = await self.box.run(f"{mention}import sys\nprint(*sys.modules)\n")
         return [name for name in outcome.stdout.split() if name != "__main__" and "belljar" not in name]
 
     async def run_at_once(self, program: Program, count: int) -> float:
-        """Submit `count` programs in the same moment; seconds until the last one is answered."""
+        """Submit `count` programs at once; return the seconds until the last one is answered."""
         began = _now()
         outcomes = await asyncio.gather(*(self.box.run(program.code) for _ in range(count)))
         wall_seconds = _now() - began
@@ -225,7 +225,7 @@ class ColdProcess:
         pass
 
     async def run(self, workload: Workload, batch: Batch) -> Runs:
-        """Blocks the event loop: nothing else may be under way."""
+        """Blocks the event loop: nothing else may run meanwhile."""
         for program in workload.programs:
             self._file(program)
         poll = select.poll()
@@ -298,7 +298,7 @@ def bubblewrap_command(python: Path, directory: Path) -> list[str] | None:
 
 
 def all_contenders(python: Path, directory: Path) -> tuple[list[Contender], list[str]]:
-    """Everyone who can be measured here, and a note for everyone who cannot."""
+    """The contenders that can be measured here, and a note for each that cannot."""
     ours = Belljar()
     contenders: list[Contender] = [
         WarmFork("fork", python, only_fork=True),

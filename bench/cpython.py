@@ -53,7 +53,7 @@ EXPECTED = {
     "test.test_venv.*.test_zippath_from_non_installed_posix": "copies an interpreter whose files are not all in sight",
 }
 
-#: Tests that are left out, since they wait for ever once they have failed: endings of their names, and why.
+#: Tests that are left out, because they wait forever once they have failed: endings of their names, and why.
 LEFT_OUT = {
     "test_ftplib.TestFTPClass.test_abort": "sends urgent data, and its server waits for it",
     "test_ftplib.TestTLS_FTPClassMixin.test_abort": "the same",
@@ -183,7 +183,7 @@ def main() -> None:
 
 
 def summary(outcomes: Outcomes) -> str:
-    """How many tests ended in which way."""
+    """Count the tests by result."""
     ways = [way for way, _ in outcomes.values()]
     return ", ".join(f"{ways.count(way)} {way}" for way in ("passed", "failed", "skipped"))
 
@@ -197,7 +197,7 @@ def run_inside(box: belljar.Sandbox, module: str) -> Outcomes:
 
 
 def run_outside(module: str) -> Outcomes:
-    """The same tests, by the same Python, with no wall at all."""
+    """Run the same tests with the same Python outside the jail."""
     settings = load()
     python = Environments(settings.state_dir, settings.environments).require("default").python
     with tempfile.TemporaryDirectory() as directory:
@@ -209,7 +209,7 @@ def run_outside(module: str) -> Outcomes:
 
 
 def failures_of_the_jail(module: str, inside: Outcomes) -> Iterator[tuple[str, str, str]]:
-    """Each test that fails inside and not outside: its name, its error, and why that must be so (or nothing)."""
+    """Each test that fails inside and not outside: its name, its error, and its explanation (or nothing)."""
     failed = [test for test, (way, _) in inside.items() if way == "failed"]
     unexplained = [test for test in failed if not explanation(test)]
     outside = run_outside(module) if unexplained else {}
@@ -219,7 +219,7 @@ def failures_of_the_jail(module: str, inside: Outcomes) -> Iterator[tuple[str, s
 
 
 def explanation(test: str) -> str:
-    """Why a test must fail in a jail; nothing if it need not."""
+    """Explain why a test must fail in a jail; empty if there is no reason."""
     return next((why for pattern, why in EXPECTED.items() if fnmatch.fnmatch(test, pattern)), "")
 
 

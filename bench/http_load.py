@@ -36,9 +36,9 @@ _JAIL_SECONDS = 0.2  # then idle jails of a burst are destroyed: counts must not
 _QUIET_SECONDS = 0.5
 _QUIET_SECONDS_MAX = 15.0
 _MISTAKES_KEPT = 20
-_JUDGED_REQUESTS = 5_000  # fewer say nothing about growth
-_PUBLISHED_REQUESTS = 50_000  # fewer do not belong into docs/
-_LASTING = ("host", "runner", "keeper", "warden", "zygote")  # who keep what they have from run to run
+_JUDGED_REQUESTS = 5_000  # fewer samples cannot show growth
+_PUBLISHED_REQUESTS = 50_000  # shorter runs are not published in docs/
+_LASTING = ("host", "runner", "keeper", "warden", "zygote")  # they stay from run to run
 
 #: What is counted, and by how much the last quarter may exceed the first: absolute, and as a share.
 ALLOWED_GROWTH = {
@@ -53,7 +53,7 @@ ALLOWED_GROWTH = {
 
 
 class Answer(NamedTuple):
-    """A whole response."""
+    """A complete response."""
 
     status: int
     body: bytes
@@ -65,14 +65,14 @@ class Answer(NamedTuple):
 
 
 class Wire:
-    """One kept connection, as plain as can be: the client must not be what is measured."""
+    """A persistent connection with little overhead, so that the client is not what is measured."""
 
     def __init__(self, port: int) -> None:
         self._port = port
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def ask(self, method: str, path: str, body: Any = None, accept: str = "application/json") -> Answer:
-        """One request and its answer."""
+        """Send one request and return the response."""
         await self.send(method, path, body, accept)
         assert self._streams is not None
         reader, _ = self._streams
@@ -106,13 +106,13 @@ class Wire:
         return content
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         if self._streams is not None:
             self._streams[1].close()
             self._streams = None
 
 
-# ---- what is asked, and what must come back
+# ---- requests and their expected responses
 
 
 async def ask_small(wire: Wire, number: int) -> bool:
@@ -160,7 +160,7 @@ async def ask_too_large(wire: Wire, number: int) -> bool:
 
 
 async def ask_and_leave(wire: Wire, number: int) -> bool:
-    """Nothing comes back; that nothing stays either is seen at the next pause."""
+    """Expect no response; the next pause shows that nothing is left behind."""
     await wire.send("POST", "/v1/execute", {"code": "import time\ntime.sleep(60)"}, "application/json")
     await asyncio.sleep(0.05)
     wire.close()
@@ -210,7 +210,7 @@ class Load:
         self.health_seconds_max = 0.0
 
     async def run(self) -> None:
-        """All of it, with its pauses."""
+        """The whole load with its pauses."""
         kinds, weights = zip(*MIX.items(), strict=True)
         choose = random.Random(self.options.seed).choices
         numbers = itertools.count(1)
@@ -256,7 +256,7 @@ class Load:
                 self.mistakes.append(f"{name} {number}: {what}")
 
     async def _settle(self) -> None:
-        """Until the number of processes has not changed for a while: who was given up is gone."""
+        """Wait until the number of processes is stable: abandoned programs have ended."""
         before, since, deadline = -1, time.monotonic(), time.monotonic() + _QUIET_SECONDS_MAX
         while time.monotonic() < deadline:
             now = len(descendants(self.server.pid))
@@ -330,7 +330,7 @@ def main() -> int:
 
 
 def _started_at(pid: int) -> str:
-    """When a process began: another may have its number by now. Empty for a process that is gone."""
+    """The start time of a process, because its pid may be reused; empty if it has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:

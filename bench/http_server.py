@@ -102,7 +102,7 @@ _GATEWAY_NOTEBOOK = {
 
 @dataclass(kw_only=True)
 class Server:
-    """One of those compared."""
+    """A server to compare."""
 
     name: str
     process: subprocess.Popen[bytes]
@@ -110,15 +110,15 @@ class Server:
 
     @property
     def url(self) -> str:
-        """Where programs are sent."""
+        """The path that programs are sent to."""
         return f"http://127.0.0.1:{self.port}/v1/execute"
 
     def cpu_seconds(self) -> float:
-        """Of this process alone, since it was started."""
+        """CPU seconds of this process alone since its start."""
         return _cpu_seconds(self.process.pid)
 
     def runners_cpu_seconds(self) -> float:
-        """Of the processes that do a part of its work."""
+        """CPU seconds of the processes that do part of its work."""
         return sum(map(_cpu_seconds, filter(is_runner, descendants(self.process.pid))))
 
 
@@ -140,7 +140,7 @@ class Measured:
 
 
 def main() -> int:
-    """Measure, print, compare with the targets; fails when an answer was wrong."""
+    """Measure, print, compare with the targets; fail if a response was wrong."""
     options = _read_options()
     if not wrk.is_here():
         return 3
@@ -150,7 +150,7 @@ def main() -> int:
         rounds: dict[str, list[Measured]] = {server.name: [] for server in servers}
         batches, engine = [], []
         for number in range(options.rounds):
-            if number % 2:  # the two that are compared follow each other, now this one first and now that one
+            if number % 2:  # the two servers to compare follow each other, in alternating order
                 engine.append(asyncio.run(run_engine(options.seconds, options.connections)))
             for server in servers:
                 rounds[server.name].append(load(server, options))
@@ -199,7 +199,7 @@ def _contenders(scratch: Path) -> Iterator[tuple[str, list[str]]]:
 
 @contextlib.contextmanager
 def start(name: str, command: list[str]) -> Iterator[Server]:
-    """Start one server on a free port and wait until it answers rightly."""
+    """Start one server on a free port and wait until it responds correctly."""
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as probe:
@@ -232,7 +232,7 @@ def _wait_until_right(server: Server) -> None:
 
 
 def post(url: str, body: bytes) -> str:
-    """Send JSON, return the answer."""
+    """Send JSON and return the response."""
     request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=600) as response:
         text: str = response.read().decode()

@@ -43,8 +43,8 @@ WALLS_TARGET_SECONDS = 0.015
 AGAIN_TARGET_SECONDS = 0.010
 AGAIN_TARGET_LANGUAGES = ("cpp", "rust", "go", "java")
 AHEAD_TARGET = 1 / 3  # of the same by hand, where a runtime was started ahead
-_SETTLE_SECONDS = 0.5  # for what is started ahead to be there,
-_SETTLE_STARTS = 8  # and this many times as long as one takes by hand: both engines start some, on few cores
+_SETTLE_SECONDS = 0.5  # until the runtime that is started ahead is ready,
+_SETTLE_STARTS = 8  # plus this many times the duration by hand: both engines start some, on few cores
 
 
 def main() -> int:
@@ -72,7 +72,7 @@ def main() -> int:
 
 
 async def measure(settings: Settings, toolchains: list[Toolchain], rounds: int) -> list[dict[str, Any]]:
-    """One row for each, medians over the rounds."""
+    """One row for each language, with medians over the rounds."""
     without_cache = dataclasses.replace(settings.languages, compile_cache_bytes=0)
     cold = build_engine(dataclasses.replace(settings, languages=without_cache))
     warm = build_engine(settings)
@@ -89,7 +89,7 @@ async def _measure_one(
     settings: Settings, cold: Engine, warm: Engine, toolchain: Toolchain, rounds: int
 ) -> dict[str, Any]:
     seen: dict[str, list[float]] = {"by_hand": [], "by_hand_run": [], "first": [], "again": [], "walls": []}
-    await _through(settings, cold, toolchain)  # what is prepared on first use is not part of any run
+    await _through(settings, cold, toolchain)  # preparation on first use is not part of a run
     await _through(settings, warm, toolchain)
     for _ in range(rounds):
         if toolchain.standby:

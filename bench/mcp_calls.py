@@ -48,7 +48,7 @@ class Way:
         self.body = b""
 
     def send(self, body: bytes, headers: dict[str, str] | None = None) -> tuple[bytes, http.client.HTTPMessage]:
-        """One request and its whole answer."""
+        """Send one request and read the complete response."""
         self._connection.request("POST", self.path, body, {**self._headers, **(headers or {})})
         response = self._connection.getresponse()
         content = response.read()
@@ -63,7 +63,7 @@ class Way:
         assert b'"5' in content, content
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._connection.close()
 
 
@@ -89,7 +89,7 @@ def newest(port: int) -> Way:
 
 
 def older(port: int) -> Way:
-    """A client that shook hands, and reads its answers from a stream of events."""
+    """A client that has done the handshake and reads responses from an event stream."""
     way = Way(port, f"/mcp, {OLDER}")
     client = {"protocolVersion": OLDER, "capabilities": {}, "clientInfo": {"name": "bench", "version": "1"}}
     _, headers = way.send(_message("initialize", client))
@@ -104,7 +104,7 @@ def _message(method: str, params: dict[str, Any]) -> bytes:
 
 
 def measure(calls: int, rounds: int) -> dict[str, Any]:
-    """Turn by turn; the first round only warms up."""
+    """Measure in turns; the first round only warms up."""
     with start("belljar", _COMMAND) as server, contextlib.ExitStack() as stack:
         ways = [make(server.port) for make in (plain, newest, older)]
         for way in ways:

@@ -13,7 +13,7 @@ _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 class CpuMeter:
-    """CPU seconds of this process and all its descendants, the dead ones included.
+    """CPU seconds of this process and all its descendants, including those that have ended.
 
     A fresh cgroup counts exactly, because Belljar makes the cgroups of its guests below its own. Where none can be
     had, /proc is summed up: in ticks of 10 ms, and without processes whose parent left them.
@@ -117,7 +117,7 @@ def descendants(pid: int) -> list[int]:
 class Memory:
     """Of one process, in bytes.
 
-    Pss counts a page shared by n processes as a part of 1/n, so it also moves when a stranger that uses the same
+    Pss counts a page shared by n processes as a part of 1/n, so it also changes when another process with the same
     libraries starts or ends. What a process has written itself (anonymous) does not.
     """
 

@@ -66,10 +66,10 @@ def main() -> None:
 
 def _latencies(box: belljar.Sandbox, rounds: int) -> tuple[list[float], list[float]]:
     seconds: dict[bool, list[float]] = {False: [], True: []}
-    box.run(_HELLO, network=True)  # starts who goes out
+    box.run(_HELLO, network=True)  # starts the egress process
     for _ in range(rounds):
         for has_network, taken in seconds.items():
-            time.sleep(0.01)  # guests are made ahead; here it is not measured how fast
+            time.sleep(0.01)  # guests are forked ahead; that time is not measured here
             began = time.perf_counter()
             box.run(_HELLO, network=has_network)
             taken.append(time.perf_counter() - began)

@@ -9,7 +9,7 @@ from typing import Any
 
 OURS = "belljar"
 REFERENCE = "fork+run, same modules"  # what the targets are judged by
-FLOOR = "fork+run"  # slimmer than anything that behaves as `python main.py`; told beside it
+FLOOR = "fork+run"  # slimmer than anything that behaves like `python main.py`; reported beside it
 _MIB = 1024 * 1024
 
 
@@ -29,7 +29,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Burst:
-    """Many programs submitted in one moment."""
+    """Many programs submitted at once."""
 
     count: int
     seconds: float
@@ -39,7 +39,7 @@ class Burst:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Idle:
-    """A service that waits; with the bare zygote only, or with the one that has packages imported as well."""
+    """An idle service, with the bare zygote only, or with the one that has packages imported as well."""
 
     with_packages: bool
     processes: list[dict[str, Any]]
@@ -55,7 +55,7 @@ class Idle:
         return statistics.median(found) / _MIB if found else float("nan")
 
     def count(self, role: str) -> int:
-        """How many there are of a role."""
+        """The number of processes of a role."""
         return sum(each["role"] == role for each in self.processes)
 
 
@@ -77,7 +77,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Something promised, what was measured (the median of the rounds, and their range), and whether it holds."""
+    """A target, what was measured (the median of the rounds, and their range), and whether it holds."""
 
     what: str
     limit: float
@@ -89,12 +89,12 @@ class Target:
 
     @property
     def met(self) -> bool | None:
-        """None when there is nothing to judge."""
+        """None if it could not be measured."""
         return self._holds(self.measured)
 
     @property
     def met_of_floor(self) -> bool | None:
-        """Whether it would hold of the floor, too."""
+        """Whether it would also hold against the floor."""
         return self._holds(self.of_floor)
 
     def _holds(self, value: float | None) -> bool | None:
@@ -198,7 +198,7 @@ def _targets(samples: list[Sample], bursts: list[Burst], idle: list[Idle]) -> li
         many: bool,
         at_least: bool,
     ) -> Target:
-        """Ours over the peer's, paired within each round: the machine was in the same mood for both."""
+        """Ours over the peer's, paired within each round: conditions on the machine were the same for both."""
 
         def ratios(peer: str) -> list[float]:
             ours, theirs = pick(OURS, workload, many), pick(peer, workload, many)

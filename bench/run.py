@@ -160,7 +160,7 @@ async def _turn(
 async def _burst(
     options: argparse.Namespace, contenders: list[Contender], workload: Workload, meter: CpuMeter
 ) -> Burst:
-    """Belljar with a thousand programs in one moment, and right before it the rate that predicts how long they take."""
+    """Run a thousand programs at once, after measuring the rate that predicts how long they take."""
     ours = next(each for each in contenders if isinstance(each, Belljar))
     batch = Batch(in_flight=_IN_FLIGHT, seconds=options.seconds, runs_min=1, runs_max=_RUNS_MAX)
     others = Bystanders(meter)
@@ -179,7 +179,7 @@ def _measure_idle(warming: str | None) -> Idle:
 def _conditions(
     options: argparse.Namespace, python: Path, meter: CpuMeter, samples: list[Sample], wall_seconds: float
 ) -> dict[str, str]:
-    """What a reader must know about this run."""
+    """Notes that a reader needs about this run."""
     others = sorted(sample.others_share for sample in samples)
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     bubblewrap = shutil.which("bwrap")

@@ -43,7 +43,7 @@ _ARRAY = "import numpy\na = numpy.ones(25_000_000)"  # 200 MB
 
 @dataclasses.dataclass(frozen=True)
 class Counts:
-    """How often each thing is done."""
+    """The number of repetitions of each measurement."""
 
     opens: int = 20
     kernel_starts: int = 5
@@ -158,7 +158,7 @@ def measure_cells(box: belljar.Sandbox, kernel: tuple[Any, Any, float], counts: 
 
 
 class OverHttp:
-    """A session on a server, as a client of the standard library's would use it."""
+    """A session on a server, used through the standard library's HTTP client."""
 
     def __init__(self, port: int) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
@@ -166,7 +166,7 @@ class OverHttp:
         self._path += "/" + self._ask("POST", {})["id"]
 
     def run(self, code: str) -> None:
-        """One cell, and its whole answer."""
+        """Run one cell and read the complete response."""
         answer = self._ask("POST", {"code": code}, "/execute")
         assert (answer["status"], len(answer["displays"])) == ("ok", 1), answer
 
@@ -179,7 +179,7 @@ class OverHttp:
         return json.loads(content)
 
     def close(self) -> None:
-        """Hang up; the server goes, and the session with it."""
+        """Close the connection; the server ends, and the session with it."""
         self._connection.close()
 
 
@@ -228,7 +228,7 @@ def close_all(sessions: list[belljar.Session]) -> None:
 
 
 def measure_many(box: belljar.Sandbox, settings: Settings, counts: Counts) -> dict[str, Any]:
-    """Many idle at once, and many one after the other: nothing may be left."""
+    """Open many idle sessions at once, then many in sequence; nothing may be left."""
     with contextlib.ExitStack() as stack:
         for _ in range(counts.idle):
             stack.enter_context(box.session()).run("x = 1")
@@ -248,7 +248,7 @@ def measure_many(box: belljar.Sandbox, settings: Settings, counts: Counts) -> di
 
 
 def left_now(settings: Settings) -> dict[str, int]:
-    """What must not grow: processes of our guests, and descriptors of this one."""
+    """Counts that must not grow: processes of guests, and descriptors of this process."""
     wait_until_quiet(settings)
     return {"processes": len(guest_pids(settings)), "descriptors": sum(1 for _ in Path("/proc/self/fd").iterdir())}
 
@@ -262,7 +262,7 @@ def wait_until_quiet(settings: Settings) -> None:
 
 
 def guest_pids(settings: Settings) -> list[int]:
-    """Everyone below this process who has a uid of its guests."""
+    """The descendants of this process that have a uid of its guests."""
     first = settings.jail.uid_base
     found = []
     for pid in descendants(os.getpid()):
@@ -286,7 +286,7 @@ def pss_of_tree(pid: int) -> int:
 
 
 def pss_of(pid: int) -> int:
-    """Proportional set size in bytes; 0 for who is gone."""
+    """Proportional set size in bytes; 0 for a process that has ended."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):
@@ -295,7 +295,7 @@ def pss_of(pid: int) -> int:
 
 
 def targets(numbers: dict[str, Any]) -> list[tuple[str, str, str, bool]]:
-    """What is promised, what was measured, and whether it holds."""
+    """The targets, the measurements, and whether each target is met."""
     opened = numbers["kernel_open_ms"] / numbers["open_ms"]
     over_http = numbers["http_cell_ms"] / numbers["kernel_cell_ms"]
     idle = numbers["idle_mb"] / numbers["kernel_idle_mb"]
@@ -315,7 +315,7 @@ def targets(numbers: dict[str, Any]) -> list[tuple[str, str, str, bool]]:
 
 
 def facts(numbers: dict[str, Any]) -> list[tuple[str, str]]:
-    """What was measured beside that."""
+    """Other measurements."""
     cells = " / ".join(f"{numbers[name]:.2f}" for name in ("cell_ms", "http_cell_ms", "kernel_cell_ms"))
     return [
         ("open / kernel's start", f"{numbers['open_ms']:.1f} / {numbers['kernel_open_ms']:.0f} ms"),

@@ -36,7 +36,7 @@ from belljar.settings import load
 
 _DOCS = Path(__file__).resolve().parent.parent / "docs"
 _JAIL_SECONDS = 0.2  # then idle jails of a burst are destroyed: counts must not depend on what ran before
-_QUIET_SECONDS = 0.5  # so long without change, and the service counts as settled: that is well after
+_QUIET_SECONDS = 0.5  # without a change for this long, the service counts as settled: well after
 _QUIET_SECONDS_MAX = 10.0
 _WARM_UP_SHARE = 0.1  # of the runs: pools fill, caches grow, the zygote with packages starts
 _MISTAKES_KEPT = 20
@@ -57,13 +57,13 @@ ALLOWED_GROWTH = {
 
 
 def main() -> None:
-    """Soak, report, and exit with 1 if anything grew, stayed or ended otherwise than it must."""
+    """Soak, report, and exit with 1 if anything grew, was left behind or ended with a wrong status."""
     options = _read_options()
     console = Console(highlight=False)
-    meter = CpuMeter()  # an own cgroup: what is left in it at the end is ours
+    meter = CpuMeter()  # a separate cgroup: processes left in it at the end are Belljar's
     try:
         with tempfile.TemporaryDirectory(prefix="belljar-soak-") as directory:
-            os.environ["TMPDIR"] = tempfile.tempdir = directory  # so that every stray file is found
+            os.environ["TMPDIR"] = tempfile.tempdir = directory  # so that every leftover file is found
             report = asyncio.run(_Soak(options, Path(directory), meter, console).run())
     finally:
         meter.close()
@@ -105,7 +105,7 @@ class _Soak:
         self.began = time.monotonic()
 
     async def run(self) -> dict[str, Any]:
-        """Everything from the first program to the last look around."""
+        """Run everything from the first program to the last count."""
         options = self.options
         drawn = draw_cases(all_cases(tasks_workload()), options.runs, options.seed)
         step = max(1, options.runs // options.samples)
@@ -175,7 +175,7 @@ class _Soak:
         return sample | _count_service(self.settings.jail.cgroup_parent, self.directory)
 
     async def _settle(self) -> None:
-        """Until the number of processes has not changed for a while: killed jails are gone, ready guests are there."""
+        """Wait until the number of processes is stable: killed jails are gone, ready guests are waiting."""
         before, since, deadline = -1, time.monotonic(), time.monotonic() + _QUIET_SECONDS_MAX
         while time.monotonic() < deadline:
             now = len(descendants(os.getpid()))
@@ -314,7 +314,7 @@ def _count_service(cgroup_parent: str, directory: Path) -> dict[str, float]:
 
 
 def _count_around(cgroup_parent: str, directory: Path) -> dict[str, int]:
-    """What must be as before once the service is closed."""
+    """Counts that must be as before once the service is closed."""
     return {
         "processes": len(descendants(os.getpid())),
         "mounts": lines_of("/proc/self/mountinfo"),
@@ -355,7 +355,7 @@ def descriptors_of(pid: int) -> int:
     return count
 
 
-# ---- telling
+# ---- reporting
 
 
 def _print_verdict(report: dict[str, Any], console: Console) -> None:

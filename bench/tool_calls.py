@@ -78,7 +78,7 @@ def main() -> int:
 
 
 def measure(rounds: int) -> dict[str, Any]:
-    """Round by round, one kind of function after the other."""
+    """Measure in rounds, one kind of function after the other."""
     kinds = {"a plain function": plain, "an async function": awaited}
     singles: dict[str, list[float]] = {name: [] for name in kinds}
     pools: dict[str, list[float]] = {name: [] for name in kinds}

@@ -1,4 +1,4 @@
-"""The programs every contender runs, each with the exact output it must give."""
+"""The programs every contender runs, each with its exact output."""
 
 from __future__ import annotations
 

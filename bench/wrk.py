@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Sequence
 from typing import NamedTuple
 
-#: Paths and bodies take turns, request by request; an answer is right if it holds the text.
+#: Paths and bodies alternate with each request; a response is right if it contains the text.
 _SCRIPT = """
 local paths = { %(paths)s }
 local bodies = { %(bodies)s }
@@ -40,7 +40,7 @@ end
 
 
 class Pressed(NamedTuple):
-    """What wrk has seen."""
+    """The measurements of wrk."""
 
     requests: int
     per_second: float
@@ -61,7 +61,7 @@ def is_here() -> bool:
 
 
 def press(port: int, asked: Sequence[tuple[str, str]], right: str, connections: int, seconds: int) -> Pressed:
-    """Send requests, each a path and a body, in turn over so many connections."""
+    """Send requests, each a path and a body, in turn over this many connections."""
     paths, bodies = (", ".join(map(_quote, each)) for each in zip(*asked, strict=True))
     with tempfile.NamedTemporaryFile("w", suffix=".lua") as script:
         script.write(_SCRIPT % {"paths": paths, "bodies": bodies, "right": _quote(right)})
