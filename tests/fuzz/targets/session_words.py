@@ -12,10 +12,11 @@ from typing import Any
 import harness
 
 from belljar import channel
+from belljar.backends.gvisor.guest import RelayedProcess
 from belljar.backends.gvisor.pool import GvisorPool
-from belljar.backends.gvisor.session import GvisorSession, RelayedProcess
 from belljar.backends.local.features.feature import Features
 from belljar.backends.local.pool.zygotes import SESSION
+from belljar.backends.local.session.session import LocalSession
 from belljar.contract.errors import BelljarError
 from belljar.contract.execution import Execution, Limits
 from belljar.contract.sessions import SessionOrder
@@ -64,7 +65,7 @@ async def _talk(data: bytes) -> None:
     )
     pool._send = agent.send  # type: ignore[method-assign]
     guest = agent.guest = pool._open_guest(SESSION, Limits(), [])
-    session = GvisorSession(RelayedProcess(pool, guest), Limits(), _SETTINGS.request, None)
+    session = LocalSession(RelayedProcess(pool, guest), Limits(), _SETTINGS.request)
     tasks = [asyncio.create_task(session.start(SessionOrder()))]
     await harness.turns(2)
     is_wrong, data = (data[0] & 1, data[1:]) if data else (0, data)
@@ -90,7 +91,7 @@ async def _talk(data: bytes) -> None:
             raise error
 
 
-def _do(session: GvisorSession, agent: _Agent, what: int, content: bytes) -> list[asyncio.Task[Any]]:
+def _do(session: LocalSession, agent: _Agent, what: int, content: bytes) -> list[asyncio.Task[Any]]:
     guest = agent.guest
     if what == _CELL and session._cell_run is None and session._opening.ready.done():
         return [asyncio.create_task(session.run(_CELL_ORDERED))]

@@ -1,4 +1,4 @@
-"""A guest inside gVisor as the host holds it, and its run: a local run over relayed descriptors.
+"""A guest inside gVisor as the host holds it: a local run or session works with it over relayed descriptors.
 
 What cannot be relayed is ordered from the agent in the container: the end of the guest, an interrupt, work on its
 files. The agent also counts memory and CPU. It is trusted no more than its container, so every field is checked.
@@ -12,19 +12,21 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from belljar import channel
 from belljar.backends.gvisor.relay import DescriptorRelay, Send
 from belljar.backends.local.run import artifacts
 from belljar.backends.local.run.displays import clean
 from belljar.backends.local.run.run import Run
+from belljar.backends.local.session.process import SessionProcess
 from belljar.contract.errors import SandboxFault, UnsafePath, ZygoteDied
 from belljar.contract.execution import Evidence
 from belljar.contract.files import check_relative_path
 from belljar.jail import live_files, workdir
 
 _SILENCE_SECONDS = 30.0
+_OUTPUT_SECONDS = 1.0  # for the last output to be read, which makes room for the rest
 _REASON_CHARACTERS = 500
 _ERRORS: dict[object, type[Exception]] = {
     each.__name__: each for each in (live_files.NotThere, live_files.NoRoom, workdir.TooMuch)
@@ -85,7 +87,7 @@ class RelayedJail:
         return self.gone.done()
 
     def kill(self) -> None:
-        """Have the agent kill everyone in it; `gone` is done when they are dead."""
+        """Have the agent kill every process in it; `gone` is done when they are dead."""
         if not self.is_gone:
             self._kill()
 
@@ -253,6 +255,66 @@ class RelayedRun(Run):
 
     def _open_work_dir(self) -> artifacts.OnWorkDir:
         return self._guest.on_work_dir
+
+
+class _Pool(Protocol):
+    is_lost: bool
+
+    def unstick(self, guest: RelayedGuest) -> None: ...
+
+    def release(self, guest: RelayedGuest) -> None: ...
+
+
+class RelayedProcess(SessionProcess):
+    """The process of a session in a guest inside gVisor.
+
+    Neither cgroup nor pidfd reaches out of the container, so the memory and CPU of a cell are not counted, and the
+    session cannot be branched.
+    """
+
+    first_descriptors = 3  # placeholders for its directories; not every such kernel has pidfds
+
+    def __init__(self, pool: _Pool, guest: RelayedGuest) -> None:
+        super().__init__()
+        self.guest = guest
+        self.cgroup = None
+        self.channel, self.stdout, self.stderr = guest.channel, guest.stdout, guest.stderr
+        self._pool = pool
+        guest.ended = lambda status, _: self.ended(status)
+
+    def check_directories(self, directories: list[int]) -> None:
+        """The directories stay with the agent, which reads them with the rights of the guest."""
+
+    def was_lost(self) -> bool:
+        return self._pool.is_lost
+
+    def oom_kills(self) -> int:
+        return self.guest.jail.cgroup.oom_kills()
+
+    async def on_work_dir(self, root: int, work: Callable[..., Any], *args: Any) -> Any:
+        return await self.guest.on_work_dir(work, *args)
+
+    def interrupt(self, pidfd: int) -> None:
+        """Have the agent send it SIGINT."""
+        self.guest.interrupt()
+
+    def kill(self) -> None:
+        self.guest.jail.kill()
+
+    async def gone(self) -> None:
+        """Wait until every process in it is dead, and for a moment until their output is in the pipes.
+
+        An agent that does not report the end of a guest is ended with its container.
+        """
+        await asyncio.wait([self.guest.jail.gone], timeout=_SILENCE_SECONDS)
+        if not self.guest.jail.is_gone:
+            self._pool.unstick(self.guest)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_OUTPUT_SECONDS):
+                await self.guest.relay.passed_on.wait()
+
+    async def release(self) -> None:
+        self._pool.release(self.guest)
 
 
 def _check_end(ended: object) -> tuple[int | None, float, int, bool]:

@@ -20,13 +20,12 @@ from typing import TYPE_CHECKING, Any
 from belljar.backends.container.container import Contents, checked
 from belljar.backends.container.engine_api import EngineApi
 from belljar.backends.container.pool import check_python, describe
-from belljar.backends.gvisor.guest import RelayedGuest, RelayedRun
-from belljar.backends.gvisor.session import GvisorSession, RelayedProcess
+from belljar.backends.gvisor.guest import RelayedGuest, RelayedProcess, RelayedRun
 from belljar.backends.local.features.feature import Features, GuestFeature
 from belljar.backends.local.pool.view import import_pattern, imports_any
 from belljar.backends.local.pool.zygotes import BARE, PACKAGES, SESSION, WARMING
-from belljar.backends.local.run.deadlines import SettleTimer
-from belljar.backends.local.session.session import check_ipython
+from belljar.backends.local.run.output import SettleTimer
+from belljar.backends.local.session.session import LocalSession, check_ipython
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import EnvironmentBroken, NotOffered, SandboxFault, ZygoteDied
 from belljar.contract.execution import Evidence, Execution, Limits
@@ -233,7 +232,7 @@ class GvisorPool:
         # The kernel's CPU limit is for the life of a process, and each cell of a session has its own clock.
         allowed = dataclasses.replace(order.limits, cpu_seconds=_UNLIMITED_SECONDS)
         guest = self._open_guest(SESSION, order.limits, _allowance(allowed))
-        session = GvisorSession(RelayedProcess(self, guest), order.limits, self._bounds, None)
+        session = LocalSession(RelayedProcess(self, guest), order.limits, self._bounds)
         try:
             session.tools = self._features.session_tools(order)
         except BaseException:

@@ -11,7 +11,6 @@ import gc
 import logging
 import signal
 import socket
-import sys
 
 from belljar.backends.local import LocalSandbox
 from belljar.backends.runners.wire import (
@@ -236,7 +235,3 @@ def main(descriptor: int) -> None:
         asyncio.run(serve())
     else:
         uvloop.run(serve())
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))

@@ -269,8 +269,7 @@ class LocalPool:
         # The kernel's CPU limit is for the life of a process, and each cell of a session has its own clock.
         allowed = dataclasses.replace(order.limits, cpu_seconds=_UNLIMITED_SECONDS)
         guest = await self.guests.lease(SESSION, allowed)
-        owner = self.guests.owner_of(guest.jail.jail_slot)
-        session = LocalSession(FirstProcess(self.guests, guest), order.limits, self._bounds, owner)
+        session = LocalSession(FirstProcess(self.guests, guest), order.limits, self._bounds)
         try:
             session.tools = self._features.session_tools(order)
             if order.network:

@@ -17,7 +17,7 @@ from belljar.backends.local.pool.jails import Jail, JailPool
 from belljar.backends.local.pool.view import Walls
 from belljar.backends.local.pool.warden_handle import WardenHandle
 from belljar.backends.local.pool.zygotes import BARE, PACKAGES, SESSION, ZygoteHandle
-from belljar.backends.local.run.deadlines import SettleTimer
+from belljar.backends.local.run.output import SettleTimer
 from belljar.contract.errors import JailSetupFailed, Overloaded, ZygoteDied
 from belljar.contract.execution import Limits
 from belljar.inside.zygote import protocol

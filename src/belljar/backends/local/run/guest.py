@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from belljar import channel
-from belljar.backends.local.run.deadlines import SettleTimer
+
+if TYPE_CHECKING:
+    from belljar.backends.local.run.output import SettleTimer
 
 
 class Meter(Protocol):

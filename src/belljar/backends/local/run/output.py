@@ -1,4 +1,4 @@
-"""Monitors a running program or cell: reads its output, and enforces its CPU and output limits.
+"""Monitors a program or cell that lasts: reads its output, and enforces its CPU and output limits.
 
 Slow watchers apply back-pressure: output is read no faster than they take it.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import Any
+import time
+from typing import Any, Protocol
 
 from belljar.backends.local.run.displays import PictureReader
 from belljar.backends.local.run.guest import Meter
@@ -17,6 +18,7 @@ from belljar.settings import RequestSettings
 
 _CORES = os.cpu_count() or 1
 _CPU_CHECK_SECONDS_MIN = 0.01
+_CLOCK_SECONDS = 0.001  # by how much a timer may come early: some loops count whole milliseconds
 READ_BYTES = 65536
 TAIL_BYTES = 65536  # kept of the end of the dropped output: an interpreter prints the error there
 
@@ -180,3 +182,56 @@ class Stream:
         if len(fitting) < len(chunk):
             self.tail = (self.tail + chunk[len(fitting) :])[-TAIL_BYTES:]
         return fitting
+
+
+class Settling(Protocol):
+    """A run that needs monitoring once it has lasted for a while."""
+
+    def settle_in(self) -> None:
+        """Start monitoring."""
+
+
+class SettleTimer:
+    """The runs that have just started, with one timer for all of them. Belongs to one event loop.
+
+    Most runs end before they need monitoring. A timer for each would be set and cancelled a thousand times a second,
+    and never fire.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._until: dict[Settling, float] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0  # never later than the first of `_until`
+
+    def wait_with(self, run: Settling, seconds: float) -> None:
+        """Call `run.settle_in()` after this long, unless `forget` comes first."""
+        at = self._until[run] = time.monotonic() + seconds
+        if self._timer is None or at < self._timer_at:
+            self._set_timer(at, seconds)
+
+    def forget(self, run: Settling) -> None:
+        self._until.pop(run, None)
+
+    def close(self) -> None:
+        """Forget all of them."""
+        self._until.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _set_timer(self, at: float, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = at
+        self._timer = self._loop.call_later(seconds, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        now = time.monotonic()
+        for run in [run for run, at in self._until.items() if at <= now + _CLOCK_SECONDS]:
+            del self._until[run]
+            run.settle_in()
+        if self._until:
+            first = min(self._until.values())
+            self._set_timer(first, first - now)

@@ -182,7 +182,7 @@ class Run(MonitoredRun):
         return self._ended.done()
 
     def stop(self) -> None:
-        """End everyone in its jail."""
+        """End every process in its jail."""
         self._guest.jail.kill()
 
     def _await_start(self, elapsed_seconds: float = 0.0) -> None:
@@ -280,7 +280,7 @@ class Run(MonitoredRun):
                 os.close(self._picture_pipe)
 
     async def _kill_and_wait(self) -> None:
-        """Kill everyone, and return when they are dead, though cancelled again."""
+        """Kill every process, and return when they are dead, though cancelled again."""
         self._guest.jail.kill()
         self._stop_watching()
         while not self._guest.jail.is_gone:
@@ -288,7 +288,7 @@ class Run(MonitoredRun):
                 await self._jail_gone()
 
     async def _jail_gone(self) -> None:
-        """Wait until everyone in the killed jail is dead, but not for a stuck process of ours."""
+        """Wait until every process in the killed jail is dead, but not for a stuck process of ours."""
         jail = self._guest.jail
         while not jail.is_gone:
             await asyncio.wait([jail.gone], timeout=self.silence_seconds)
@@ -365,7 +365,7 @@ class Run(MonitoredRun):
             raise ZygoteDied(f"the guest ended before its program started (wait status {status})")
 
     def _read_the_rest(self) -> None:
-        """Read each pipe to its end, since everyone is dead: in packet mode, one read gives less than a pipe holds."""
+        """Read each pipe to its end, since all writers are dead: in packet mode, one read gives less than it holds."""
         while self._picture_pipe >= 0 and self._on_picture():
             pass
         for stream in self._streams:

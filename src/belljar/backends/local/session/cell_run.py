@@ -17,7 +17,8 @@ import os
 import struct
 import termios
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from belljar import channel
@@ -25,7 +26,6 @@ from belljar.aio import wait_until_done
 from belljar.backends.local.features.feature import GuestFeature
 from belljar.backends.local.pool import descriptors
 from belljar.backends.local.run.artifacts import Collected
-from belljar.backends.local.run.deadlines import InterruptGrace
 from belljar.backends.local.run.displays import DisplayReader, read_error
 from belljar.backends.local.run.output import READ_BYTES, MonitoredRun, Stream
 from belljar.backends.local.run.run import in_memfd
@@ -39,6 +39,9 @@ from belljar.settings import RequestSettings
 _SETTLE_SECONDS = 0.02
 _AGAIN_SECONDS = 1.5  # one interrupt may be swallowed
 _INLINE_BYTES = 64 * 1024
+GRACE_SECONDS = 5.0
+WALL_SECONDS_MAX = 30.0
+_LOOK_AGAIN_SECONDS_MIN = 0.05
 
 
 class End(NamedTuple):
@@ -311,3 +314,26 @@ class CellRun(MonitoredRun):
 def _readable_bytes(pipe: int) -> int:
     (count,) = struct.unpack("=i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))
     return int(count)
+
+
+class InterruptGrace:
+    """How long to wait for an interrupted cell, excluding time it spent waiting for a CPU. Begins when created."""
+
+    def __init__(self, pids: Iterable[int]) -> None:
+        self._begun_at = time.monotonic()
+        self._stood_before = {pid: stood_in_line_seconds(pid) for pid in pids}
+
+    def left_seconds(self) -> float:
+        """How long to wait before the next check; 0: the grace period is over."""
+        elapsed = time.monotonic() - self._begun_at
+        stood = max((stood_in_line_seconds(pid) - before for pid, before in self._stood_before.items()), default=0.0)
+        left = min(GRACE_SECONDS - elapsed + max(0.0, stood), WALL_SECONDS_MAX - elapsed)
+        return max(_LOOK_AGAIN_SECONDS_MIN, left) if left > 0 else 0.0
+
+
+def stood_in_line_seconds(pid: int) -> float:
+    """How long the first thread of a process has waited for a CPU; 0 if that is unknown."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0

@@ -25,20 +25,17 @@ from belljar.jail import live_files, workdir
 from belljar.jail.cgroups import JailCgroup
 from belljar.settings import RequestSettings
 
-_WALKS = (live_files.entries, workdir.collect)  # work on a whole tree
-
 
 class SessionFiles(ABC):
     """Reads and writes files while the program runs, which may replace them with anything."""
 
-    def __init__(self, bounds: RequestSettings, owner: int | None) -> None:
+    def __init__(self, bounds: RequestSettings) -> None:
         self._bounds = bounds
         self._walking = asyncio.Lock()  # the whole tree is walked by one request at a time
-        self._owner = owner  # host uid of the program's files; None: that of this process
 
     @abstractmethod
-    def _work_dir(self) -> int:
-        """The work directory's descriptor, of which a copy is used. Raises SessionEnded."""
+    async def _on_work_dir(self, work: Callable[..., Any], *args: Any) -> Any:
+        """Call a function of `workdir` or `live_files` on the work directory. Raises SessionEnded."""
 
     async def write_file(self, path: str, content: bytes) -> None:
         """Create or replace a file in the work directory."""
@@ -89,11 +86,6 @@ class SessionFiles(ABC):
         """The files that the globs of a cell match now."""
         async with self._walking:
             return await artifacts.collect(cell, self._bounds, self._on_work_dir)
-
-    async def _on_work_dir(self, work: Callable[..., Any], *args: Any) -> Any:
-        on_thread = artifacts.on_walking_thread if work in _WALKS else artifacts.on_thread
-        with descriptors.named():
-            return await on_thread(self._work_dir(), self._owner, work, *args)
 
 
 def _describe(found: Sequence[live_files.Entry]) -> list[WorkFile]:

@@ -23,11 +23,13 @@ READY_SECONDS = 30.0  # for what it was given: files, tools, another interpreter
 class Opening:
     """The messages that a session has sent while it is opened."""
 
-    def __init__(self) -> None:
+    def __init__(self, first_descriptors: int) -> None:
+        """`first_descriptors` is how many come with the first message at least."""
         loop = asyncio.get_running_loop()
         self.first_word: asyncio.Future[None] = loop.create_future()
         self.ready: asyncio.Future[None] = loop.create_future()
         self.descriptors_max = FIRST_WORD_DESCRIPTORS  # that may come with the next message
+        self._first_descriptors = first_descriptors
 
     def skip(self) -> None:
         """A copy of a session sends neither."""
@@ -38,7 +40,7 @@ class Opening:
     def receive_first(self, message: Mapping[str, Any], descriptors: list[int]) -> bool:
         """Take the message of our own code in the guest. If True, the caller owns the descriptors."""
         self.descriptors_max = 0
-        if len(descriptors) == FIRST_WORD_DESCRIPTORS:
+        if len(descriptors) >= self._first_descriptors:
             self.first_word.set_result(None)
             return True
         for descriptor in descriptors:

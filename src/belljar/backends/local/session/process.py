@@ -12,16 +12,21 @@ import contextlib
 import errno
 import fcntl
 import os
+import signal
 import socket
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Any
 
 from belljar import channel
+from belljar.backends.local.pool import descriptors
 from belljar.backends.local.pool.guests import Guest
 from belljar.backends.local.pool.jail_slots import JailSlot
-from belljar.backends.local.pool.ready_guests import ReadyGuests
+from belljar.backends.local.pool.ready_guests import FIRST_WORD_DESCRIPTORS, ReadyGuests
 from belljar.backends.local.pool.setns_gate import has_ended
+from belljar.backends.local.run import artifacts
+from belljar.jail import live_files, workdir
 from belljar.jail.cgroups import JailCgroup
 
 _SILENCE_SECONDS = 10.0
@@ -29,6 +34,7 @@ _DYING_SECONDS = 5.0  # for processes that were killed
 _LOOK_AGAIN_SECONDS, _LOOK_AGAIN_SECONDS_MAX = 0.002, 0.25  # meanwhile, less and less often
 _PIDFD_GET_INFO = 3 << 30 | 64 << 16 | 0xFF << 8 | 11  # with the first version of its structure, of 64 bytes
 _PIDFD_INFO_EXIT = 1 << 3  # since Linux 6.15
+_WALKS = (live_files.entries, workdir.collect)  # work on a whole tree
 
 
 class SessionProcess(ABC):
@@ -38,6 +44,7 @@ class SessionProcess(ABC):
     stdout: int
     stderr: int
     cgroup: JailCgroup | None
+    first_descriptors = FIRST_WORD_DESCRIPTORS  # that come with its first message at least: its directories and a pidfd
 
     def __init__(self) -> None:
         self.ended: Callable[[int | None], None] = lambda status: None  # its own process has; the wait status if known
@@ -50,6 +57,23 @@ class SessionProcess(ABC):
     @abstractmethod
     def check_directories(self, directories: list[int]) -> None:
         """Raise SandboxFault if these, which it has handed over, were not mounted for it."""
+
+    @abstractmethod
+    def oom_kills(self) -> int:
+        """How many of its processes were killed for lack of memory."""
+
+    @abstractmethod
+    async def on_work_dir(self, root: int, work: Callable[..., Any], *args: Any) -> Any:
+        """Call a function of `workdir` or `live_files` on its work directory, with its rights.
+
+        `root` is the directory's descriptor, of which a copy is used.
+        """
+
+    def interrupt(self, pidfd: int) -> None:
+        """Send it SIGINT; `pidfd` came with its first message, -1 if that has not come."""
+        if pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGINT)
 
     @abstractmethod
     def kill(self) -> None:
@@ -130,6 +154,15 @@ class JailedProcess(SessionProcess):
     def check_directories(self, directories: list[int]) -> None:
         self.family.guests.walls.check_dirs(directories)
 
+    def oom_kills(self) -> int:
+        return 0 if self.cgroup is None else self.cgroup.oom_kills()
+
+    async def on_work_dir(self, root: int, work: Callable[..., Any], *args: Any) -> Any:
+        owner = self.family.guests.owner_of(self.family.guest.jail.jail_slot)
+        on_thread = artifacts.on_walking_thread if work in _WALKS else artifacts.on_thread
+        with descriptors.named():
+            return await on_thread(root, owner, work, *args)
+
     def kill(self) -> None:
         if self.cgroup is None or len(self.family.members) == 1:
             self.family.guest.jail.kill()
@@ -173,7 +206,7 @@ class FirstProcess(JailedProcess):
 
 
 class BranchProcess(JailedProcess):
-    """A copy that a session has made of itself. It is no child of the warden, so its end is seen through its pidfd."""
+    """A copy that a session has made of itself. Not a child of the warden: its end is seen through its pidfd."""
 
     def __init__(
         self,
@@ -185,7 +218,7 @@ class BranchProcess(JailedProcess):
         pidfd: int,
         pid: int,
     ) -> None:
-        self._pidfd = os.dup(pidfd)  # first: a process that fails here is no member of the family
+        self._pidfd = os.dup(pidfd)  # first: a process that fails here is not a member of the family
         super().__init__(family, jail_slot.cgroup, peer, stdout, stderr)
         self._pid = pid
         self._jail_slot = jail_slot

@@ -8,10 +8,8 @@ due ends the session. How a session ended is read from the kernel, never asked o
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import select
-import signal
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -62,13 +60,13 @@ _FORK_CPU_SECONDS = 0.25  # of a branch that we order: more than that is the pro
 class LocalSession(SessionFiles):
     """An interpreter that stays. All methods run on the loop's thread; one cell at a time."""
 
-    def __init__(self, process: SessionProcess, limits: Limits, bounds: RequestSettings, owner: int | None) -> None:
-        super().__init__(bounds, owner)
+    def __init__(self, process: SessionProcess, limits: Limits, bounds: RequestSettings) -> None:
+        super().__init__(bounds)
         self.cgroup = process.cgroup
         self._process = process
         self._limits = limits
         self._loop = asyncio.get_running_loop()
-        self._opening = Opening()
+        self._opening = Opening(process.first_descriptors)
         self._directories: list[int] = []  # work directory, /tmp, /dev/shm
         self._pidfd = -1
         self._cell_run: CellRun | None = None
@@ -167,7 +165,8 @@ class LocalSession(SessionFiles):
             self._on_broken_channel()
             return
         if not self._opening.first_word.done():
-            self._receive_first_message(message, received)
+            if self._opening.receive_first(message, received):
+                self._directories, self._pidfd = received[:3], received[3] if len(received) > 3 else -1
         elif self.cgroup is not None and self.cgroup.oom_kills() > 0:
             self.end("memory")  # of a child: the cell itself may not even have noticed
         elif not self._opening.ready.done():
@@ -193,10 +192,6 @@ class LocalSession(SessionFiles):
     def _end_unheard(self) -> None:
         """End a session that does not answer and whose wait status is not known yet."""
         self.end("lost" if self._process.was_lost() else "crash")
-
-    def _receive_first_message(self, message: Mapping[str, Any], descriptors: list[int]) -> None:
-        if self._opening.receive_first(message, descriptors):
-            *self._directories, self._pidfd = descriptors
 
     # ---- cells
 
@@ -242,9 +237,7 @@ class LocalSession(SessionFiles):
 
     def signal_interrupt(self) -> None:
         """SIGINT to the guest's own process."""
-        if self._pidfd >= 0:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGINT)
+        self._process.interrupt(self._pidfd)
 
     def pids(self) -> list[int]:
         """The processes in it; empty without a cgroup."""
@@ -261,6 +254,8 @@ class LocalSession(SessionFiles):
 
     async def _branch(self, reseed: bool) -> LiveSession:
         self._check_alive()
+        if not isinstance(self._process, JailedProcess):
+            raise CannotBranch("sessions under a kernel of their own cannot be branched")
         if self._interpreter is not None:
             raise CannotBranch("only Python sessions can be branched: another interpreter cannot fork itself")
         if self._cell_run is not None:
@@ -280,13 +275,12 @@ class LocalSession(SessionFiles):
         try:
             async with branching.births:
                 self._check_alive()
-                assert isinstance(self._process, JailedProcess)
                 grown = await copy_session(self._process, self._directories, self._limits, order, branching.forking)
         finally:
             branching.under_way -= 1
             if self._reason is None and self.cgroup is not None:
                 self._idleness.forgive(min(self.cgroup.cpu_seconds() - began, _FORK_CPU_SECONDS))
-        twin = LocalSession(grown.process, self._limits, self._bounds, self._owner)
+        twin = LocalSession(grown.process, self._limits, self._bounds)
         twin._branching.generation = branching.generation + 1
         twin._begin_as_copy(grown, self._cells)
         try:
@@ -358,9 +352,13 @@ class LocalSession(SessionFiles):
                 self._check_alive()
                 raise
 
-    def _work_dir(self) -> int:
+    async def _on_work_dir(self, work: Callable[..., Any], *args: Any) -> Any:
         self._check_alive()
-        return self._directories[0]
+        try:
+            return await self._process.on_work_dir(self._directories[0], work, *args)
+        except ZygoteDied:
+            self._check_alive()  # it has ended meanwhile
+            raise
 
     def _check_alive(self) -> None:
         if self._reason is not None:
@@ -375,7 +373,7 @@ class LocalSession(SessionFiles):
         self.end(self._judge(status))
 
     def _judge(self, status: int | None) -> str:
-        if self.cgroup is not None and self.cgroup.oom_kills() > 0:
+        if self._process.oom_kills() > 0:
             return "memory"
         if self._process.was_lost():
             return "lost"
@@ -386,7 +384,7 @@ class LocalSession(SessionFiles):
 
     def _on_memory_event(self) -> None:
         """End all processes: version 1 cgroups kill one of several and let the others go on."""
-        if self.cgroup is not None and self.cgroup.oom_kills() > 0:
+        if self._process.oom_kills() > 0:
             self.end("memory")
 
     async def _wait_until_buried(self) -> None:
@@ -425,9 +423,9 @@ class LocalSession(SessionFiles):
             call()
 
     def _describe_end(self, reason: str, status: int | None) -> End:
+        oom_kills = self._process.oom_kills() if reason == "memory" else 0
         if self.cgroup is None:
-            return End(reason, status, 0, 0.0, 0)
-        oom_kills = self.cgroup.oom_kills() if reason == "memory" else 0
+            return End(reason, status, oom_kills, 0.0, 0)
         return End(reason, status, oom_kills, self.cgroup.cpu_seconds(), self.cgroup.memory_peak_bytes())
 
 

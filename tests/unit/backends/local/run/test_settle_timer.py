@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from belljar.backends.local.run.deadlines import SettleTimer
+from belljar.backends.local.run.output import SettleTimer
 
 
 class Run:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from belljar.backends.local.run import deadlines
+from belljar.backends.local.session import cell_run
 
 if TYPE_CHECKING:
     from tests.conftest import Host
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def running(code: str) -> Iterator[int]:
-    """A process that shares one processor with everyone else who was started here."""
+    """A process that shares one processor with every other one that was started here."""
     core = min(os.sched_getaffinity(0))
     with subprocess.Popen([sys.executable, "-c", f"import os; os.sched_setaffinity(0, {{{core}}})\n{code}"]) as process:
         try:
@@ -32,21 +32,21 @@ def running(code: str) -> Iterator[int]:
 def test_standing_in_line_is_not_held_against_it(host: Host) -> None:
     with running("while True: pass") as first, running("while True: pass"):
         began = time.monotonic()
-        waiting = deadlines.InterruptGrace([first])
-        host.wait_until(lambda: deadlines.stood_in_line_seconds(first) > 0.5, "it stood in line")
+        waiting = cell_run.InterruptGrace([first])
+        host.wait_until(lambda: cell_run.stood_in_line_seconds(first) > 0.5, "it stood in line")
         left, elapsed = waiting.left_seconds(), time.monotonic() - began
-        assert left > deadlines.GRACE_SECONDS - elapsed + 0.1
+        assert left > cell_run.GRACE_SECONDS - elapsed + 0.1
 
 
 def test_sleeping_is(monkeypatch: pytest.MonkeyPatch, host: Host) -> None:
-    monkeypatch.setattr(deadlines, "GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(cell_run, "GRACE_SECONDS", 0.5)
     with running("import time; time.sleep(600)") as jail_init:
-        waiting = deadlines.InterruptGrace([jail_init, 2**22 + 1])  # and one who is not there
+        waiting = cell_run.InterruptGrace([jail_init, 2**22 + 1])  # and one that does not exist
         host.wait_until(lambda: waiting.left_seconds() == 0.0, "its time is up")
 
 
-def test_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch, host: Host) -> None:
-    monkeypatch.setattr(deadlines, "WALL_SECONDS_MAX", 0.5)
+def test_the_wait_has_an_end(monkeypatch: pytest.MonkeyPatch, host: Host) -> None:
+    monkeypatch.setattr(cell_run, "WALL_SECONDS_MAX", 0.5)
     with running("while True: pass") as first, running("while True: pass"):
-        waiting = deadlines.InterruptGrace([first])
+        waiting = cell_run.InterruptGrace([first])
         host.wait_until(lambda: waiting.left_seconds() == 0.0, "its time is up")
