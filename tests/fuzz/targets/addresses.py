@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 
-from belljar.egress.addresses import is_public, meant_by
-from belljar.egress.rules import Refused, Rules, read_host
+from belljar.egress.rules import Refused, Rules, is_public, meant_by, read_host
 
 ALLOWED = (Refused, ValueError)
 TOKENS = (b"127.0.0.1", b"::ffff:", b"64:ff9b::", b"2002:", b"2001:0:", b"fe80::a9fe:a9fe", b"%lo", b"xn--", b"[", b"]")

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from belljar.contract.errors import InvalidSettings
-from belljar.egress import addresses
-from belljar.egress.addresses import is_public
-from belljar.egress.rules import Refused, Rules, read_host
+from belljar.egress import rules
+from belljar.egress.rules import Refused, Rules, is_public, read_host
 from belljar.settings import load
 from tests.unit.egress.address_table import NOT_PUBLIC, PUBLIC
 
@@ -38,9 +37,9 @@ def test_a_host_without_addresses_is_refused() -> None:
 
 
 def test_public_addresses_of_this_machine_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert addresses.is_own("127.0.0.1")
-    assert not addresses.is_own("8.8.8.8")
-    monkeypatch.setattr(addresses, "is_own", lambda address: address == "93.184.215.14")
+    assert rules.is_own("127.0.0.1")
+    assert not rules.is_own("8.8.8.8")
+    monkeypatch.setattr(rules, "is_own", lambda address: address == "93.184.215.14")
     with pytest.raises(Refused):
         _rules().check_addresses("x.test", 443, ["93.184.215.14"])
 
