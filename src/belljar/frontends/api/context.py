@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from belljar.engine.engine import Engine
 from belljar.environments import Environments
-from belljar.frontends.access.callers import Callers
-from belljar.frontends.access.quotas import MemoryBudget
+from belljar.frontends.access.callers import Callers, MemoryBudget
 from belljar.frontends.access.refusals import Refusal, is_fault, refusal_of
 from belljar.frontends.api.health import Health, Isolation
 from belljar.settings import Settings

@@ -8,8 +8,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from belljar.contract.execution import Outcome
-from belljar.frontends.access.callers import Caller
-from belljar.frontends.access.quotas import MemoryBudget
+from belljar.frontends.access.callers import Caller, MemoryBudget
 from belljar.frontends.access.refusals import Refusal
 from belljar.frontends.api import large_bodies
 from belljar.frontends.api.large_answers import LARGE, LATER, pieces_of

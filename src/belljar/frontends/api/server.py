@@ -20,9 +20,8 @@ from belljar import __version__
 from belljar.assembly import build_engine, build_environments
 from belljar.contract.errors import InvalidSettings
 from belljar.engine.engine import Engine
-from belljar.frontends.access.callers import Callers, is_loopback
+from belljar.frontends.access.callers import AnswerReservations, Callers, MemoryBudget, is_loopback
 from belljar.frontends.access.keys import KeyFile, KeyRing, keys_path
-from belljar.frontends.access.quotas import AnswerReservations, MemoryBudget
 from belljar.frontends.api import dialects
 from belljar.frontends.api.app import App
 from belljar.frontends.api.connection import Bounds, bounded_connection, sweep_all

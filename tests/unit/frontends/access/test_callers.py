@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from belljar.contract.errors import Overloaded, QuotaExceeded, TooManySessions
-from belljar.frontends.access.callers import Caller, Callers
+from belljar.frontends.access.callers import Caller, Callers, MemoryBudget
 from belljar.frontends.access.keys import Grants, Key, KeyFile, KeyRing
-from belljar.frontends.access.quotas import MemoryBudget
 from belljar.frontends.access.refusals import Refusal
 from belljar.settings import Settings
 

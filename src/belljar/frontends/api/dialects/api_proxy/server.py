@@ -11,9 +11,8 @@ from typing import Any
 import uvicorn
 
 from belljar import __version__
-from belljar.frontends.access.callers import Callers
+from belljar.frontends.access.callers import Callers, MemoryBudget
 from belljar.frontends.access.keys import KeyFile, KeyRing, keys_path
-from belljar.frontends.access.quotas import MemoryBudget
 from belljar.frontends.access.refusals import Refusal, refusal_of
 from belljar.frontends.api.app import Guard, check_repeated
 from belljar.frontends.api.dialects import fastapi
