@@ -5,15 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import urllib.parse
-from typing import Any
 
 from belljar.contract.errors import NotFound
 from belljar.environments import Environments
 from belljar.frontends.languages import describe_languages
-from belljar.frontends.mcp.results import mime_of, resource_contents
-from belljar.frontends.mcp.tool_call import Call
-
-Json = dict[str, Any]
+from belljar.frontends.mcp.tool_call import Call, Json, mime_of, resource_contents
 
 ENVIRONMENTS = "sandbox://environments"
 

@@ -18,8 +18,7 @@ from belljar.frontends.access.callers import Caller
 from belljar.frontends.access.refusals import Refusal
 from belljar.frontends.mcp import resources, tools
 from belljar.frontends.mcp.config import ServerConfig
-from belljar.frontends.mcp.results import text_result
-from belljar.frontends.mcp.tool_call import Call, Host, Json, Tool, select
+from belljar.frontends.mcp.tool_call import Call, Host, Json, Tool, select, text_result
 
 _log = logging.getLogger("belljar.mcp")
 _FRESH_MS = 3_600_000  # lists change only with the server

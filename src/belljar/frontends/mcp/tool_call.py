@@ -1,4 +1,4 @@
-"""Tools as data, and one call of a tool: its caller, and how its program is run.
+"""Tools as data, and one call of a tool: its caller, how its program is run, and what a result is made of.
 
 The arguments of a tool are a msgspec struct: it gives both the input schema that a model reads (with its docstring) and
 the check of what the model sends, so the two cannot drift apart. Results are plain dictionaries, as they are sent.
@@ -11,9 +11,12 @@ cancelled call has ended, its program is gone.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import logging
+import mimetypes
 import time
+import urllib.parse
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,7 +26,7 @@ import msgspec
 
 from belljar.aio import cancel_and_wait
 from belljar.contract.errors import BelljarError, InvalidExecution, InvalidSettings
-from belljar.contract.execution import Display, Execution, Outcome, ToolAnswered, ToolCalled
+from belljar.contract.execution import MIB, Display, Execution, Outcome, ToolAnswered, ToolCalled
 from belljar.contract.sessions import SessionOrder, SessionState
 from belljar.engine.engine import Engine
 from belljar.engine.sessions import Sessions
@@ -34,6 +37,7 @@ from belljar.settings import Settings
 
 _PROGRESS_SECONDS = 1.0
 _SHOWN_CHARACTERS = 200
+EMBEDDED_BYTES = 8 * MIB  # of files in one answer, which a client parses in one piece
 _T = TypeVar("_T")
 _log = logging.getLogger("belljar.mcp")
 
@@ -121,7 +125,7 @@ class Call:
 
     def result(self, text: str, structured: Json) -> Json:
         """A result of one text, with its structured form where the server gives that."""
-        answer: Json = {"content": [{"type": "text", "text": text}], "isError": False}
+        answer = text_result(text)
         return {**answer, "structuredContent": structured} if self.config.is_structured else answer
 
     async def run(self, execution: Execution) -> Outcome:
@@ -292,3 +296,37 @@ def select(tools: Iterable[Tool], wanted: tuple[str, ...]) -> tuple[Tool, ...]:
                 f"or from groups: {', '.join(groups)}"
             )
     return tuple(tool for tool in known if not wanted or tool.name in wanted or tool.group in wanted)
+
+
+def text_block(text: str) -> Json:
+    return {"type": "text", "text": text}
+
+
+def text_result(text: str, *, is_error: bool = False) -> Json:
+    """A result of one text."""
+    return {"content": [text_block(text)], "isError": is_error}
+
+
+def resource_block(uri: str, content: bytes, mime: str) -> Json:
+    """A file in a result."""
+    return {"type": "resource", "resource": resource_contents(uri, content, mime)}
+
+
+def resource_contents(uri: str, content: bytes, mime: str) -> Json:
+    """A file as text if it is text, else as base64."""
+    if mime.startswith("text/") or mime in ("application/json", "image/svg+xml"):
+        try:
+            return {"uri": uri, "mimeType": mime, "text": content.decode()}
+        except UnicodeDecodeError:
+            pass
+    return {"uri": uri, "mimeType": mime, "blob": base64.b64encode(content).decode("ascii")}
+
+
+def mime_of(path: str) -> str:
+    """The MIME type by the name alone: a program controls the content."""
+    kind, encoding = mimetypes.guess_type(path, strict=False)
+    return kind if kind and not encoding else "application/octet-stream"
+
+
+def uri_of(place: str, path: str) -> str:
+    return place + urllib.parse.quote(path)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from belljar.frontends.mcp.tool_call import Tool
-from belljar.frontends.mcp.tools import code_sandbox, files, kernels, run, safe_execute, sessions
+from belljar.frontends.mcp.tools import code_sandbox, kernels, languages, run, safe_execute, sessions
 
 ALL: tuple[Tool, ...] = (
     run.RUN_CODE,
     sessions.OPEN_SESSION,
     sessions.BRANCH_SESSION,
     sessions.CLOSE_SESSION,
-    files.UPLOAD_FILE,
-    files.DOWNLOAD_FILE,
-    files.LIST_FILES,
-    run.LIST_LANGUAGES,
+    sessions.UPLOAD_FILE,
+    sessions.DOWNLOAD_FILE,
+    sessions.LIST_FILES,
+    languages.LIST_LANGUAGES,
     safe_execute.PYTHON_CODE_EXECUTION,
     code_sandbox.RUN_PYTHON_CODE,
     code_sandbox.RUN_JS_CODE,

@@ -10,9 +10,8 @@ from msgspec import Meta
 
 from belljar.contract.errors import BelljarError, CallerError, Overloaded
 from belljar.contract.execution import Outcome, Status, cut_note
-from belljar.frontends.mcp.results import explain, text_result
-from belljar.frontends.mcp.tool_call import Call, Json, Tool
-from belljar.frontends.mcp.tools.run import prepare
+from belljar.frontends.mcp.tool_call import Call, Json, Tool, text_result
+from belljar.frontends.mcp.tools.run import explain, prepare
 
 GROUP = "code-sandbox"
 WALL_SECONDS = 30.0  # of each call, as in the original

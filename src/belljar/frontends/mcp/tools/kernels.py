@@ -19,9 +19,9 @@ from belljar.contract.request import CellRequest, SessionRequest
 from belljar.contract.sessions import SessionState
 from belljar.engine.admission.request import admit_cell, admit_session
 from belljar.frontends.api.dialects.kernels.names import error_of, id_of, name_of
-from belljar.frontends.mcp.results import sort_displays
 from belljar.frontends.mcp.tool_call import Call, Json, Tool
-from belljar.frontends.mcp.tools.run import Nothing
+from belljar.frontends.mcp.tools.languages import Nothing
+from belljar.frontends.mcp.tools.run import sort_displays
 
 GROUP = "kernels"
 _ANYTHING: Json = {"type": "object"}

@@ -9,8 +9,7 @@ from msgspec import Meta
 
 from belljar.contract.errors import CallerError
 from belljar.contract.restriction import DEFAULT_IMPORTS
-from belljar.frontends.mcp.results import text_result
-from belljar.frontends.mcp.tool_call import Call, Json, Tool
+from belljar.frontends.mcp.tool_call import Call, Json, Tool, text_result
 from belljar.frontends.safe_execute import CPU_SECONDS, admit_restricted, answer, refuse
 
 GROUP = "safe-execute"
