@@ -182,7 +182,7 @@ class Broker:
                 raise ToolFailed(f"no answer within {seconds:g} s") from None
             raise ToolFailed(f"TimeoutError: {error}") from error
         except (asyncio.CancelledError, SystemExit) as error:
-            if isinstance(error, asyncio.CancelledError) and _is_given_up():
+            if isinstance(error, asyncio.CancelledError) and _is_cancelled():
                 raise
             raise ToolFailed(f"it raised {type(error).__name__}") from error
         except Exception as error:
@@ -202,7 +202,7 @@ class Broker:
         return self._lent.get(key) if _LENT in key else self._tools.get(key)
 
 
-def _is_given_up() -> bool:
+def _is_cancelled() -> bool:
     """Whether this call was cancelled, as opposed to a task within the tool."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

@@ -89,8 +89,8 @@ def _schema_of(hint: Any) -> dict[str, Any]:
         return {"type": _SIMPLE[hint]}
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        told = next((each for each in inner[1:] if isinstance(each, str)), None)
-        return {**_schema_of(inner[0]), **({} if told is None else {"description": told})}
+        description = next((each for each in inner[1:] if isinstance(each, str)), None)
+        return {**_schema_of(inner[0]), **({} if description is None else {"description": description})}
     if origin is Literal:
         return {"enum": list(inner)}
     if origin in (Union, types.UnionType):

@@ -48,7 +48,7 @@ class Bridge:
         self._settings = settings
         described = [(spec, key) for key in keys for spec in host.describe([key])]
         self._keys = {spec.name: key for spec, key in described}
-        #: What `inside/guest/tools.py` is told.
+        #: Sent to `inside/guest/tools.py`.
         self.argument = {
             "tools": [spec.as_json() for spec, _ in described],
             "argument_bytes": settings.argument_bytes,
@@ -87,8 +87,8 @@ class Bridge:
         for task in list(self._tasks):
             task.cancel()
         now = self._loop.time()
-        given_up = (ToolCall(tool=name, ok=False, seconds=now - began) for name, began in self._running.values())
-        return (*self.calls, *given_up)
+        cancelled = (ToolCall(tool=name, ok=False, seconds=now - began) for name, began in self._running.values())
+        return (*self.calls, *cancelled)
 
     def close(self) -> None:
         self.end()

@@ -45,7 +45,7 @@ class McpServer:
         self._client: Any = None
         self._tools: list[Tool] | None = None  # None until first listed
         self._repeatable: frozenset[str] = frozenset()  # tools that may be called twice
-        self._tell: Changed | None = None
+        self._on_change: Changed | None = None
         self._connected = asyncio.Event()
         self._lost = asyncio.Event()
         self._stale = asyncio.Event()  # the list may have changed
@@ -59,7 +59,7 @@ class McpServer:
             SandboxFault: the server does not start or does not answer.
         """
         _check_sdk()
-        self._tell = changed
+        self._on_change = changed
         self._life = asyncio.create_task(self._live())
         connected = asyncio.create_task(self._connected.wait())
         await asyncio.wait([self._life, connected], timeout=self._start_seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -149,8 +149,8 @@ class McpServer:
         before, self._tools = self._tools, tools
         if before is not None and [each.spec for each in before] != [each.spec for each in tools]:
             _log.info("tool server %s offers other tools now: %s", self._name, [each.spec.name for each in tools])
-            assert self._tell is not None
-            self._tell(tools)
+            assert self._on_change is not None
+            self._on_change(tools)
 
     def _tool(self, described: Any) -> Tool:
         name: str = described.name

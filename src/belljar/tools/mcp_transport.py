@@ -93,7 +93,8 @@ class McpConnection:
             async with self._start_command() as (read, write):
                 yield read, _Noting(write)
             return
-        headers = dict(_header(each) for each in server.headers)
+        pairs = (each.partition(":") for each in server.headers)
+        headers = {name.strip(): value.strip() for name, _, value in pairs}
         if server.url.rstrip("/").endswith("/sse"):
             from mcp.client.sse import sse_client
 
@@ -170,11 +171,6 @@ def _environment(given: Sequence[str]) -> dict[str, str]:
         elif name in os.environ:
             found[name] = os.environ[name]
     return found
-
-
-def _header(text: str) -> tuple[str, str]:
-    name, _, value = text.partition(":")
-    return name.strip(), value.strip()
 
 
 class StderrPipe:

@@ -13,7 +13,7 @@ import pytest
 
 import belljar
 from belljar.contract.errors import ToolFailed
-from belljar.egress import addresses
+from belljar.egress import rules
 from belljar.settings import LlmSettings, ModelSettings, Settings, ToolSettings, WebSettings
 from belljar.tools.web import access
 from belljar.tools.web.access import Web
@@ -302,7 +302,7 @@ def test_a_host_with_a_private_address_is_refused(
 
 def test_a_public_address_of_this_machine_is_refused(outside: Outside, monkeypatch: pytest.MonkeyPatch) -> None:
     resolving_to(monkeypatch, "93.184.215.14")
-    monkeypatch.setattr(addresses, "is_own", lambda address: address == "93.184.215.14")
+    monkeypatch.setattr(rules, "is_own", lambda address: address == "93.184.215.14")
     with pytest.raises(Forbidden, match="not public"):
         ask(outside, lambda web: web.fetch_web("http://somewhere.test/"))
 

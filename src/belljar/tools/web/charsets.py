@@ -66,9 +66,9 @@ def find(content: bytes, content_type: str) -> str:
     for mark, codec in _MARKS:
         if content.startswith(mark):
             return codec
-    told = CODECS.get(_label_in(content_type))
-    if told is not None:
-        return told
+    declared = CODECS.get(_label_in(content_type))
+    if declared is not None:
+        return declared
     written = CODECS.get(_label_in(content[:_HEAD_BYTES].decode("latin-1")), "utf-8")
     return "utf-8" if written.startswith("utf-16") else written  # its head could not be read otherwise
 
