@@ -39,6 +39,10 @@ _PACKAGE_OF_MODULE = {
     "yaml": "pyyaml",
 }
 
+#: The directory of matplotlib's prebuilt font list. matplotlib rejects a read-only MPLCONFIGDIR: it warns and lists the
+#: fonts again. So the zygote gives it a writable directory that holds a symlink to each file in here.
+MATPLOTLIB_CONFIG = "share/matplotlib-config"
+
 #: Packages that Belljar itself uses beside a program, kept off its import path; see `inside/guest/coverage.py`.
 _INSTRUMENTS = ("coverage",)
 
@@ -58,15 +62,6 @@ class Environment:
     packages: tuple[tuple[str, str], ...]
     warm_imports: tuple[str, ...]
     built_at: str
-
-    @property
-    def matplotlib_config(self) -> Path:
-        """The directory of the prebuilt font list, if matplotlib is installed.
-
-        matplotlib rejects a read-only MPLCONFIGDIR: it warns and lists the fonts again. Give it a writable directory
-        that holds a symlink to each file in here.
-        """
-        return _matplotlib_config(self.root)
 
     @property
     def measures_coverage(self) -> bool:
@@ -160,7 +155,7 @@ class Build:
             "HOME": str(scratch),
             "TMPDIR": str(scratch),
             "MPLBACKEND": "agg",
-            "MPLCONFIGDIR": str(_matplotlib_config(self.root)),
+            "MPLCONFIGDIR": str(self.root / MATPLOTLIB_CONFIG),
         }
         argv = [str(self.python), "-I", "-c", _PROOF, str(answer), *self.spec.warm_imports]
         self._step("it does not start", argv, "try other versions of its packages", environ)
@@ -266,10 +261,6 @@ def _explain_failure(module: str, found: bool, error: str) -> str:
     if found:
         return f"the warm import {module!r} fails with {error}"
     return f"the warm import {module!r} is not installed; add {_PACKAGE_OF_MODULE.get(top, top)!r} to its packages"
-
-
-def _matplotlib_config(root: Path) -> Path:
-    return root / "share/matplotlib-config"
 
 
 def _instruments(root: Path) -> Path:

@@ -24,7 +24,7 @@ from belljar.languages.toolchains import InstalledToolchains, make_readable
 
 CORE, ALL = "core", "all"
 _LINES_KEPT = 20
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,7 @@ def plan(machine: InstalledToolchains, toolchains: Sequence[Toolchain]) -> Insta
     """
     present = tuple(each for each in toolchains if machine.is_available(each.name))
     missing = [each for each in toolchains if each not in present]
-    wanted = [each for each in missing if each.install.debian or each.install.npm or each.install.pypi]
+    wanted = [each for each in missing if each.install.has_packages]
     lacks_of_system = [
         each for each in wanted if any(not need.startswith(TOOLCHAINS_DIR) for need in machine.find_missing(each.name))
     ]
@@ -134,17 +134,19 @@ def _system_steps(packages: Sequence[str]) -> list[Step]:
     ]
 
 
-def carry_out(machine: InstalledToolchains, planned: InstallPlan, tell: Tell, on_line: Tell | None = None) -> None:
+def carry_out(
+    machine: InstalledToolchains, planned: InstallPlan, report: Report, on_line: Report | None = None
+) -> None:
     """Run every step, then prepare the toolchains. `on_line` gets each line that the commands write.
 
     Raises:
         SandboxFault: a command failed; the message has its last lines.
     """
     for step in planned.steps:
-        tell(str(step))
+        report(str(step))
         if step.directory is not None:
             step.directory.mkdir(parents=True, exist_ok=True)
-        code, lines = _run(step.argv, on_line or _ignore)
+        code, lines = _run(step.argv, on_line or (lambda _line: None))
         if code != 0 and step.argv[-1] != "update":  # one unreachable source must not stop the installation
             raise SandboxFault("\n".join((f"this ended with {code}: {step}", *lines)))
         if step.directory is not None and step.toolchain is not None:
@@ -152,16 +154,12 @@ def carry_out(machine: InstalledToolchains, planned: InstallPlan, tell: Tell, on
             make_readable(step.directory)
     for toolchain in planned.prepared:
         if machine.is_available(toolchain.name):
-            tell(f"preparing {toolchain.title}, so that it starts faster")
+            report(f"preparing {toolchain.title}, so that it starts faster")
             machine.forget(toolchain.name)
             machine.prepare(toolchain)
 
 
-def _ignore(_line: str) -> None:
-    pass
-
-
-def _run(argv: Sequence[str], tell: Tell) -> tuple[int, list[str]]:
+def _run(argv: Sequence[str], on_line: Report) -> tuple[int, list[str]]:
     """Run a command to its end and return its status and last lines; none of its processes are left behind."""
     tail: deque[str] = deque(maxlen=_LINES_KEPT)
     started = subprocess.Popen(
@@ -180,7 +178,7 @@ def _run(argv: Sequence[str], tell: Tell) -> tuple[int, list[str]]:
         for line in started.stdout:
             if line.strip():
                 tail.append(line.rstrip()[:500])
-                tell(tail[-1])
+                on_line(tail[-1])
         os.waitid(os.P_PID, started.pid, os.WEXITED | os.WNOWAIT)
     finally:
         with suppress(ProcessLookupError, PermissionError):  # until it is reaped, the kernel does not reuse its number

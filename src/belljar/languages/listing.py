@@ -37,9 +37,7 @@ class Listed:
 def how_to_get(toolchain: Toolchain) -> str:
     """The command that installs it, where a package manager has it, else a note."""
     install = toolchain.install
-    if install.debian or install.npm or install.pypi:
-        return f"belljar languages install {toolchain.name}"
-    return install.note
+    return f"belljar languages install {toolchain.name}" if install.has_packages else install.note
 
 
 def describe(settings: Settings, python_version: str | None) -> list[Listed]:

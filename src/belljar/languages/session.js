@@ -20,12 +20,13 @@ const server = repl.start({
 server.context.console = console;
 
 
-// While a cell computes, Node itself breaks it at SIGINT, but only if nobody listens; while it awaits, we do.
+// While a cell computes, Node itself breaks it at SIGINT, but only if no handler is
+// registered; while it awaits, our own handler does.
 const ignore = () => {};
 const interrupt = () => finishCell && finishCell(Object.assign(new Error('interrupted'), { name: 'Interrupted' }));
 process.on('SIGINT', ignore);
 
-// What a cell throws is told to the REPL's domain, and to nobody else.
+// What a cell throws is reported to the REPL's domain only.
 let finishCell = null;
 server._domain.removeAllListeners('error');
 server._domain.on('error', (error) => {

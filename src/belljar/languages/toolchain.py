@@ -86,6 +86,11 @@ class Install:
     core: bool = False  # part of `belljar languages install core`
     note: str = ""  # what no package manager can do, or what to know about the version
 
+    @property
+    def has_packages(self) -> bool:
+        """Whether `belljar languages install` can install the toolchain."""
+        return bool(self.debian or self.npm or self.pypi)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepare:

@@ -120,10 +120,10 @@ class InstalledToolchains:
         """The error for a request in a language that is not installed."""
         toolchain = load_one(name)
         missing = ", ".join(self.find_missing(name)) or "something"
-        can_install = toolchain.install.debian or toolchain.install.npm or toolchain.install.pypi
-        way = f"the operator can get it with: belljar languages install {name}" if can_install else ""
+        command = f"the operator can get it with: belljar languages install {name}"
+        advice = command if toolchain.install.has_packages else toolchain.install.note
         return ToolchainMissing(
-            f"{toolchain.title} is not installed here ({missing} is missing); {way or toolchain.install.note}",
+            f"{toolchain.title} is not installed here ({missing} is missing); {advice}",
             language=name,
         )
 

@@ -28,6 +28,7 @@ from belljar.contract.errors import (
     UnknownEnvironment,
 )
 from belljar.environments import Environment, Environments, ensure_unless_cancelled
+from belljar.environments.build import MATPLOTLIB_CONFIG
 from belljar.settings import EnvironmentSettings
 
 EMPTY = EnvironmentSettings(packages=(), warm_imports=())
@@ -311,7 +312,7 @@ def test_everything_is_compiled_and_readable_by_all(environments: Environments) 
 def test_matplotlib_finds_its_font_list_in_a_read_only_tree(environments: Environments, tmp_path: Path) -> None:
     spec = EnvironmentSettings(packages=("matplotlib",), warm_imports=())  # the font list is still built
     built = environments.create("plots", spec, print)
-    font_lists = [path.name for path in built.matplotlib_config.iterdir()]
+    font_lists = [path.name for path in (built.root / MATPLOTLIB_CONFIG).iterdir()]
     assert len(font_lists) == 1
     assert font_lists[0].startswith("fontlist-")
 
@@ -319,10 +320,10 @@ def test_matplotlib_finds_its_font_list_in_a_read_only_tree(environments: Enviro
 import os
 os.environ["MPLCONFIGDIR"] = "/tmp/matplotlib"
 os.mkdir("/tmp/matplotlib")
-os.symlink("{built.matplotlib_config / font_lists[0]}", "/tmp/matplotlib/{font_lists[0]}")
+os.symlink("{built.root / MATPLOTLIB_CONFIG / font_lists[0]}", "/tmp/matplotlib/{font_lists[0]}")
 import matplotlib.font_manager
-def listing_anew(*_, **__): raise AssertionError("the font list was made anew")
-matplotlib.font_manager.FontManager.__init__ = listing_anew
+def list_again(*_, **__): raise AssertionError("the font list was created again")
+matplotlib.font_manager.FontManager.__init__ = list_again
 import matplotlib.pyplot as plt
 plt.plot([1, 2]); plt.title("title"); plt.savefig("/tmp/figure.png")
 print(os.path.islink("/tmp/matplotlib/{font_lists[0]}"), os.listdir("/tmp/matplotlib"))
