@@ -352,7 +352,9 @@ class _FactsCollector(Collector):
         for labels, count in facts.get("tools", {}).get("calls", {}).items():
             calls.add_metric(labels, count)
         yield calls
-        yield CounterMetricFamily("belljar_log_lines_dropped", "Log lines nobody took.", self._log.dropped)
+        yield CounterMetricFamily(
+            "belljar_log_lines_dropped", "Log lines that could not be written.", self._log.dropped
+        )
 
 
 def set_up_logging(log: Log, *, is_debugging: bool) -> None:

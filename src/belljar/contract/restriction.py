@@ -1,4 +1,4 @@
-"""The policy of restricted Python, for good error messages. It is no security boundary: the jail is."""
+"""The policy of restricted Python, for good error messages. It is not a security boundary; the jail is."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def _limit_files() -> Iterator[Path]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JailSettings:
-    without_walls: tuple[str, ...] = ()  # walls the operator gives up knowingly
+    without_walls: tuple[str, ...] = ()  # walls that the operator waives by name
     uid_base: int = 1_900_000_000  # first host uid of the 65,536 each instance gives its guests (as root)
     cgroup_parent: str = "belljar"  # name of our directory in each cgroup hierarchy
 

@@ -107,7 +107,7 @@ def admit_cell(settings: Settings, session: Limits, request: CellFields, caller:
     Raises:
         CallerError: a field cannot be accepted; the message names it.
     """
-    code, limits = _check_code(settings, request.code), request.limits
+    limits = request.limits
     if isinstance(limits, NestedObject):
         limits = limits.given()
     for name in limits or ():
@@ -115,7 +115,7 @@ def admit_cell(settings: Settings, session: Limits, request: CellFields, caller:
             raise InvalidExecution(f"limits.{name} holds for the whole session; set it when you open one", field=name)
     has_own = limits is not None or request.timeout is not None
     return Execution(
-        code=code,
+        code=_check_code(settings, request.code),
         artifacts=read_globs(request.artifacts) if request.artifacts else (),
         limits=read_limits(settings, session, limits, request.timeout) if has_own else session,
         caller=caller,

@@ -137,6 +137,7 @@ def _make_exit() -> Any:
         __call__ = functools.partial(ended.throw, SystemExit)
 
     pointer = ctypes.POINTER(ctypes.POINTER(_MethodDef))
+    # `m_ml`, the first field after the object's head (reference count and type), points to the PyMethodDef.
     real = ctypes.cast(id(sys.exit) + 2 * ctypes.sizeof(ctypes.c_void_p), pointer)[0][0]
     call = ctypes.cast(ctypes.pythonapi.PyObject_CallObject, ctypes.c_void_p).value
     ours = _MethodDef(real.name, call, 0x0001, real.doc)  # METH_VARARGS

@@ -75,7 +75,7 @@ def _fill_c_heap() -> None:
     top = _find_end(0) - _find_top().keepcost
     for size in _C_SIZES:
         for _ in range(_FILLER_BYTES_MAX // size):
-            if not 0 < (_allocate(size) or 0) < top:
+            if not 0 < (_allocate(size) or 0) < top:  # it was not a hole: no more of this size are left
                 break
     _free(_allocate(_ROOM_AT_THE_TOP))  # otherwise most guests would have to call the kernel for more
 
@@ -117,6 +117,7 @@ def _copy(value: Any) -> Any:
 
 def _copy_builtin(function: types.BuiltinFunctionType) -> Any:
     """Create another built-in function object for the same C function and the same `self`."""
+    # `m_ml`, the first field after the object's head, points to a PyMethodDef; its third field has the flags.
     definition = ctypes.c_void_p.from_address(id(function) + object.__basicsize__).value
     if definition is None or function.__self__ is None:
         return function

@@ -109,7 +109,7 @@ def _bound_parts() -> Iterator[tuple[int, int]]:
 
 
 def _mappings() -> Iterator[tuple[int, int, str, int, str, int]]:
-    """Yield start, end, rights, file offset, path and bytes in memory of every mapping; the last is no library."""
+    """Yield start, end, rights, file offset, path and bytes in memory of every mapping; the last is not a library."""
     if not os.path.exists("/proc/self/smaps"):
         return  # this kernel does not have it
     with open("/proc/self/smaps") as file:
