@@ -1,4 +1,4 @@
-"""What every test may ask for: real settings, an open sandbox behind all walls, and the view from outside."""
+"""Fixtures for every test: real settings, an open sandbox behind all walls, and the view from outside."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from belljar.settings import Settings, load
 
 pytest_plugins = ["container_engines", "server_process", "side_by_side"]
 
-# A shell that starts us in the background switches Ctrl-C off, for all that we start, too.
+# A shell that starts pytest in the background disables Ctrl-C, also for its child processes.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _UID_RANGES = 64  # one for each sandbox that a test session may have open
 _DEADLINE_SECONDS = 30.0
-_PLAIN_UID = 12345  # nobody's: it has no entry anywhere
+_PLAIN_UID = 12345  # an unused uid: it has no entry in /etc/passwd
 
 
 @pytest.fixture(scope="session")
@@ -42,13 +42,13 @@ def repository() -> Path:
 
 @pytest.fixture(scope="session")
 def sources(repository: Path) -> Path:
-    """The directory that holds the package, fit for a module search path."""
+    """The directory that holds the package, for a module search path."""
     return repository / "src"
 
 
 @pytest.fixture(scope="session")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    """Every wall, the environment that BELLJAR_STATE_DIR holds, and names that no other test session uses."""
+    """Every wall, the environment in BELLJAR_STATE_DIR, and names that no other test session uses."""
     given = load()
     uid_base = 2_000_000_000 + _session_number() % 256 * _UID_RANGES * policy.UIDS_PER_INSTANCE
     jail = dataclasses.replace(given.jail, uid_base=uid_base, cgroup_parent=f"belljar-test-{os.getpid()}")
@@ -70,7 +70,7 @@ def box(settings: Settings) -> Iterator[belljar.Sandbox]:
 
 @pytest.fixture(scope="session")
 def narrow_box(settings: Settings) -> Iterator[belljar.Sandbox]:
-    """One program at a time and none forked ahead: each run takes over the cell of the one before, if it is clean."""
+    """One program at a time and none forked ahead: each run reuses the jail of the previous one if it is clean."""
     pool = dataclasses.replace(settings.pool, max_running=1, ready_guests=0)
     with belljar.Sandbox(settings=dataclasses.replace(settings, pool=pool)) as opened:
         yield opened
@@ -78,7 +78,7 @@ def narrow_box(settings: Settings) -> Iterator[belljar.Sandbox]:
 
 @pytest.fixture(scope="session")
 def plain_user(sources: Path, repository: Path) -> Iterator[PlainUser]:
-    """A user without rights, with a readable copy of the sources and a home of its own."""
+    """An unprivileged user with a readable copy of the sources and its own home directory."""
     home = Path(tempfile.mkdtemp(prefix="belljar-plain-"))
     try:
         home.chmod(0o755)
@@ -93,7 +93,7 @@ def plain_user(sources: Path, repository: Path) -> Iterator[PlainUser]:
 
 @pytest.fixture(scope="session")
 def plain_box(plain_user: PlainUser) -> Iterator[PlainBox]:
-    """The sandbox of a plain user, who has given up the two walls that need root."""
+    """The sandbox of a plain user, who opted out of the two walls that need root."""
     with plain_user.open(without_walls="uid,cgroup") as box:
         assert box.greeting == {"opened": True}, box.greeting
         yield box
@@ -106,17 +106,17 @@ def host(settings: Settings) -> Host:
 
 
 class Leftovers(NamedTuple):
-    """What running programs must not make more of."""
+    """Counts that running programs must not increase."""
 
     processes: int  # of our guests' uids, and children of this process; zombies included
     mounts: int  # in this mount namespace
     cgroups: int  # directories below our own
     descriptors: int  # open in this process
-    files: int  # below the directories that we write to
+    files: int  # below the directories that Belljar writes to
 
 
 class Host:
-    """Looks at this machine from outside, where no program can forge what is seen."""
+    """Observes this machine from outside the jail, where no program can forge what is seen."""
 
     def __init__(self, settings: Settings) -> None:
         first = settings.jail.uid_base
@@ -124,7 +124,7 @@ class Host:
         self._settings = settings
 
     def leftovers(self) -> Leftovers:
-        """Everything that could be left behind, counted now."""
+        """Count everything that could be left behind."""
         return Leftovers(
             processes=len(self.own_pids()),
             mounts=len(Path("/proc/self/mountinfo").read_text().splitlines()),
@@ -134,12 +134,12 @@ class Host:
         )
 
     def own_pids(self) -> set[int]:
-        """Our children, and everyone with one of our uids."""
+        """The children of this process, and every process with a uid of this test session."""
         children = {process.pid for process in self.processes() if process.parent == os.getpid()}
         return children | {process.pid for process in self.guest_processes()}
 
     def guest_processes(self) -> list[Process]:
-        """Wardens, zygotes, jail_inits and guests of this test session: everyone with one of its uids."""
+        """Wardens, zygotes, jail_inits and guests of this test session: every process with one of its uids."""
         return [process for process in self.processes() if process.uid in self._uids]
 
     def cgroup_directories(self) -> list[str]:
@@ -164,7 +164,7 @@ class Host:
 
     @staticmethod
     def wait_until(condition: Callable[[], object], what: str, seconds: float = _DEADLINE_SECONDS) -> None:
-        """Return once `condition` holds; fail when it does not in time."""
+        """Return once `condition` holds; fail if it does not in time."""
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline, f"not within {seconds} seconds: {what}"
@@ -181,7 +181,7 @@ class Process(NamedTuple):
 
 
 class PlainUser:
-    """Opens sandboxes as somebody who has no rights at all."""
+    """Opens sandboxes as an unprivileged user."""
 
     uid = _PLAIN_UID
 
@@ -190,7 +190,7 @@ class PlainUser:
 
     @contextlib.contextmanager
     def open(self, without_walls: str) -> Iterator[PlainBox]:
-        """A sandbox in a process of this user; its greeting says whether it did open."""
+        """A sandbox in a process of this user; its first line says whether it opened."""
         process = subprocess.Popen(
             [self._python(), str(self._home / "plain_user_server.py"), str(self._home / "own"), without_walls],
             stdin=subprocess.PIPE,
@@ -209,7 +209,7 @@ class PlainUser:
             assert process.wait(_DEADLINE_SECONDS) == 0
 
     def _python(self) -> str:
-        """An interpreter that this user can run and that is new enough: one in somebody's home is not."""
+        """Find a recent interpreter that this user can run; one in another user's home directory is not readable."""
         for python in (sys.executable, "/usr/local/bin/python3", "/usr/bin/python3"):
             command = [python, "-c", "import sys; sys.exit(sys.version_info < (3, 11))"]
             try:
@@ -222,7 +222,7 @@ class PlainUser:
 
 
 class PlainBox:
-    """A sandbox of a plain user, used like one of ours."""
+    """A sandbox of a plain user, with the interface of a `Sandbox`."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -237,7 +237,7 @@ class PlainBox:
 
     @contextlib.contextmanager
     def hold(self, code: str, text: str, **asked: Any) -> Iterator[None]:
-        """A program that has written `text` and is still there."""
+        """A program that has written `text` and is still running."""
         answer = self._ask({"do": "hold", "code": code, "asked": asked, "text": text})
         assert not answer, answer
         try:

@@ -1,6 +1,6 @@
-"""Promises about the code as a whole that no single module can keep.
+"""Rules for the code as a whole.
 
-Which module may import which is the import-linter's business (see pyproject.toml).
+import-linter checks which module may import which (see pyproject.toml).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ REQUIRED_VERSION = "3.11"
 
 @functools.cache
 def find_interpreter(version: str) -> str | None:
-    """A Python that really is `version`: a version manager's stand-in on PATH may exist and refuse to run."""
+    """Find a working Python of this version: a version manager's shim on PATH may exist and refuse to run."""
     name = f"python{version}"
     managed = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
     candidates = [shutil.which(name), *sorted(map(str, managed.glob(f"*/bin/{name}")))]
@@ -40,7 +40,7 @@ def find_interpreter(version: str) -> str | None:
 
 
 def run_python(interpreter: str, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run `code` without environment variables and without site-packages, so only the standard library is there."""
+    """Run `code` without environment variables and without site-packages, with the standard library only."""
     return subprocess.run(
         [interpreter, "-I", "-S", "-B", "-W", "error", "-c", code, *arguments],
         capture_output=True,
@@ -69,7 +69,7 @@ def jailed_files(sources: Path) -> list[Path]:
     files = [package / "__init__.py", package / "channel.py"]
     for folder in ("inside", "jail"):
         found = sorted((package / folder).rglob("*.py"))
-        assert found, f"belljar/{folder} is empty; if it moved, tell this test where to"
+        assert found, f"belljar/{folder} is empty; if it moved, update this test"
         files += found
     return files
 
@@ -129,12 +129,12 @@ def test_importing_belljar_loads_nothing_heavy(sources: Path) -> None:
     assert not own_modules | (loaded & {"asyncio", "ctypes", "rich"})
 
 
-def test_files_that_tests_side_by_side_are_told_about_are_there(repository: Path) -> None:
+def test_files_with_a_scheduling_group_exist(repository: Path) -> None:
     assert [path for path in GROUPS if not (repository / path).is_file()] == []
 
 
 def test_the_map_of_the_code_is_complete_and_in_order(repository: Path) -> None:
-    """Every top-level name stands in it once, none above another that it may not be imported by."""
+    """Every top-level name is in the map once, none above another that it may not be imported by."""
     contracts = tomllib.loads((repository / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     (layers,) = [each["layers"] for each in contracts if each["type"] == "layers"]
     height = {name.strip(" ()"): -number for number, layer in enumerate(layers) for name in layer.split("|")}
@@ -153,8 +153,8 @@ def test_the_map_names_every_module_where_paths_lead(repository: Path, folder: s
     assert modules <= drawn
 
 
-def test_the_map_names_no_module_that_is_gone(repository: Path) -> None:
-    """In its lists, `one · another`."""
+def test_the_map_names_no_missing_module(repository: Path) -> None:
+    """The map lists modules as `one · another`."""
     page = (repository / "docs" / "architecture.md").read_text("utf-8")
     drawn = page.partition("## The map of the code\n")[2].split("```")[1]
     listed = set(re.findall(r"\w+(?=\)? ·)|(?<=· )\w+", drawn))
@@ -162,7 +162,7 @@ def test_the_map_names_no_module_that_is_gone(repository: Path) -> None:
     assert sorted(listed - {path.stem for path in (repository / "src" / "belljar").rglob("*.py")}) == []
 
 
-#: Pages that lead people to files and functions. A file is named as `path.py`, a function right behind its file.
+#: Pages that point to files and functions. A file is written as `path.py`, a function directly after its file.
 GUIDES = ["docs/architecture.md", "CONTRIBUTING.md"]
 NAMED_FILE = re.compile(r"`([\w./-]+)`")
 NAMED_MEMBER = re.compile(r"`([\w/.-]+\.py)`\s+`([A-Za-z_][\w.]*)`")
@@ -170,7 +170,7 @@ FILE_ENDINGS = (".py", ".md", ".toml", ".svg", "/")
 
 
 def find_named(repository: Path, path: str) -> Path | None:
-    """A file as a page names it: from the top of the repository, or from the top of the package."""
+    """Find a file as a page names it: relative to the repository or to the package."""
     for root in (repository, repository / "src" / "belljar"):
         if (root / path).exists():
             return root / path
@@ -178,7 +178,7 @@ def find_named(repository: Path, path: str) -> Path | None:
 
 
 @pytest.mark.parametrize("page", GUIDES)
-def test_every_file_that_a_guide_names_is_there(repository: Path, page: str) -> None:
+def test_every_file_named_in_a_guide_exists(repository: Path, page: str) -> None:
     text = (repository / page).read_text("utf-8")
     named = {path for path in NAMED_FILE.findall(text) if path.endswith(FILE_ENDINGS)}
     assert len(named) > 5
@@ -186,7 +186,7 @@ def test_every_file_that_a_guide_names_is_there(repository: Path, page: str) -> 
 
 
 @pytest.mark.parametrize("page", GUIDES)
-def test_every_function_that_a_guide_names_is_there(repository: Path, page: str) -> None:
+def test_every_function_named_in_a_guide_exists(repository: Path, page: str) -> None:
     named = NAMED_MEMBER.findall((repository / page).read_text("utf-8"))
     assert named
     missing = []
@@ -215,7 +215,7 @@ def names_bound_by(node: ast.stmt) -> set[str]:
     return {name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)}
 
 
-def test_the_drawn_steps_are_those_of_the_tables(repository: Path) -> None:
+def test_the_drawn_steps_match_the_tables(repository: Path) -> None:
     """If this fails: `python docs/draw_steps.py`."""
     spec = importlib.util.spec_from_file_location("draw_steps", repository / "docs" / "draw_steps.py")
     assert spec is not None
@@ -227,7 +227,7 @@ def test_the_drawn_steps_are_those_of_the_tables(repository: Path) -> None:
     assert [name for name, text in drawn.items() if (repository / "docs" / name).read_text("utf-8") != text] == []
 
 
-def test_every_link_between_pages_leads_somewhere(repository: Path) -> None:
+def test_every_link_between_pages_has_a_target(repository: Path) -> None:
     """Relative links of every Markdown page, with the heading they name."""
     tracked = [*repository.glob("*.md"), *(page for folder in PAGES for page in (repository / folder).rglob("*.md"))]
     broken = []

@@ -4,7 +4,7 @@ Every file below `programs/` is one case, and so is every entry of SOURCES, for 
 GIVEN holds the input of the programs. Exit code, signal, standard output and standard error must be the same, except
 for the names of directories.
 
-Where they are not the same on purpose, DIFFERS says how and why; `docs/fidelity.md` tells users. Where they should be
+Where they differ on purpose, DIFFERS says how and why; `docs/fidelity.md` describes it for users. Where they should be
 and are not yet, AWAITING says what is missing, and NOT_IN_GVISOR lists what another kernel cannot do; an entry that has
 become wrong fails the run, so all three tables stay true.
 """

@@ -420,12 +420,12 @@ def test_landlock_is_out_of_reach_between_branches(roomy: belljar.Sandbox) -> No
         "print(outcome(libc.syscall(444, bytes(8), ctypes.c_size_t(8), 0)), '/', "
         "outcome(libc.syscall(445, 3, 1, bytes(12), 0)), '/', outcome(libc.syscall(446, -1, 0)))"
     )
-    wanted = "Function not implemented / Function not implemented / Bad file descriptor"
+    expected = "Function not implemented / Function not implemented / Bad file descriptor"
     with roomy.session() as session:
         session.run(REACH)
         (copy,) = session.branch()
         with contextlib.closing(copy):
-            assert output_of(session.run(calls)) == output_of(copy.run(calls)) == wanted
+            assert output_of(session.run(calls)) == output_of(copy.run(calls)) == expected
 
 
 def test_a_copy_joins_once(roomy: belljar.Sandbox) -> None:

@@ -63,11 +63,13 @@ CORE: dict[str, dict[str, Any]] = {
 def guest_settings(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
     """An environment with only the standard library for each installed Python."""
     base = tmp_path_factory.mktemp("interpreters")
-    wanted = {_name(version): EnvironmentSettings(packages=(), python=version, warm_imports=()) for version in VERSIONS}
+    requested = {
+        _name(version): EnvironmentSettings(packages=(), python=version, warm_imports=()) for version in VERSIONS
+    }
     found: dict[str, EnvironmentSettings] = {}
-    for name, spec in wanted.items():
+    for name, spec in requested.items():
         try:
-            Environments(base, wanted).ensure(name, print)
+            Environments(base, requested).ensure(name, print)
             found[name] = spec
         except EnvironmentBroken as error:
             if "no working Python" not in error.message:
@@ -86,13 +88,11 @@ def guests(guest_settings: Settings) -> Iterator[belljar.Sandbox]:
 @pytest.fixture(scope="module", params=VERSIONS)
 def version(request: pytest.FixtureRequest, guest_settings: Settings) -> str:
     """Each Python version; skips missing ones with a message."""
-    wanted: str = request.param
-    if _name(wanted) not in guest_settings.environments:
-        message = (
-            f"NO PYTHON {wanted} ON THIS MACHINE, neither on PATH nor installed by pyenv: it was not tried as a guest"
-        )
-        pytest.fail(message) if wanted == OUR_OWN else pytest.skip(message)
-    return wanted
+    requested: str = request.param
+    if _name(requested) not in guest_settings.environments:
+        message = f"NO PYTHON {requested} ON THIS MACHINE, neither on PATH nor from pyenv: it was not tested as a guest"
+        pytest.fail(message) if requested == OUR_OWN else pytest.skip(message)
+    return requested
 
 
 def _name(version: str) -> str:

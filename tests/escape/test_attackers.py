@@ -1,7 +1,7 @@
 """Programs that send messages over the guest's own socket: malformed, forged, early, late, too many.
 
-Whatever they send, the host answers in time, keeps none of it, and reports only ends that the kernel saw; their session
-continues or ends with a reason, and other sessions are not affected.
+The host responds in time to anything they send, keeps none of it, and reports only ends that the kernel saw; the
+session continues or ends with a reason, and other sessions are not affected.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ MESSAGES = {
     "flood": '[send(b\'{"ended":7,"error":null}\') for _ in range(5000)]',
     "flood_of_descriptors": "[send(b'', b'branched', *planted(253)) for _ in range(50)]",
     "no_more_from_here": "peer.shutdown(_socket.SHUT_WR)",
-    "deaf": "peer.shutdown(_socket.SHUT_RD)",
+    "stops_reading": "peer.shutdown(_socket.SHUT_RD)",
     "closed": "os.close(3); peer.close()",
     "pipes_of_displays": (
         "[os.write(int(name), bytes(range(256)) * 40) for name in os.listdir('/proc/self/fd') if int(name) > 3 and "

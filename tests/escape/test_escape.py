@@ -79,8 +79,8 @@ class Header:
             "stdout": outcome.stdout.strip(),
             "cut": "yes" if outcome.stdout_cut else "no",
         }
-        wanted = {"stdout": seen["stdout"], **self.expect}
-        assert {name: seen[name] for name in wanted} == wanted, f"{outcome.stdout[-2000:]}{outcome.stderr[-4000:]}"
+        expected = {"stdout": seen["stdout"], **self.expect}
+        assert {name: seen[name] for name in expected} == expected, f"{outcome.stdout[-2000:]}{outcome.stderr[-4000:]}"
 
 
 def _counts_memory_by_version_2() -> bool:

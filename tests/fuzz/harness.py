@@ -43,7 +43,7 @@ class Target:
         return sorted(path for path in (HERE / "corpus" / self.name).iterdir() if path.is_file())
 
     def check(self, data: bytes) -> None:
-        """Give the parser one input; raises whatever is a finding."""
+        """Give the parser one input; an exception is a finding."""
         before = _descriptors()
         seconds = self._time(data)
         if seconds > SECONDS_MAX:

@@ -44,7 +44,7 @@ def test_every_target_has_a_corpus_and_every_corpus_a_target() -> None:
     assert all(len(harness.load(name).corpus) >= 5 for name in harness.names())
 
 
-def test_the_corpus_is_taken(target: harness.Target) -> None:
+def test_every_corpus_input_is_handled(target: harness.Target) -> None:
     for path in target.corpus:
         data = path.read_bytes()
         assert len(data) <= harness.BYTES_MAX, path
@@ -117,7 +117,7 @@ def _fuzz(name: str) -> None:
 @pytest.mark.parametrize(
     ("kept", "function", "count"), [("two_cells", "LocalSession.run", 2), ("files", "SessionFiles.list_files", 1)]
 )
-def test_words_of_sessions_reach_cells_and_listings(kept: str, function: str, count: int) -> None:
+def test_session_messages_reach_cells_and_listings(kept: str, function: str, count: int) -> None:
     """Else a target that has lost its way would find nothing for ever."""
     words, answers = harness.load("session_words"), []
 
@@ -134,8 +134,8 @@ def test_words_of_sessions_reach_cells_and_listings(kept: str, function: str, co
     assert len(answers) == count
 
 
-def test_mutating_blindly_works() -> None:
-    """What is done where atheris cannot be had, tried everywhere."""
+def test_fuzzing_works_without_atheris() -> None:
+    """The fallback for platforms without atheris, tested on all of them."""
     taken: list[bytes] = []
     broken = harness.Target(name="pictures", run=taken.append, allowed=(), tokens=(b"token",))
     _mutate_blindly(broken)

@@ -59,8 +59,8 @@ class Running:
         threading.Thread(target=self._read_log, daemon=True).start()
         self.ports: dict[str, int] = {}
         while not set(apis) <= set(self.ports):
-            told = self.wait_for_line(event="listening")
-            self.ports[told["api"]] = int(told["url"].rpartition(":")[2])
+            line = self.wait_for_line(event="listening")
+            self.ports[line["api"]] = int(line["url"].rpartition(":")[2])
         self.port = self.ports[apis[-1]]
         self.url = f"http://127.0.0.1:{self.port}"
 

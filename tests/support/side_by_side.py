@@ -24,7 +24,7 @@ _CONTAINERS = "containers"
 _CLIENTS = "clients"  # downloads go to a shared directory
 GROUPS = {
     "tests/unit/frontends/api/test_budgets.py": ALONE,
-    "tests/system/test_never_deaf.py": ALONE,
+    "tests/system/test_hostile_load.py": ALONE,
     "tests/unit/jail/test_core_dumps.py": ALONE,
     "tests/system/test_leftovers.py": ALONE,
     "tests/unit/backends/container/test_container.py": _CONTAINERS,

@@ -1,4 +1,4 @@
-"""After many runs of every kind nothing is left, and what dies among our own processes takes no run along."""
+"""Many runs of every kind leave nothing behind, and a killed process of Belljar ends no run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 RUNS = 300
 AT_ONCE = 16
-ROUNDS = 3  # whoever leaks needs more than one to tell from whoever only warms up
+ROUNDS = 3  # one round cannot distinguish a leak from warming up
 
 FORK_BOMB = """
 import os
@@ -70,7 +70,7 @@ WAITS = "import time; print('begun', flush=True); time.sleep(99)"
 
 
 class Kind(NamedTuple):
-    """A program, what is asked beside it, and the word it must end with."""
+    """A program, the options of its request, and the status it must end with."""
 
     name: str
     code: str
@@ -108,7 +108,7 @@ KINDS = [
 
 @pytest.fixture
 def own(settings: Settings, tmp_path: Path) -> Settings:
-    """Settings that no other sandbox of this session shares, with a flood that is soon reached."""
+    """Settings that no other sandbox of this session shares, with a low flood limit."""
     jail = dataclasses.replace(
         settings.jail,
         cgroup_parent=f"{settings.jail.cgroup_parent}-{secrets.token_hex(4)}",
@@ -124,7 +124,7 @@ def own(settings: Settings, tmp_path: Path) -> Settings:
 
 
 async def run_one(box: belljar.AsyncSandbox, kind: Kind) -> str:
-    """Run one program in the way its kind asks for; the word it ended with."""
+    """Run one program as its kind requires; return the status it ended with."""
     if kind.expected in ("left", "read"):
         async with contextlib.aclosing(box.stream(kind.code, **kind.asked)) as events:
             async for event in events:
@@ -142,7 +142,7 @@ async def run_one(box: belljar.AsyncSandbox, kind: Kind) -> str:
 
 
 async def run_mixture(box: belljar.AsyncSandbox, count: int) -> tuple[Counter[str], int, int]:
-    """Many runs, AT_ONCE of them at a time; what went wrong, and the most descriptors and tasks ever seen."""
+    """Run many programs, AT_ONCE of them at a time; return failures and the maximum of descriptors and tasks."""
     waiting = iter(KINDS[number % len(KINDS)] for number in range(count))
     wrong: Counter[str] = Counter()
     most_descriptors = most_tasks = 0
@@ -172,9 +172,9 @@ async def run_mixture(box: belljar.AsyncSandbox, count: int) -> tuple[Counter[st
 
 
 def nothing_new(outside: Host, before: Any, pids: set[int]) -> bool:
-    """Whether nobody is there who was not there before, and nothing else was added.
+    """Whether there is no new process, mount, descriptor or cgroup.
 
-    Not that all is equal: sandboxes and servers of other tests end things of their own meanwhile.
+    The counts may be lower than before: sandboxes and servers of other tests end meanwhile.
     """
     now = outside.leftovers()
     counts_hold = now.mounts <= before.mounts and now.descriptors <= before.descriptors
@@ -204,12 +204,12 @@ def test_nothing_grows_with_mixed_runs_and_nothing_is_left_after_closing(own: Se
     assert last.mounts == first.mounts
     assert last.files == first.files
     for name in ("processes", "cgroups", "descriptors"):
-        # Ready guests and idle cells come and go within what the pool keeps; a leak would be one for each run.
+        # Ready guests and idle jails come and go within the limits of the pool; a leak would grow with every run.
         assert getattr(last, name) < getattr(first, name) + RUNS // 10, (name, seen)
 
 
 def settled(host: Host) -> Any:
-    """Count once the numbers have stopped moving: what is forked ahead comes a little later."""
+    """Count once the numbers no longer change: processes are forked ahead after a response."""
     deadline, last = time.monotonic() + 20, host.leftovers()
     while time.monotonic() < deadline:
         time.sleep(0.3)
@@ -226,18 +226,18 @@ async def until_idle(box: belljar.AsyncSandbox) -> None:
             await asyncio.sleep(0.01)
 
 
-# ---- deaths among our own
+# ---- killed processes of Belljar
 
 
 @pytest.fixture
 def outside(own: Settings, host: Host) -> Iterator[Host]:
-    """The view of one sandbox alone, as its uids begin where no other's do."""
+    """The view of this sandbox only; no other uses its range of uids."""
     yield type(host)(own)
 
 
 @contextlib.asynccontextmanager
 async def opened(own: Settings) -> AsyncIterator[tuple[belljar.AsyncSandbox, set[int]]]:
-    """A sandbox, and the processes that are its own: those below the keeper that was started with it."""
+    """A sandbox and its keepers, which were started with it."""
     before = set(children_of(os.getpid()))
     async with belljar.AsyncSandbox(settings=own) as box:
         yield box, set(children_of(os.getpid())) - before
@@ -252,16 +252,16 @@ def children_of(pid: int) -> list[int]:
 
 
 def find_own(host: Host, keepers: set[int], role: str) -> list[Process]:
-    """Our own processes of one role, found by their place in the tree."""
+    """Return the sandbox's processes of one role, found by their place in the process tree."""
     wardens = [pid for keeper in keepers for pid in children_of(keeper)]
     if role == "keeper":
-        wanted = keepers
+        pids_of_role = keepers
     elif role == "warden":
-        wanted = set(wardens)
+        pids_of_role = set(wardens)
     else:
-        wanted = {pid for warden in wardens for pid in children_of(warden)}
-    everyone = [process for process in host.processes() if process.pid in wanted]
-    if role == "zygote":  # guests that have lost theirs are the warden's children as well, but have other uids
+        pids_of_role = {pid for warden in wardens for pid in children_of(warden)}
+    everyone = [process for process in host.processes() if process.pid in pids_of_role]
+    if role == "zygote":  # guests of a dead zygote are children of the warden, too, but have other uids
         root = {process.uid for process in host.processes() if process.pid in wardens}
         return [process for process in everyone if "main.py" in process.command and process.uid in root]
     if role == "jail_init":
@@ -279,7 +279,7 @@ async def all_begun(box: belljar.AsyncSandbox, count: int) -> None:
     await asyncio.sleep(0.1)
 
 
-def test_a_zygote_that_is_killed_takes_no_run_along(own: Settings, outside: Host) -> None:
+def test_a_killed_zygote_ends_no_run(own: Settings, outside: Host) -> None:
     async def main() -> None:
         async with opened(own) as (box, keepers):
             tasks = [asyncio.create_task(box.run(SLOW)) for _ in range(8)]
@@ -296,7 +296,7 @@ def test_a_zygote_that_is_killed_takes_no_run_along(own: Settings, outside: Host
     asyncio.run(main())
 
 
-def test_zygotes_killed_again_and_again_change_no_answer(own: Settings, outside: Host) -> None:
+def test_repeatedly_killed_zygotes_change_no_outcome(own: Settings, outside: Host) -> None:
     async def main() -> None:
         async with opened(own) as (box, keepers):
             killed = 0
@@ -316,7 +316,7 @@ def test_zygotes_killed_again_and_again_change_no_answer(own: Settings, outside:
     asyncio.run(main())
 
 
-def test_exit_codes_and_limits_are_right_when_the_zygote_is_gone(own: Settings, outside: Host) -> None:
+def test_exit_codes_and_limits_are_right_without_the_zygote(own: Settings, outside: Host) -> None:
     kinds = [
         ("import time; time.sleep(0.5); raise SystemExit(3)", {}, ("failed", 3, None)),
         ("import os, time; time.sleep(0.5); os.abort()", {}, ("crashed", None, "SIGABRT")),
@@ -342,7 +342,7 @@ def test_exit_codes_and_limits_are_right_when_the_zygote_is_gone(own: Settings, 
 
 
 @pytest.mark.parametrize("role", ["warden", "keeper"])
-def test_a_warden_that_is_killed_is_told_or_made_up_for_and_replaced(own: Settings, outside: Host, role: str) -> None:
+def test_a_killed_warden_is_replaced_and_its_runs_repeated_or_refused(own: Settings, outside: Host, role: str) -> None:
     async def main() -> None:
         async with opened(own) as (box, keepers):
             tasks = [asyncio.create_task(box.run(SLOW)) for _ in range(4)]
@@ -360,7 +360,7 @@ def test_a_warden_that_is_killed_is_told_or_made_up_for_and_replaced(own: Settin
     asyncio.run(main())
 
 
-def test_sleepers_that_are_killed_cost_at_most_the_runs_in_their_cells(own: Settings, outside: Host) -> None:
+def test_a_killed_jail_init_affects_only_the_runs_of_its_jail(own: Settings, outside: Host) -> None:
     async def says_hello(box: belljar.AsyncSandbox) -> bool:
         with contextlib.suppress(belljar.SandboxFault):
             return (await box.run("print('hello')")).stdout == "hello\n"
@@ -372,20 +372,20 @@ def test_sleepers_that_are_killed_cost_at_most_the_runs_in_their_cells(own: Sett
                 for jail_init in find_own(outside, keepers, "jail_init"):
                     os.kill(jail_init.pid, signal.SIGKILL)
                 async with asyncio.timeout(30):
-                    while not await says_hello(box):  # until we have heard of all the deaths
+                    while not await says_hello(box):  # until all deaths have been reported
                         pass
 
     asyncio.run(main())
 
 
-def test_a_zygote_that_no_longer_answers_does_not_hold_up_runs_for_ever(own: Settings, outside: Host) -> None:
+def test_a_hanging_zygote_does_not_block_runs_forever(own: Settings, outside: Host) -> None:
     async def main() -> None:
         async with opened(own) as (box, keepers):
             await box.run("print('warm')")
             (zygote,) = find_own(outside, keepers, "zygote")
             os.kill(zygote.pid, signal.SIGSTOP)
             try:
-                for _ in range(2 * AT_ONCE):  # some with a guest that was forked ahead, some without
+                for _ in range(2 * AT_ONCE):  # some with a guest forked ahead, some without
                     with contextlib.suppress(belljar.SandboxFault):
                         await asyncio.wait_for(box.run("print('hello')"), 30)
                 assert (await asyncio.wait_for(box.run("print('hello')"), 30)).stdout == "hello\n"
@@ -396,14 +396,14 @@ def test_a_zygote_that_no_longer_answers_does_not_hold_up_runs_for_ever(own: Set
     asyncio.run(main())
 
 
-def test_a_sandbox_that_is_dropped_in_the_middle_leaves_nothing(own: Settings, host: Host) -> None:
+def test_a_sandbox_abandoned_while_running_leaves_nothing(own: Settings, host: Host) -> None:
     outside = type(host)(own)
     before, pids = settled(outside), outside.own_pids()
 
     async def main() -> None:
         async with belljar.AsyncSandbox(settings=own) as box:
             for _ in range(8):
-                asyncio.create_task(box.run(SLOW))  # noqa: RUF006  nobody waits for them: that is the point
+                asyncio.create_task(box.run(SLOW))  # noqa: RUF006  abandoned on purpose
             await all_begun(box, 8)
             raise ZeroDivisionError
 

@@ -1,4 +1,4 @@
-"""Many requests over kept connections: every answer right, and nothing grows."""
+"""Many requests over persistent connections: every response is right, and nothing grows."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ _DEADLINE_SECONDS = 60.0
 
 
 def test_nothing_grows_and_every_answer_is_right(start: Start) -> None:
-    with start(pool__jail_seconds=0.2) as server:  # else cells that the load needed are kept, and hold descriptors
-        server.ask("POST", "/mcp", {})  # else the server loads the MCP SDK in the background, 20 MB, while we count
-        for _ in range(2):  # whatever grows once, with the first load, is warm now
+    with start(pool__jail_seconds=0.2) as server:  # otherwise jails created under load are kept and hold descriptors
+        server.ask(
+            "POST", "/mcp", {}
+        )  # otherwise the server loads the MCP SDK (20 MB) in the background while the test counts
+        for _ in range(2):  # growth that happens once, under the first load, is over now
             _load(server)
         before = _resident_kilobytes(server), _settled_descriptors(server)
         _load(server)
@@ -53,7 +55,7 @@ def _resident_kilobytes(server: Server) -> int:
 
 
 def _settled_descriptors(server: Server) -> int:
-    """How many are open once the cells of the load are given up and guests wait again: no change for a second."""
+    """Count open descriptors once unused jails are closed and guests are ready again: no change for a second."""
     deadline = time.monotonic() + _DEADLINE_SECONDS
     seen, since = _descriptors(server), time.monotonic()
     while time.monotonic() - since < 1.0:
@@ -66,7 +68,7 @@ def _settled_descriptors(server: Server) -> int:
 
 
 def _descriptors(server: Server) -> int:
-    """Not those of cgroups: of cells that are given up, as many are kept as there are guests that wait."""
+    """Count all but those of cgroups: as many unused jails are kept as there are ready guests."""
     count = 0
     for each in Path(f"/proc/{server.process.pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile

@@ -1,4 +1,4 @@
-"""What the README shows of Python is what happens."""
+"""The Python examples in the README print what their comments say."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ README = Path(__file__).resolve().parents[2] / "README.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```", README.read_text("utf-8"), re.DOTALL | re.MULTILINE)
 
 
-def test_there_are_blocks() -> None:
+def test_the_readme_has_python_blocks() -> None:
     assert BLOCKS
 
 

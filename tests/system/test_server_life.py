@@ -101,7 +101,7 @@ def test_term_under_load_finishes_cancels_and_leaves_nothing(start: Start, host:
     assert host.leftovers().cgroups <= before.cgroups
 
 
-def test_second_signal_ends_the_grace(start: Start) -> None:
+def test_a_second_signal_ends_the_grace_period(start: Start) -> None:
     with start(server__grace_seconds=300) as server:
         with server.streaming("import time; time.sleep(60)", timeout=60) as response:
             assert json.loads(response.readline())["event"] == "started"

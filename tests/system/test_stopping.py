@@ -59,7 +59,7 @@ def test_the_second_signal_ends_it_at_once(serve: Serve, arguments: tuple[str, .
 
 
 @pytest.mark.parametrize(("arguments", "api", "path"), SERVERS)
-def test_half_a_request_is_not_waited_for_beyond_the_grace(
+def test_half_a_request_is_dropped_after_the_grace_period(
     serve: Serve, arguments: tuple[str, ...], api: str, path: str
 ) -> None:
     hasty = {"server__grace_seconds": 1, "server__head_seconds": 300}

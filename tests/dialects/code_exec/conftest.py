@@ -1,4 +1,4 @@
-"""A real server with this dialect on a port of its own, and a client that behaves as the original one."""
+"""A real server with this dialect on its own port, and a client that behaves like the original."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from server_process import Running, Serve
 
 
 class CodeExec(Running):
-    """Sends no header that is not given, as its clients."""
+    """A running server; requests have no default headers, like those of the original client."""
 
     usual_headers: ClassVar = {}
 
@@ -23,7 +23,7 @@ class CodeExec(Running):
         return f"http://127.0.0.1:{self.ports['native']}"
 
     def post(self, path: str, **body: Any) -> str:
-        """Send a body as the original client does, and take the text of a good answer."""
+        """Send a body as the original client does; return the text of a successful response."""
         answer = self.ask("POST", path, json.dumps(body))
         assert (answer.status, answer.kind) == (200, "text/plain"), answer
         return answer.text
@@ -37,7 +37,7 @@ def start(serve: Serve) -> Serve:
 
 @pytest.fixture(scope="session")
 def server(start: Serve, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CodeExec]:
-    """One server for all tests that leave it as it was, with a bank of hashed tests."""
+    """A server shared by all tests that do not change it, with a bank of hashed tests."""
     bank = tmp_path_factory.mktemp("bank")
     (bank / "owner").mkdir()
     rows = [["assert f(1) == 2", "aa"], ["assert f(1) == 3", "bb"]]

@@ -1,6 +1,6 @@
-"""The original client's behaviour, written anew from its description: same calls on the wire, same reading of answers.
+"""A client that behaves like the original, rewritten from its description: same requests, same reading of responses.
 
-Only two things are ours: the endless retry has an end, so that a test can fail, and the waits are counted.
+One thing differs: the endless retry ends after a few attempts, so that a test can fail.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import requests
 
-GIVE_UP_AFTER = 3
+ATTEMPTS_MAX = 3
 
 
 def exec_test(
@@ -27,19 +27,19 @@ def exec_test(
     headers = {"Content-Type": "application/json"}
     if authorization:
         body, headers["Authorization"] = {"args": body}, authorization
-    for _ in range(GIVE_UP_AFTER):
+    for _ in range(ATTEMPTS_MAX):
         try:
             answer = requests.post(
                 server if authorization else f"{server}/py_exec", data=json.dumps(body), headers=headers
             )
             if json_resp:
-                told = answer.json()
-                if "detail" in told:
-                    raise RuntimeError(told["detail"])
+                reply = answer.json()
+                if "detail" in reply:
+                    raise RuntimeError(reply["detail"])
                 if authorization:
-                    assert told["status"] == "SUCCESS", told
-                    told = json.loads(told["result"]["result"])
-                word, output = str(told["status"]), told["output"]
+                    assert reply["status"] == "SUCCESS", reply
+                    reply = json.loads(reply["result"]["result"])
+                word, output = str(reply["status"]), reply["output"]
             else:
                 word, _, output = answer.text.partition("\n")
             assert word in ("0", "1")
@@ -47,7 +47,7 @@ def exec_test(
         except Exception as error:  # noqa: BLE001  as the original
             if is_alive(server):
                 return False, f"Failed to execute program: {error}"
-    raise AssertionError("the original client would wait for ever")
+    raise AssertionError("the original client would wait forever")
 
 
 def exec_test_multipl_e(server: str, code: str, test: str, lang: str, timeout: int = 30) -> tuple[bool, str]:
@@ -58,8 +58,8 @@ def exec_test_multipl_e(server: str, code: str, test: str, lang: str, timeout: i
     assert word in ("0", "1")
     if rest.strip() == "Timeout":
         return False, "Timeout"
-    told = json.loads(rest)
-    return told["exit_code"] == 0, told["stdout"] + told["stderr"]
+    reply = json.loads(rest)
+    return reply["exit_code"] == 0, reply["stdout"] + reply["stderr"]
 
 
 def exec_test_batched(
@@ -70,7 +70,7 @@ def exec_test_batched(
     timeout: int = 30,
     stdins: list[str] | None = None,
 ) -> list[tuple[bool, str]]:
-    """A thread for each, all at once."""
+    """Run every program in its own thread, concurrently."""
     results: list[tuple[bool, str] | None] = [None] * len(codes)
 
     def run(at: int) -> None:

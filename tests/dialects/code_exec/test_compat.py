@@ -1,4 +1,4 @@
-"""belljar.compat.code_exec against a real server, and against none."""
+"""belljar.compat.code_exec against a real server and against an unreachable one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_one_program(server: Any) -> None:
     assert client.exec_test(server.url, "while 1: pass", "", timeout=1) == (False, "Timeout")
 
 
-def test_test_by_hash(server: Any) -> None:
+def test_a_test_selected_by_hash(server: Any) -> None:
     code = "def f(x): return x + 1"
     assert client.exec_test(server.url, code, "", testhash=("owner/tests", "aa")) == (True, "")
     passed, output = client.exec_test(server.url, code, "", testhash=("owner/tests", "zz"))
@@ -54,7 +54,7 @@ def test_coverage(server: Any) -> None:
     assert client.run_coverage_batched(server.url, [code, code], [["f(1)"], ["assert 0"]]) == [80, -1]
 
 
-def test_wrapped_with_a_key(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrapped_request_with_a_key(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with start(server__api_key="s3cret") as locked:
         passed, output = client.exec_test(locked.url, "print(1)", "")
         assert not passed
@@ -65,8 +65,8 @@ def test_wrapped_with_a_key(start: Any, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.fixture
-def nowhere(monkeypatch: pytest.MonkeyPatch) -> str:
-    """An address where nobody listens, and little patience."""
+def unreachable(monkeypatch: pytest.MonkeyPatch) -> str:
+    """An address without a listener, with short retry times."""
     monkeypatch.setattr(client, "PATIENCE_SECONDS", 0.1)
     monkeypatch.setattr(client, "_RETRY_SECONDS", 0.05)
     with socket.socket() as bound:
@@ -74,22 +74,22 @@ def nowhere(monkeypatch: pytest.MonkeyPatch) -> str:
         return f"http://127.0.0.1:{bound.getsockname()[1]}"
 
 
-def test_server_that_is_not_there_is_not_waited_for_for_ever(nowhere: str) -> None:
-    passed, output = client.exec_test(nowhere, "print(1)", "")
+def test_an_unreachable_server_is_not_awaited_forever(unreachable: str) -> None:
+    passed, output = client.exec_test(unreachable, "print(1)", "")
     assert not passed
     assert "cannot be reached" in output
-    assert client.run_coverage(nowhere, "a = 1", []) == -3
-    assert not client.check_executor_alive(nowhere)
+    assert client.run_coverage(unreachable, "a = 1", []) == -3
+    assert not client.check_executor_alive(unreachable)
 
 
 @pytest.mark.parametrize("timeout", [1.5, -1, True, "3"])
-def test_timeout_must_be_whole_seconds(nowhere: str, timeout: Any) -> None:
+def test_timeout_must_be_whole_seconds(unreachable: str, timeout: Any) -> None:
     with pytest.raises(ValueError, match="timeout must be"):
-        client.exec_test(nowhere, "print(1)", "", timeout=timeout)
+        client.exec_test(unreachable, "print(1)", "", timeout=timeout)
 
 
-def test_lists_must_match(nowhere: str) -> None:
+def test_lists_must_match(unreachable: str) -> None:
     with pytest.raises(ValueError, match="same length"):
-        client.exec_test_batched(nowhere, ["a"], [])
+        client.exec_test_batched(unreachable, ["a"], [])
     with pytest.raises(ValueError, match="Python only"):
-        client.exec_test_batched(nowhere, ["a"], [""], lang="rust", stdins=["x"])
+        client.exec_test_batched(unreachable, ["a"], [""], lang="rust", stdins=["x"])

@@ -1,4 +1,4 @@
-"""/any_exec with every toolchain that this machine has: a program that passes, one that fails, one that is no program.
+"""/any_exec with every toolchain that this machine has: a program that passes, one that fails, one that is invalid.
 
 The programs have the form in which MultiPL-E sends them.
 """
@@ -12,7 +12,7 @@ import pytest
 
 
 class Programs(NamedTuple):
-    """Three programs of one language, and the words for the two that fail; the exit code of the first of these two."""
+    """Three programs of one language, the statuses of the two that fail, and the exit code of the failing one."""
 
     passing: str
     failing: str
@@ -81,7 +81,7 @@ SWIFT = "func add(_ a: Int, _ b: Int) -> Int { return a + b }\nassert(add(1, 2) 
 
 
 def same(form: str, broken: str, *words: str, breakage: str = "SyntaxError", exit_code: int | None = None) -> Programs:
-    """One form with the right and with a wrong number."""
+    """Fill a template with the right and with a wrong number."""
     return Programs(form % 3, form % 4, broken, *words, breakage=breakage, exit_code=exit_code)
 
 
@@ -106,7 +106,7 @@ PROGRAMS = {
     "pl": same(PERL, "sub {", breakage="Exception"),
     "python": same("assert 1 + 2 == %d", "def ("),
     "r": same(R, "function(", "AssertionError"),
-    "racket": same(RACKET, "#lang racket\n(define", exit_code=0),  # rackunit only tells of it
+    "racket": same(RACKET, "#lang racket\n(define", exit_code=0),  # rackunit only prints the failure
     "ruby": Programs(RUBY % 3, RUBY % 4, "def (", "Exception"),
     "rust": same(RUST, "fn main( {"),
     "scala": same(SCALA, "object {"),
@@ -125,7 +125,7 @@ def available(server: Any) -> set[str]:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("lang", PROGRAMS)
-def test_words_of_real_programs(server: Any, available: set[str], lang: str) -> None:
+def test_statuses_of_real_programs(server: Any, available: set[str], lang: str) -> None:
     if lang not in available:
         pytest.skip(f"NO {lang} ON THIS MACHINE: belljar languages install {lang}")
     programs = PROGRAMS[lang]
@@ -133,9 +133,9 @@ def test_words_of_real_programs(server: Any, available: set[str], lang: str) -> 
     def run(code: str) -> dict[str, Any]:
         answer = server.post("/any_exec", code=code, lang=lang, timeout=60)
         assert answer.startswith("0\n{"), answer
-        told: dict[str, Any] = json.loads(answer.partition("\n")[2])
-        assert set(told) == {"status", "exit_code", "stdout", "stderr"}
-        return told
+        reply: dict[str, Any] = json.loads(answer.partition("\n")[2])
+        assert set(reply) == {"status", "exit_code", "stdout", "stderr"}
+        return reply
 
     passed = run(programs.passing)
     assert (passed["status"], passed["exit_code"]) == ("OK", 0), passed

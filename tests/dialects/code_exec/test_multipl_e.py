@@ -1,4 +1,4 @@
-"""The words of MultiPL-E for what a program did, language by language; no toolchain is needed."""
+"""MultiPL-E's status words for each language; no toolchain is needed."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def judge(lang: str, seen: Outcome) -> dict[str, Any]:
     return evaluate(find_evaluator(lang)[1], seen)
 
 
-def test_every_language_of_the_original_has_its_row() -> None:
+def test_every_language_of_the_original_has_an_evaluator() -> None:
     assert sorted(EVALUATORS) == sorted(ALL)
 
 
@@ -92,15 +92,15 @@ def test_good_program_is_ok(lang: str) -> None:
     assert judge(lang, outcome(0, "1\n")) == {"status": "OK", "exit_code": 0, "stdout": "1\n", "stderr": ""}
 
 
-#: What a timeout is called; everywhere else it is Timeout with -1.
+#: Status and exit code of a timeout where they are not Timeout and -1.
 TIMEOUTS = {"clj": ("Exception", -1), "php": ("Exception", -1), "racket": ("Exception", -1), "go": ("Timeout", None)}
 
 
 @pytest.mark.parametrize("lang", ALL)
 def test_timeout(lang: str) -> None:
-    told = judge(lang, timed_out())
-    assert (told["status"], told["exit_code"]) == TIMEOUTS.get(lang, ("Timeout", -1))
-    assert told["stdout"] == "half"
+    reply = judge(lang, timed_out())
+    assert (reply["status"], reply["exit_code"]) == TIMEOUTS.get(lang, ("Timeout", -1))
+    assert reply["stdout"] == "half"
 
 
 SECONDS = {
@@ -111,7 +111,7 @@ SECONDS = {
 
 
 @pytest.mark.parametrize("lang", ALL)
-def test_seconds_a_program_has(lang: str) -> None:
+def test_time_limits(lang: str) -> None:
     assert EVALUATORS[lang].run_seconds == SECONDS[lang]
 
 
@@ -214,13 +214,13 @@ def test_seconds_a_program_has(lang: str) -> None:
         pytest.param("kotlin", outcome(1), "Exception", 1, id="unknown_to_multipl_e"),
     ],
 )
-def test_word_and_exit_code(lang: str, seen: Outcome, status: str, exit_code: int) -> None:
-    told = judge(lang, seen)
-    assert (told["status"], told["exit_code"]) == (status, exit_code)
+def test_status_and_exit_code(lang: str, seen: Outcome, status: str, exit_code: int) -> None:
+    reply = judge(lang, seen)
+    assert (reply["status"], reply["exit_code"]) == (status, exit_code)
 
 
-def found_out_later(exit_code: int, stderr: str) -> Outcome:
-    """A one-step language: it ran, and a check afterwards said that it could not be read."""
+def failed_check(exit_code: int, stderr: str) -> Outcome:
+    """The outcome of a one-step language: the program ran, and a check afterwards found a syntax error."""
     compilation = Compilation(status=Status.FAILED, exit_code=1, stdout="", stderr="checked", wall_seconds=1.0)
     return outcome(exit_code, stderr=stderr, status=Status.COMPILE_FAILED, compilation=compilation)
 
@@ -228,17 +228,17 @@ def found_out_later(exit_code: int, stderr: str) -> Outcome:
 @pytest.mark.parametrize(
     ("lang", "seen", "status"),
     [
-        ("lua", found_out_later(1, "lua: syntax error"), "Exception"),
-        ("pl", found_out_later(255, "syntax error at"), "Exception"),
-        ("javascript", found_out_later(1, "SyntaxError: x"), "SyntaxError"),
-        ("php", found_out_later(255, "Parse error: x"), "SyntaxError"),
-        ("luau", found_out_later(2, "x"), "SyntaxError"),
+        ("lua", failed_check(1, "lua: syntax error"), "Exception"),
+        ("pl", failed_check(255, "syntax error at"), "Exception"),
+        ("javascript", failed_check(1, "SyntaxError: x"), "SyntaxError"),
+        ("php", failed_check(255, "Parse error: x"), "SyntaxError"),
+        ("luau", failed_check(2, "x"), "SyntaxError"),
     ],
 )
-def test_what_a_check_found_is_judged_by_what_the_program_said(lang: str, seen: Outcome, status: str) -> None:
-    told = judge(lang, seen)
-    assert (told["status"], told["exit_code"]) == (status, seen.exit_code)
-    assert told["stderr"] == seen.stderr
+def test_a_failed_check_is_classified_by_the_programs_output(lang: str, seen: Outcome, status: str) -> None:
+    reply = judge(lang, seen)
+    assert (reply["status"], reply["exit_code"]) == (status, seen.exit_code)
+    assert reply["stderr"] == seen.stderr
 
 
 def test_go_test_file_becomes_a_program() -> None:
@@ -250,11 +250,11 @@ def test_go_test_file_becomes_a_program() -> None:
     assert EVALUATORS["go"].prepare(program) == program
 
 
-def test_rust_says_that_the_compiler_took_too_long() -> None:
+def test_rust_reports_a_compiler_timeout() -> None:
     assert judge("rust", not_compiled("", None, Status.TIMED_OUT))["stderr"] == "Compiler timeout"
 
 
-def test_compiler_text_is_what_is_shown() -> None:
+def test_compiler_output_is_shown() -> None:
     assert judge("cpp", not_compiled("main.cpp:1: error"))["stderr"] == "main.cpp:1: error"
 
 
@@ -262,10 +262,10 @@ def test_compiler_text_is_what_is_shown() -> None:
     ("word", "language"),
     [("py", "python"), ("JS", "javascript"), ("coq", "v"), ("rkt", "racket"), ("go_test.go", "go")],
 )
-def test_other_words(word: str, language: str) -> None:
+def test_language_aliases(word: str, language: str) -> None:
     assert find_evaluator(word) == (language, EVALUATORS[language])
 
 
 @pytest.mark.parametrize("word", ["dlang", "d"])
-def test_d_is_what_runs_its_unit_tests(word: str) -> None:
+def test_d_runs_its_unit_tests(word: str) -> None:
     assert find_evaluator(word) == ("dunit", EVALUATORS["dlang"])

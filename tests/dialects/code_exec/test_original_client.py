@@ -1,4 +1,4 @@
-"""What the original's own test program does, with a client that behaves like its own."""
+"""The original's own test program, with a client that behaves like the original."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_batch_of_threads(url: str) -> None:
     assert [output for _, output in results[2::3]] == [f"{at}\n" for at in range(2, 120, 3)]
 
 
-def test_refusal_is_told_and_not_waited_out(start: Any) -> None:
+def test_a_refusal_is_reported_without_retries(start: Any) -> None:
     with start(server__api_key="s3cret") as locked:
         passed, output = client.exec_test(locked.url, PASS, "")
         assert not passed
@@ -89,8 +89,8 @@ async def _ask(port: int, number: int, gate: asyncio.Event) -> str:
     return answer.partition(b"\r\n\r\n")[2].decode()
 
 
-def test_more_at_once_than_the_queue_holds(start: Any) -> None:
-    """1,500 connections, all open before the first program is sent, and a queue for 100: everybody is answered."""
+def test_more_requests_than_the_queue_holds_are_answered(start: Any) -> None:
+    """1,500 connections, all open before the first program is sent, and a queue for 100: every request is answered."""
     count = 1500
 
     async def ask_all(port: int) -> list[str]:
@@ -106,8 +106,8 @@ def test_more_at_once_than_the_queue_holds(start: Any) -> None:
         assert client.is_alive(busy.url)
 
 
-def test_one_that_leaves_gives_up_its_place(start: Any, host: Any) -> None:
-    """A hundred callers who hang up while they wait, then one who stays: nobody runs for those who left."""
+def test_a_disconnected_caller_frees_its_slot(start: Any, host: Any) -> None:
+    """A hundred callers hang up while they wait, then one stays: programs of those who left do not run."""
     body = json.dumps({"code": "import time\ntime.sleep(60)", "timeout": 60}).encode()
     head = f"POST /py_exec HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
 

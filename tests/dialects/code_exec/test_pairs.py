@@ -1,4 +1,4 @@
-"""Requests with their answers, replayed over real sockets; without a content type, as one of its clients sends them."""
+"""Recorded requests and responses, replayed over real sockets with and without a content type."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ def test_pair(server: Any, name: str, kind: dict[str, str]) -> None:
         assert re.fullmatch(pair["pattern"], answer.text), answer.text
 
 
-def test_both_ports_answer_alike(server: Any) -> None:
+def test_both_ports_give_the_same_answer(server: Any) -> None:
     body = json.dumps({"code": "print(1)", "timeout": 5})
     answers = [server.ask("POST", "/py_exec", body, api=api).text for api in ("native", "code_exec")]
     assert answers == ["0\n1\n"] * 2
 
 
 @pytest.mark.parametrize(("path", "status"), [("/health", 200), ("/", 200), ("/nothing", 404), ("/v1/info", 404)])
-def test_signs_of_life(server: Any, path: str, status: int) -> None:
+def test_liveness_paths(server: Any, path: str, status: int) -> None:
     answer = server.ask("GET", path)
     assert answer.status == status
     if status == 200:
         assert (answer.kind, answer.text) == ("text/plain", "OK")
 
 
-def test_health_of_the_main_port_is_our_own(server: Any) -> None:
+def test_the_main_port_has_the_native_health_check(server: Any) -> None:
     assert json.loads(server.ask("GET", "/health", api="native").text)["status"] == "ok"
 
 
@@ -54,51 +54,51 @@ def test_other_methods_are_refused(server: Any, path: str) -> None:
     assert server.ask("GET", path).status == 405
 
 
-def test_foreign_host_does_not_make_a_client_wait_for_ever(server: Any) -> None:
-    """It would for anything but 200 and 404 at GET /."""
-    foreign = {"Host": "evil.example"}
-    assert server.ask("GET", "/", headers=foreign).status == 404
-    answer = server.ask("POST", "/py_exec", "{}", foreign)
+def test_an_unknown_host_header_does_not_block_a_client_forever(server: Any) -> None:
+    """The original client retries forever if GET / returns anything but 200 or 404."""
+    other_host = {"Host": "evil.example"}
+    assert server.ask("GET", "/", headers=other_host).status == 404
+    answer = server.ask("POST", "/py_exec", "{}", other_host)
     assert answer.status == 403
     assert "allowed_hosts" in json.loads(answer.text)["detail"]
 
 
-def test_much_output_is_whole(server: Any) -> None:
-    """The original ends in Timeout past 64 KiB here, and shows 1,024 bytes there."""
+def test_long_output_is_complete(server: Any) -> None:
+    """The original times out above 64 KiB in /py_exec and shows only 1,024 bytes in /any_exec."""
     code = "import sys\nprint('x' * 300_000)\nprint('y' * 300_000, file=sys.stderr)\n"
     assert server.post("/py_exec", code=code, timeout=10) == "0\n" + "x" * 300_000 + "\n"
     assert server.post("/py_exec", code=code + "sys.exit(1)", timeout=10) == "1\n" + "y" * 300_000 + "\n"
-    told = json.loads(server.post("/any_exec", code=code, lang="python", timeout=10).partition("\n")[2])
-    assert (len(told["stdout"]), len(told["stderr"])) == (300_001, 300_001)
+    reply = json.loads(server.post("/any_exec", code=code, lang="python", timeout=10).partition("\n")[2])
+    assert (len(reply["stdout"]), len(reply["stderr"])) == (300_001, 300_001)
 
 
-def test_output_that_is_cut_is_told_on_stderr_alone(start: Any) -> None:
+def test_truncation_is_reported_on_stderr_only(start: Any) -> None:
     note = "[cut: output after the first 4 KB was dropped]\n"
     loud = "import sys\nprint('x' * 5000)\n"
-    furious = loud + "print('y' * 5000, file=sys.stderr)\n"
+    louder = loud + "print('y' * 5000, file=sys.stderr)\n"
     with start(default_limits__output_bytes=4096, ceiling_limits__output_bytes=4096) as server:
 
         def run_any(code: str) -> dict[str, Any]:
-            told: dict[str, Any] = json.loads(
+            reply: dict[str, Any] = json.loads(
                 server.post("/any_exec", code=code, lang="python", timeout=10).partition("\n")[2]
             )
-            return told
+            return reply
 
-        assert server.post("/py_exec", code=furious, timeout=10) == "0\n" + "x" * 4096
-        assert server.post("/py_exec", code=furious + "sys.exit(1)", timeout=10) == "1\n" + "y" * 4096 + "\n" + note
-        assert server.post("/py_exec", code=loud + "sys.exit('no')", timeout=10) == "1\nno\n"  # all of what is shown
+        assert server.post("/py_exec", code=louder, timeout=10) == "0\n" + "x" * 4096
+        assert server.post("/py_exec", code=louder + "sys.exit(1)", timeout=10) == "1\n" + "y" * 4096 + "\n" + note
+        assert server.post("/py_exec", code=loud + "sys.exit('no')", timeout=10) == "1\nno\n"  # complete
         whole = {"status": "OK", "exit_code": 0, "stdout": "x" * 4096}
         assert run_any(loud) == {**whole, "stderr": note}
-        assert run_any(furious) == {**whole, "stderr": "y" * 4096 + "\n" + note}
+        assert run_any(louder) == {**whole, "stderr": "y" * 4096 + "\n" + note}
         assert run_any("print(1)")["stderr"] == ""
 
 
-def test_bytes_that_are_no_text_are_replaced(server: Any) -> None:
+def test_invalid_utf_8_is_replaced(server: Any) -> None:
     code = "import sys\nsys.stdout.buffer.write(b'a\\xffb')"
     assert server.post("/py_exec", code=code, timeout=5) == "0\na�b"
 
 
-def test_body_over_the_limit_is_refused_in_words(start: Any) -> None:
+def test_a_body_over_the_limit_is_refused_with_a_reason(start: Any) -> None:
     with start(server__body_bytes=100_000, server__bodies_bytes=200_000) as small:
         answer = small.ask("POST", "/py_exec", b"x" * 200_000)
         assert (answer.status, answer.kind) == (413, "text/plain")
@@ -122,7 +122,7 @@ def test_keys(start: Any) -> None:
         assert json.loads(answer["result"]["result"]) == {"output": "1\n", "status": 0}
 
 
-def test_memory_bomb_and_attack_leave_the_server_alone(server: Any) -> None:
+def test_the_server_survives_a_memory_bomb_and_an_attack(server: Any) -> None:
     bomb = server.post("/py_exec", code="a = []\nwhile True: a.append([42] * 10000)", timeout=30)
     assert bomb.startswith("1\n")
     assert "MemoryError" in bomb

@@ -1,4 +1,4 @@
-"""A real server with the kernel dialect on a port of its own, and a client that reads its lines."""
+"""A real server with the kernel dialect on its own port, and a client that reads its lines."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ def start_kernels(serve: Serve) -> Serve:
 
 @pytest.fixture(scope="session")
 def kernels(start_kernels: Serve) -> Iterator[Kernels]:
-    """One server for all tests that leave it as it was."""
+    """A server shared by all tests that do not change it."""
     with start_kernels() as running:
         yield running

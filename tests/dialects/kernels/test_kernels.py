@@ -1,4 +1,4 @@
-"""The kernel server's calls as its clients know them, and what it used to do wrong."""
+"""The calls of the kernel server as its clients use them, and the mistakes of the original."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_both_prefixes_answer_on_the_main_port(kernels: Any, name: str) -> None:
         assert answer.lines == [{"text": "1"}]
 
 
-def test_state_stays_in_a_session_and_apart_from_others(kernels: Any, name: str) -> None:
+def test_state_persists_in_a_session_and_is_separate_from_others(kernels: Any, name: str) -> None:
     assert kernels.run("x = 41", name) == []
     assert kernels.run("x + 1", name) == [{"text": "42"}]
     (line,) = kernels.run("x")
@@ -59,7 +59,7 @@ def test_state_stays_in_a_session_and_apart_from_others(kernels: Any, name: str)
 
 @pytest.mark.parametrize("odd", ["a\nb", "a\r\nx-evil: 1", "\0", "tab\t\x7f", "é \U0001f600 \\"])
 @pytest.mark.parametrize("path", ["execute", "execute_sync"])
-def test_any_name_of_a_session_is_answered(kernels: Any, name: str, odd: str, path: str) -> None:
+def test_any_session_name_is_accepted(kernels: Any, name: str, odd: str, path: str) -> None:
     asked = {"code": "1+1", "session_id": name[:20] + odd}
     answer = kernels.ask("POST", f"{PREFIX}/{path}", asked)
     assert answer.status == 200
@@ -97,19 +97,19 @@ def test_syntax_error_is_one_line(kernels: Any, name: str) -> None:
             "from PIL import Image\nfrom IPython.display import display\n"
             "import os\ndisplay(Image.frombytes('RGB', (600, 600), os.urandom(1080000)))\nprint('after')",
             ["png", "text"],
-            id="large_picture_that_also_has_a_text",
+            id="large_picture_with_text",
         ),
         pytest.param(PLOT.replace("plt.show()", "plt.gcf()"), ["text", "png"], id="figure_as_value"),
         pytest.param("display('shown')", ["text"], id="displayed_text"),
         pytest.param("import pandas as pd\npd.DataFrame({'a': [1]})", ["text"], id="table"),
     ],
 )
-def test_one_form_of_each_thing_is_told(kernels: Any, name: str, code: str, kinds: list[str]) -> None:
+def test_each_value_is_sent_in_one_form(kernels: Any, name: str, code: str, kinds: list[str]) -> None:
     lines = kernels.run(code, name)
     assert ["png" if is_png(line) else "text" for line in lines] == kinds, str(lines)[:500]
 
 
-def test_lines_come_while_the_cell_runs(kernels: Any, name: str) -> None:
+def test_lines_arrive_while_the_cell_runs(kernels: Any, name: str) -> None:
     code = "import time\nprint('first', flush=True)\ntime.sleep(20)"
     body = json.dumps({"code": code, "session_id": name})
     with contextlib.closing(kernels.connect()) as connection:
@@ -117,20 +117,20 @@ def test_lines_come_while_the_cell_runs(kernels: Any, name: str) -> None:
         connection.request("POST", f"{PREFIX}/execute", body, {"Content-Type": "application/json"})
         assert json.loads(connection.getresponse().readline()) == {"text": "first\n"}
         assert time.monotonic() - began < 15
-    assert kernels.run("1", name, timeout=20) == [{"text": "1"}]  # who hung up has left the session usable
+    assert kernels.run("1", name, timeout=20) == [{"text": "1"}]  # the session is still usable after the client hung up
 
 
-def test_nothing_is_an_empty_body(kernels: Any, name: str) -> None:
+def test_a_cell_without_output_has_an_empty_body(kernels: Any, name: str) -> None:
     assert kernels.run("", name) == []
     assert kernels.run("x = 1", name) == []
 
 
 @pytest.mark.parametrize("more", [{"variables": {"a": 1}}, {"timeout": None}, {"unknown": 1}, {"timeout": "5"}])
-def test_other_fields_are_taken(kernels: Any, more: dict[str, Any]) -> None:
+def test_other_fields_are_accepted(kernels: Any, more: dict[str, Any]) -> None:
     assert kernels.run("1", **more) == [{"text": "1"}]
 
 
-def test_all_at_once(kernels: Any, name: str) -> None:
+def test_execute_sync_returns_everything_in_one_response(kernels: Any, name: str) -> None:
     body = {"code": f"{PLOT}\nprint('p')\n1/0", "session_id": name}
     answer = kernels.ask("POST", f"{PREFIX}/execute_sync", body).body
     assert (answer["resultCode"], answer["resultMsg"]) == (0, "success")
@@ -140,10 +140,10 @@ def test_all_at_once(kernels: Any, name: str) -> None:
     assert data["errors"][0]["error"] == "ZeroDivisionError: division by zero"
 
 
-# ---- what it used to do wrong
+# ---- mistakes of the original
 
 
-def test_timeout_is_told_and_nothing_stale_is_left(kernels: Any, name: str) -> None:
+def test_a_timeout_is_reported_and_leaves_nothing_stale(kernels: Any, name: str) -> None:
     lines = kernels.run("print('one')\nx = 7\nwhile True: pass", name, timeout=3)
     assert lines[0] == {"text": "one\n"}
     assert lines[-1]["error"].startswith("TimeoutError: not done after 3 s")
@@ -189,7 +189,7 @@ def test_sessions_are_listed_and_terminated(kernels: Any, name: str) -> None:
     assert name not in kernels.ask("GET", f"{PREFIX}/sessions").body["sessions"]
 
 
-def test_session_of_no_name_is_told_in_a_header(kernels: Any) -> None:
+def test_the_id_of_an_unnamed_session_is_in_a_header(kernels: Any) -> None:
     answer = kernels.ask("POST", f"{PREFIX}/execute", {"code": "y = 5"})
     assert kernels.run("y", answer.headers["X-Session-Id"]) == [{"text": "5"}]
 
@@ -220,11 +220,11 @@ def test_running_cell_is_interrupted(kernels: Any, name: str) -> None:
 
 @pytest.mark.parametrize(("method", "path"), [("DELETE", ""), ("POST", "/interrupt"), ("GET", "")])
 def test_unknown_session_is_404(kernels: Any, method: str, path: str) -> None:
-    answer = kernels.ask(method, f"{PREFIX}/sessions/nobody{path}")
+    answer = kernels.ask(method, f"{PREFIX}/sessions/unknown{path}")
     assert (answer.status, answer.body) == (404, {"detail": "Session not found"})
 
 
-def test_session_is_made_with_files(kernels: Any, name: str) -> None:
+def test_a_session_is_created_with_files(kernels: Any, name: str) -> None:
     files = [
         {"path": "data/a.txt", "content": "hello"},
         {"filename": "b.bin", "content": base64.b64encode(b"\xff").decode(), "encoding": "base64"},
@@ -256,8 +256,8 @@ def test_many_clients_that_name_the_same_session_share_it(kernels: Any, name: st
     assert kernels.ask("GET", f"{PREFIX}/sessions").body["sessions"][name]["execution_count"] == 8
 
 
-def test_those_who_name_a_new_session_at_once_wait_for_it(start_kernels: Any, tmp_path: Path) -> None:
-    """On a server that has just started, where opening one takes its time; the key may have no second one."""
+def test_concurrent_requests_for_a_new_session_wait_for_it(start_kernels: Any, tmp_path: Path) -> None:
+    """On a server that has just started, where opening a session is slow; the key allows only one."""
     keys = KeyFile(tmp_path / "keys.json")
     headers = {"Authorization": f"Bearer {keys.create(Key(name='few', max_sessions=1))}"}
     with start_kernels(server__keys_file=keys.path) as kernels, ThreadPoolExecutor(6) as pool:
@@ -280,7 +280,7 @@ def test_those_who_name_a_new_session_at_once_wait_for_it(start_kernels: Any, tm
     ("body", "named"),
     [
         pytest.param(b"{}", "code", id="no_code"),
-        pytest.param(b"nonsense", None, id="no_json"),
+        pytest.param(b"nonsense", None, id="invalid_json"),
         pytest.param(b'{"code": 5}', "code", id="wrong_type"),
         pytest.param(b"[" * 100_000, None, id="nesting_bomb"),
         pytest.param(json.dumps({"code": "1", "session_id": "é" * 100}).encode(), None, id="long_name"),
@@ -290,7 +290,7 @@ def test_bad_body_is_422(kernels: Any, body: bytes, named: str | None) -> None:
     answer = kernels.ask("POST", f"{PREFIX}/execute", body)
     assert answer.status == 422
     (problem,) = answer.body["detail"]
-    words = [each for each in problem["loc"] if isinstance(each, str)]  # or a place in the text
+    words = [each for each in problem["loc"] if isinstance(each, str)]  # the others are positions in the text
     assert words == ["body", *([named] if named else [])]
     assert problem["msg"]
 
@@ -303,7 +303,7 @@ def test_health(kernels: Any, path: str) -> None:
     assert {"version", "active_sessions", "uptime"} <= set(answer.body)
 
 
-def test_key_is_asked_for_in_its_words(start_kernels: Any) -> None:
+def test_key_errors_have_the_original_wording(start_kernels: Any) -> None:
     with start_kernels(API_KEY="secret") as kernels:
         path = f"{PREFIX}/sessions"
         missing, wrong = kernels.ask("GET", path), kernels.ask("GET", path, headers={"Authorization": "Bearer x"})

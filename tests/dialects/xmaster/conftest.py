@@ -1,4 +1,4 @@
-"""A real server that speaks X-Master's dialect on a port of its own, and an outside world on loopback for its tools."""
+"""A real server with X-Master's dialect on its own port, and web services on loopback for its tools."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ MCP_TOOLS = Path(__file__).parents[2] / "unit" / "tools" / "mcp_tools.py"
 
 
 class XMaster(Running):
-    """A running server; asked on the port of the dialect."""
+    """A running server, on the port of its dialect."""
 
     def execute(self, code: str, **asked: Any) -> dict[str, Any]:
-        """POST /execute; the 200 body, whose keys are checked on the way."""
+        """POST /execute; check status and keys, and return the body."""
         answer = self.ask("POST", "/execute", {"code": code, **asked})
         assert answer.status == 200, answer
         body: dict[str, Any] = answer.body
@@ -29,7 +29,7 @@ class XMaster(Running):
         return body
 
     def items(self, session_id: str) -> list[dict[str, Any]]:
-        """GET /get_mcp_result, to its end."""
+        """GET /get_mcp_result and read it to the end."""
         answer = self.ask("GET", f"/get_mcp_result/{session_id}")
         assert answer.status == 200, answer
         assert answer.headers["content-type"] == "application/json"
@@ -70,7 +70,7 @@ def config(outside: Outside, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def serve_here(serve: Serve, outside: Outside) -> Serve:
-    """Start a server whose outside world is on loopback."""
+    """Start a server whose web services are on loopback."""
     return functools.partial(
         serve,
         web__serper_url=f"{outside.url}/serper",
@@ -81,7 +81,7 @@ def serve_here(serve: Serve, outside: Outside) -> Serve:
 
 @pytest.fixture(scope="session")
 def server(serve_here: Serve, config: Path) -> Iterator[XMaster]:
-    """One server for all tests: X-Master's files, its port, and a proxy port beside."""
+    """A server shared by all tests, with X-Master's files, its port and a proxy port."""
     servers = config.parent / "servers.toml"
     servers.write_text(f'[tools.servers.tests]\ncommand = ["{sys.executable}", "{MCP_TOOLS}", "stdio"]\n')
     files = ("--config", str(servers), "--xmaster-config", str(config))

@@ -1,4 +1,4 @@
-"""What one caller may have under way, and that nothing is done for a client who has left."""
+"""Limits on the runs of one caller, and requests whose client has left."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ BODY_BYTES = 300_000
 
 
 class Client:
-    """One key's holder."""
+    """A client with its own key."""
 
     def __init__(self, server: XMaster, key: str) -> None:
         self.headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
         self._server = server
 
     def ask(self, path: str, code: str, **asked: Any) -> Answer:
-        """One request and its answer."""
+        """Send one request and return the response."""
         return self._server.ask("POST", path, {"code": code, **asked}, self.headers)
 
     @contextlib.contextmanager
     def executing(self, code: str, **asked: Any) -> Iterator[None]:
-        """A request to /execute whose client leaves in the end."""
+        """A request to /execute; its client disconnects at the end of the block."""
         with contextlib.closing(self._server.connect()) as connection:
             connection.request("POST", "/execute", json.dumps({"code": code, **asked}), self.headers)
             yield
 
     def prepare(self) -> None:
-        """Have a session that is there: one that is still being opened cannot be ended."""
+        """Open a session: one that is still being opened cannot be ended."""
         assert self.ask("/execute", "pass", session_id="s").status == 200
 
     def delete(self, session_id: str) -> None:
-        """End a session, with all that runs and waits in it."""
+        """End a session with everything that runs or waits in it."""
         self._server.ask("POST", f"/del_session?session_id={session_id}", headers=self.headers)
 
 
@@ -55,7 +55,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> KeyFile:
 
 @pytest.fixture(scope="module")
 def narrow(serve: Serve, keys: KeyFile) -> Iterator[XMaster]:
-    """Room for eight runs in the background, and one caller's are two, of no more bytes than the largest body."""
+    """A server with eight background runs, two for each caller, with no more bytes than the largest body."""
     with serve(
         *("serve", "--listen", "xmaster:0"),
         apis=("native", "xmaster"),
@@ -72,7 +72,7 @@ def narrow(serve: Serve, keys: KeyFile) -> Iterator[XMaster]:
 
 @pytest.fixture
 def new_client(narrow: XMaster, keys: KeyFile) -> Iterator[Callable[..., Client]]:
-    """Makes a client with a key of its own; its session "s" is ended afterwards."""
+    """Create clients with their own keys; their sessions "s" are ended afterwards."""
     made: list[tuple[str, Client]] = []
 
     def make(**ceilings: int) -> Client:
@@ -104,20 +104,18 @@ def test_a_cell_whose_client_left_before_its_turn_does_not_run(new_client: Calla
     assert answers[-1].body["output"] == "[]\n"
 
 
-def test_a_session_whose_client_left_while_it_was_opened_is_whole(
-    new_client: Callable[..., Client], host: Host
-) -> None:
+def test_a_session_whose_client_left_while_it_opened_is_usable(new_client: Callable[..., Client], host: Host) -> None:
     client = new_client(max_concurrent=1)
     for _ in range(5):
         with client.executing("print(1)", session_id="s"):
             pass
-        host.wait_until(lambda: client.ask("/execute", "print(1)").status == 200, "nobody is there any more")
+        host.wait_until(lambda: client.ask("/execute", "print(1)").status == 200, "all clients have left")
         answer = client.ask("/execute", "print(current_dir)", session_id="s")
         assert answer.body["error"] is None, answer
         client.delete("s")
 
 
-def test_one_caller_may_have_so_many_runs_in_the_background(new_client: Callable[..., Client], host: Host) -> None:
+def test_background_runs_per_caller_are_limited(new_client: Callable[..., Client], host: Host) -> None:
     greedy, other = new_client(), new_client()
     for client in (greedy, other):
         client.prepare()
@@ -134,7 +132,7 @@ def test_one_caller_may_have_so_many_runs_in_the_background(new_client: Callable
     host.wait_until(lambda: greedy.ask("/submit", "print(1)").status == 200, "there is room again")
 
 
-def test_all_callers_together_may_have_so_many_runs_in_the_background(new_client: Callable[..., Client]) -> None:
+def test_background_runs_of_all_callers_are_limited(new_client: Callable[..., Client]) -> None:
     clients = [new_client() for _ in range(4)]
     for client in clients:
         client.prepare()
@@ -146,7 +144,7 @@ def test_all_callers_together_may_have_so_many_runs_in_the_background(new_client
     assert "8 runs" in refused.body["detail"]
 
 
-def test_runs_in_the_background_hold_so_many_bytes(new_client: Callable[..., Client]) -> None:
+def test_bytes_of_background_runs_are_limited(new_client: Callable[..., Client]) -> None:
     client = new_client()
     client.prepare()
     large = "#" * (BODY_BYTES * 2 // 3)
@@ -155,7 +153,7 @@ def test_runs_in_the_background_hold_so_many_bytes(new_client: Callable[..., Cli
     assert client.ask("/submit", "print(1)", session_id="s").status == 200
 
 
-def test_a_keys_ceiling_holds_for_runs_in_the_background(new_client: Callable[..., Client]) -> None:
+def test_the_ceiling_of_a_key_applies_to_background_runs(new_client: Callable[..., Client]) -> None:
     client = new_client(max_concurrent=1)
     client.prepare()
     assert client.ask("/submit", ENDLESS, session_id="s").status == 200

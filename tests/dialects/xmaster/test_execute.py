@@ -1,4 +1,4 @@
-"""POST /execute, as the contract has it."""
+"""POST /execute, as X-Master's contract describes it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FAILED = 'Traceback (most recent call last):\n  File "<string>", line {line}, in
 
 @pytest.mark.parametrize("session", [pytest.param({}, id="one_shot"), pytest.param({"session_id": "s1"}, id="session")])
 class TestBoth:
-    """What holds for a program of its own and for the next piece of a session."""
+    """Behaviour of one-shot programs and of session cells alike."""
 
     @pytest.mark.parametrize(
         ("code", "output", "error"),
@@ -78,22 +78,22 @@ class TestBoth:
         assert (answer["output"], answer["error"]) == ("before\n", "Execution timed out after 3 seconds")
         assert 2.9 < answer["execution_time"] < 30
 
-    def test_no_time_at_all(self, server: XMaster, session: dict[str, Any]) -> None:
+    def test_a_time_limit_of_zero(self, server: XMaster, session: dict[str, Any]) -> None:
         began = time.monotonic()
         answer = server.execute("print(1)", timeout=0, **session)
         assert (answer["output"], answer["error"]) == ("", "Execution timed out after 0 seconds")
         assert time.monotonic() - began < 5
 
-    def test_what_is_printed_comes_back_and_a_cut_is_said(self, server: XMaster, session: dict[str, Any]) -> None:
+    def test_output_is_returned_and_truncation_is_reported(self, server: XMaster, session: dict[str, Any]) -> None:
         body = server.execute("print('x' * 3_000_000)\nprint('the answer')", **session)
         assert body["output"].endswith("x\nthe answer\n")
         cut = server.execute("print('x' * 20_000_000)", **session)
         assert cut["output"].endswith("x\n[cut: output after the first 16384 KB was dropped]\n")
 
-    def test_no_limit_on_time(self, server: XMaster, session: dict[str, Any]) -> None:
+    def test_no_time_limit(self, server: XMaster, session: dict[str, Any]) -> None:
         assert server.execute("print(1)", timeout=None, **session)["output"] == "1\n"
 
-    def test_a_long_limit_is_taken(self, server: XMaster, session: dict[str, Any]) -> None:
+    def test_a_long_time_limit_is_accepted(self, server: XMaster, session: dict[str, Any]) -> None:
         assert server.execute("print(1)", timeout=1800, **session)["output"] == "1\n"
 
 
@@ -143,7 +143,7 @@ def test_requests_without_a_session_share_nothing(server: XMaster) -> None:
     assert "NameError" in server.execute("print(leaked)")["error"]
 
 
-def test_sessions_are_apart(server: XMaster) -> None:
+def test_sessions_are_separate(server: XMaster) -> None:
     server.execute("mine = 'a'", session_id="apart-a")
     server.execute("mine = 'b'", session_id="apart-b")
     assert server.execute("print(mine)", session_id="apart-a")["output"] == "a\n"
@@ -164,13 +164,13 @@ def test_any_text_is_a_session_id(server: XMaster) -> None:
         server.ask("POST", "/del_session?session_id=" + "".join(f"%{byte:02x}" for byte in session_id.encode()))
 
 
-def test_a_deleted_session_begins_anew(server: XMaster) -> None:
+def test_a_deleted_session_is_recreated_empty(server: XMaster) -> None:
     server.execute("old = 1", session_id="gone")
     assert server.ask("POST", "/del_session?session_id=gone").body == {"status": "success"}
     assert "NameError" in server.execute("print(old)", session_id="gone")["error"]
 
 
-def test_deleting_needs_no_session_but_a_name(server: XMaster) -> None:
+def test_deleting_needs_a_name_but_no_session(server: XMaster) -> None:
     assert server.ask("POST", "/del_session?session_id=never").body == {"status": "success"}
     refused = server.ask("POST", "/del_session", {"session_id": "x"})
     assert refused.status == 422
@@ -187,7 +187,7 @@ def test_classes_of_a_program_can_be_pickled(server: XMaster) -> None:
 
 
 @pytest.mark.parametrize("named", [False, True], ids=["one_shot", "sessions"])
-def test_no_answer_is_mixed_up(server: XMaster, named: bool) -> None:
+def test_concurrent_responses_are_not_mixed_up(server: XMaster, named: bool) -> None:
     def one(number: int) -> tuple[int, str]:
         session = {"session_id": f"many-{number % 10}"} if named else {}
         return number, server.execute(f"v = {number}\nprint(v, {number})", **session)["output"]
@@ -207,7 +207,7 @@ def test_no_answer_is_mixed_up(server: XMaster, named: bool) -> None:
         pytest.param("x = bytearray(2_000_000_000)\nx[::4096] = b'1' * len(x[::4096])", "memory", id="memory"),
     ],
 )
-def test_the_ends_that_killed_the_original(server: XMaster, code: str, said: str) -> None:
+def test_endings_that_killed_the_original_server(server: XMaster, code: str, said: str) -> None:
     answer = server.execute(code)
     assert said in (answer["error"] or "") or "MemoryError" in (answer["error"] or "")
     assert server.execute("print(1)")["output"] == "1\n"
@@ -220,9 +220,9 @@ def test_it_answers_on_the_main_port_too(server: XMaster) -> None:
     assert server.ask("POST", "/v1/execute", {"code": "print(1)"}).status == 404
 
 
-def test_large_code_is_run_as_it_was_sent(server: XMaster) -> None:
+def test_large_code_runs_unchanged(server: XMaster) -> None:
     code = f"x = {'a' * 1_500_000!r}\nprint(len(x))"
     assert server.execute(code)["output"] == "1500000\n"
     assert server.execute(code, session_id="large")["output"] == "1500000\n"
-    assert server.ask("POST", "/submit", {"code": code, "session_id": "told-large"}).status == 200
-    assert server.items("told-large")[-2]["content"] == "1500000\n"
+    assert server.ask("POST", "/submit", {"code": code, "session_id": "submitted-large"}).status == 200
+    assert server.items("submitted-large")[-2]["content"] == "1500000\n"

@@ -83,7 +83,7 @@ def test_a_result_that_is_json_is_decoded(server: XMaster, session: dict[str, An
     assert said == "['bell', 'bell']\n"
 
 
-def test_no_key_is_seen_inside(server: XMaster) -> None:
+def test_programs_see_no_key(server: XMaster) -> None:
     code = "import os\nprint('secret' in repr(os.environ), 'secret' in repr(globals()), 'tools' in sys.modules)"
     assert server.execute(code)["output"] == "False False True\n"
 
@@ -103,16 +103,16 @@ def test_the_files_of_the_original_are_used(server: XMaster, outside: Outside) -
 
 
 def test_the_stream_of_a_run_that_calls_a_tool(server: XMaster) -> None:
-    answer = server.ask("POST", "/submit", {"code": "print(add(1)['tool_result'])", "session_id": "told"})
-    assert answer.body == {"status": "success", "session_id": "told"}
-    items = server.items("told")
+    answer = server.ask("POST", "/submit", {"code": "print(add(1)['tool_result'])", "session_id": "submitted"})
+    assert answer.body == {"status": "success", "session_id": "submitted"}
+    items = server.items("submitted")
     assert all(
         keys(item) == {"main_stream_type", "sub_stream_type", "content", "from_sandbox", "stream_state", "other_info"}
         for item in items
     )
     assert all(item["from_sandbox"] is True and item["sub_stream_type"] == "" for item in items)
-    told = [(item["main_stream_type"], item["stream_state"]) for item in items]
-    assert told == [
+    seen = [(item["main_stream_type"], item["stream_state"]) for item in items]
+    assert seen == [
         ("tool_result", "start"),
         ("tool_result", "running"),
         ("tool_result", "running"),
@@ -129,21 +129,21 @@ def test_the_stream_of_a_run_that_calls_a_tool(server: XMaster) -> None:
 
 
 def test_the_stream_of_a_run_that_fails_has_the_error(server: XMaster) -> None:
-    server.ask("POST", "/submit", {"code": "print(1)\n1/0", "session_id": "told-error"})
-    assert server.items("told-error")[-2]["content"].endswith("ZeroDivisionError: division by zero\n")
+    server.ask("POST", "/submit", {"code": "print(1)\n1/0", "session_id": "submitted-error"})
+    assert server.items("submitted-error")[-2]["content"].endswith("ZeroDivisionError: division by zero\n")
 
 
 def test_runs_do_not_replay_each_other(server: XMaster) -> None:
-    server.execute("print('executed')", session_id="told-twice")
+    server.execute("print('executed')", session_id="submitted-twice")
     for text in ("one", "two"):
-        server.ask("POST", "/submit", {"code": f"print('{text}')", "session_id": "told-twice"})
-    assert [server.items("told-twice")[-2]["content"] for _ in range(2)] == ["one\n", "two\n"]
+        server.ask("POST", "/submit", {"code": f"print('{text}')", "session_id": "submitted-twice"})
+    assert [server.items("submitted-twice")[-2]["content"] for _ in range(2)] == ["one\n", "two\n"]
 
 
 def test_a_submitted_run_changes_its_session(server: XMaster) -> None:
-    server.ask("POST", "/submit", {"code": "later = 7", "session_id": "told-state"})
-    server.items("told-state")
-    assert server.execute("print(later)", session_id="told-state")["output"] == "7\n"
+    server.ask("POST", "/submit", {"code": "later = 7", "session_id": "submitted-state"})
+    server.items("submitted-state")
+    assert server.execute("print(later)", session_id="submitted-state")["output"] == "7\n"
 
 
 def test_a_submitted_run_without_a_session(server: XMaster) -> None:
@@ -151,12 +151,12 @@ def test_a_submitted_run_without_a_session(server: XMaster) -> None:
     assert server.items("test_id")[-2]["content"] == "5\n"
 
 
-def test_a_session_that_nobody_knows_is_404(server: XMaster) -> None:
+def test_an_unknown_session_is_404(server: XMaster) -> None:
     answer = server.ask("GET", "/get_mcp_result/unheard-of")
     assert (answer.status, answer.body) == (404, {"detail": "Session not found"})
 
 
-def test_who_comes_after_a_reader_that_has_left_reads_on(server: XMaster) -> None:
+def test_a_new_reader_continues_after_one_that_left(server: XMaster) -> None:
     code = "import time\nprint('kept')\ntime.sleep(2)"
     server.ask("POST", "/submit", {"code": code, "session_id": "left-alone"})
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as reader:
@@ -167,13 +167,13 @@ def test_who_comes_after_a_reader_that_has_left_reads_on(server: XMaster) -> Non
     assert server.items("left-alone")[-2]["content"] == "kept\n"
 
 
-def test_an_item_for_a_session_without_a_run_is_not_taken(server: XMaster) -> None:
+def test_an_item_for_a_session_without_a_run_is_ignored(server: XMaster) -> None:
     server.execute("x = 1", session_id="no-run")
     put = server.ask("POST", "/put_item", {"session_id": "no-run", "item": {"n": 1}})
     assert (put.status, put.body) == (200, {"session_id": "no-run", "flag": False})
-    assert server.ask("POST", "/put_item", {"session_id": "nobody", "item": {"n": 1}}).status == 500
-    lines = server.ask("POST", "/stream_put_item", b'{"session_id": "nobody", "item": {"n": 1}}').body
-    assert lines["errors"] == [{"line": 1, "error": "there is no session 'nobody'"}]
+    assert server.ask("POST", "/put_item", {"session_id": "unknown", "item": {"n": 1}}).status == 500
+    lines = server.ask("POST", "/stream_put_item", b'{"session_id": "unknown", "item": {"n": 1}}').body
+    assert lines["errors"] == [{"line": 1, "error": "there is no session 'unknown'"}]
 
 
 def test_items_from_outside_join_the_stream(server: XMaster) -> None:
@@ -188,8 +188,8 @@ def test_items_from_outside_join_the_stream(server: XMaster) -> None:
     assert [each for each in items if "from_sandbox" not in each] == [item, {"n": 1}, {"n": 2}]
 
 
-def test_an_item_for_nobody_is_500(server: XMaster) -> None:
-    answer = server.ask("POST", "/put_item", {"session_id": "nobody", "item": {}})
+def test_an_item_for_an_unknown_session_is_500(server: XMaster) -> None:
+    answer = server.ask("POST", "/put_item", {"session_id": "unknown", "item": {}})
     assert answer.status == 500
     assert list(answer.body) == ["detail"]
 
@@ -286,7 +286,7 @@ def test_too_many_requests_in_a_second(alone: XMaster) -> None:
     pytest.fail("it was never refused")
 
 
-def test_the_proxy_is_not_on_the_main_port_unless_it_is_asked_for(serve: Serve) -> None:
+def test_the_proxy_is_on_the_main_port_only_on_request(serve: Serve) -> None:
     with serve("serve") as running:
         assert running.ask("POST", "/search", {"query": "x"}).status == 404
 
@@ -299,7 +299,7 @@ def test_the_configuration_is_checked(environ: dict[str, str], tmp_path: Path) -
     assert refused.stderr == "belljar: llm_call.json: 'm' has no url\n"
 
 
-def test_a_server_of_the_list_that_does_not_start_says_why(environ: dict[str, str], tmp_path: Path) -> None:
+def test_a_listed_server_that_does_not_start_reports_why(environ: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "tools.py").write_text("import nowhere_to_be_found\n")
     (tmp_path / "server_list.json").write_text('["tools.py"]')
     command = [sys.executable, "-m", "belljar", "serve", "--xmaster-config", str(tmp_path)]

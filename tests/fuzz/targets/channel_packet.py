@@ -1,4 +1,4 @@
-"""Packets of a guest, with descriptors that nobody asked for."""
+"""Packets of a guest, with unexpected descriptors."""
 
 from __future__ import annotations
 

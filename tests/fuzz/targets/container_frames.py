@@ -8,11 +8,11 @@ from typing import Any
 
 import harness
 
-from belljar.backends.gvisor.guest import RelayedRun
+from belljar.backends.gvisor.guest import RelayedProcess, RelayedRun
 from belljar.backends.gvisor.pool import GvisorPool
-from belljar.backends.gvisor.session import GvisorSession, RelayedProcess
 from belljar.backends.local.features.feature import Features
 from belljar.backends.local.pool.zygotes import BARE, SESSION
+from belljar.backends.local.session.session import LocalSession
 from belljar.contract.errors import BelljarError
 from belljar.contract.execution import Execution, Limits
 from belljar.settings import Settings
@@ -46,7 +46,7 @@ async def _talk(data: bytes) -> None:
     guest.relay.describe([write])
     os.close(write)
     session_guest = pool._open_guest(SESSION, Limits(), [])
-    session = GvisorSession(RelayedProcess(pool, session_guest), Limits(), _SETTINGS.request, None)
+    session = LocalSession(RelayedProcess(pool, session_guest), Limits(), _SETTINGS.request)
     inbox = bytearray()
     try:
         for chunk in harness.pieces(data):

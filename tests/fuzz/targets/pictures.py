@@ -16,7 +16,7 @@ def run(data: bytes) -> None:
     size, data = (max(1, data[0]), data[1:]) if data else (1, data)
     for kind in (PictureReader, DisplayReader):
         reader = kind(_BOUNDS)
-        told = [each for at in range(0, len(data), size) for each in reader.feed(data[at : at + size])]
-        assert told == reader.complete
-        assert len(told) <= _BOUNDS.display_count
-        assert sum(len(each.content) for each in told) <= _BOUNDS.display_bytes
+        shown = [each for at in range(0, len(data), size) for each in reader.feed(data[at : at + size])]
+        assert shown == reader.complete
+        assert len(shown) <= _BOUNDS.display_count
+        assert sum(len(each.content) for each in shown) <= _BOUNDS.display_bytes

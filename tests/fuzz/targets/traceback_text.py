@@ -26,5 +26,5 @@ def run(data: bytes) -> None:
         assert len(error.message) <= len(text)
     read_traceback(text)
     kept = _HeldBack()
-    told = [kept.take(each) for each in text.splitlines(keepends=True)]
-    assert len("".join(told)) <= len(text)
+    parts = [kept.take(each) for each in text.splitlines(keepends=True)]
+    assert len("".join(parts)) <= len(text)

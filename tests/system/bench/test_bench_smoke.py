@@ -1,4 +1,4 @@
-"""The benchmark and the soak run to their end and write what they promise. Nothing here looks at a duration."""
+"""The benchmarks and the soak test finish and write their results. No test here checks a duration."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_short_soak_passes_and_writes_its_plot(repository: Path, sources: Path, 
 
 
 @pytest.mark.timeout(300)
-def test_short_load_on_the_http_server_is_all_right(repository: Path, sources: Path, tmp_path: Path) -> None:
+def test_a_short_load_on_the_http_server_passes(repository: Path, sources: Path, tmp_path: Path) -> None:
     size = ("--requests", "800", "--seconds", "60", "--sample-seconds", "2", "--connections", "12")
     output = _run(repository, sources, "bench/http_load.py", *size, "--output-dir", str(tmp_path))
 
@@ -107,7 +107,7 @@ def test_quick_http_benchmark_writes_its_table_and_its_plot(repository: Path, so
     assert (tmp_path / "http-performance.png").read_bytes().startswith(_PNG)
 
 
-def test_growth_is_told_from_a_step_and_from_noise(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_growth_is_distinguished_from_a_step_and_from_noise(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(repository / "bench"))
     import soak  # type: ignore[import-not-found]
 
@@ -144,13 +144,13 @@ def test_languages_are_measured(repository: Path, sources: Path, tmp_path: Path)
 
 @pytest.mark.timeout(300)
 def test_quick_mcp_benchmark_compares_every_way(repository: Path, sources: Path) -> None:
-    told = _run(repository, sources, "bench/mcp_calls.py", "--quick")
-    assert [line.split("|")[1].strip() for line in told.splitlines()[2:5]] == [
+    output = _run(repository, sources, "bench/mcp_calls.py", "--quick")
+    assert [line.split("|")[1].strip() for line in output.splitlines()[2:5]] == [
         "/v1/execute",
         "/mcp, 2026-07-28",
         "/mcp, 2025-11-25",
     ]
-    assert "Target: at most 2 ms" in told
+    assert "Target: at most 2 ms" in output
 
 
 @pytest.mark.timeout(300)
@@ -174,8 +174,8 @@ def test_quick_tool_benchmark_checks_every_answer(repository: Path, sources: Pat
 
 
 def test_quick_network_benchmark_compares_both(repository: Path, sources: Path) -> None:
-    told = _run(repository, sources, "bench/network.py", "--quick")
-    assert all(row in told for row in ("hello, median", "hello, best", "bytes a second, best"))
+    output = _run(repository, sources, "bench/network.py", "--quick")
+    assert all(row in output for row in ("hello, median", "hello, best", "bytes a second, best"))
 
 
 @pytest.mark.timeout(300)

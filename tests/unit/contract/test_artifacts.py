@@ -1,4 +1,4 @@
-"""Globs mean what a shell user expects, and no glob and path together can stop the server."""
+"""Globs match as a shell user expects, and no combination of glob and path can block the server."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_glob_matches(glob: str, matched: list[str]) -> None:
         pytest.param("**/a/**/a/b", "a/b", False, id="or_else_it_is_no_match"),
     ],
 )
-def test_glob_at_its_edges(glob: str, path: str, matches: bool) -> None:
+def test_glob_edge_cases(glob: str, path: str, matches: bool) -> None:
     assert bool(select([path], [glob])) is matches
 
 
@@ -103,7 +103,7 @@ def test_a_path_is_selected_once_however_many_globs_match() -> None:
 
 
 def matches_slowly(glob: list[str], path: list[str]) -> bool:
-    """The meaning of globs, in the plainest words: lists of names, then of characters."""
+    """A naive definition of matching: lists of names, then of characters."""
     if not glob:
         return not path
     if glob[0] == "**":
@@ -157,7 +157,7 @@ def test_any_text_is_a_glob(glob: str, path: str) -> None:
         pytest.param([f"**/*a*a*a/**/b{n:02}" for n in range(64)], "/".join(["a" * 31] * 32), id="many_globs"),
     ],
 )
-def test_no_glob_is_a_bomb(globs: list[str], path: str) -> None:
+def test_any_glob_is_matched_in_bounded_time(globs: list[str], path: str) -> None:
     select([], globs)
     began = time.process_time()
     assert select([path] * 10, globs) == []
@@ -175,23 +175,23 @@ def test_no_glob_is_a_bomb(globs: list[str], path: str) -> None:
         pytest.param([f"**/*a/**/*{n}b" for n in range(64)], id="many_directories"),
     ],
 )
-def test_all_globs_and_all_paths_together_are_bounded(globs: list[str]) -> None:
-    """As many paths as a tree may have, as long as they may be: the work ends, be it in the middle."""
+def test_the_total_work_of_matching_is_bounded(globs: list[str]) -> None:
+    """With the maximum number of paths of the maximum length, matching ends, possibly before all are matched."""
     directory = ("a" * 254 + "/") * 3
     matcher = Matcher(globs)
     began = time.process_time()
     with contextlib.suppress(TooManySteps):
         for number in range(50_000):
             assert not matcher.matches(f"{directory}{number:a>254}")
-    assert time.process_time() - began < 3  # naively it is minutes
+    assert time.process_time() - began < 3  # the naive definition would take minutes
 
 
-def test_what_may_be_used_is_enough_for_honest_globs() -> None:
+def test_the_budget_suffices_for_honest_globs() -> None:
     paths = [f"node_modules/package{n // 10}/lib/{n}.js" for n in range(50_000)]
     assert select([*paths, "out/plot.png"], ["**/*.png", "*.csv", "out/**", "report/*.html"]) == ["out/plot.png"]
 
 
-def test_what_was_used_is_used_up_for_good() -> None:
+def test_a_used_up_budget_stays_used_up() -> None:
     matcher = Matcher(["*" + "a" * 100 + "*b"])
     with pytest.raises(TooManySteps, match="too much to compare"):
         for _ in range(STEPS_MAX):

@@ -1,4 +1,4 @@
-"""A quickly made value is in every respect what the dataclass would have made."""
+"""A class made by `fast_init` behaves exactly like the dataclass."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from belljar.contract.execution import Evidence, Execution, Outcome, Usage
 
 
 @pytest.mark.parametrize("kind", [Evidence, Execution, Outcome, Usage])
-def test_it_takes_what_its_fields_say(kind: type) -> None:
+def test_it_accepts_its_fields(kind: type) -> None:
     parameters = inspect.signature(kind).parameters
     assert list(parameters) == [each.name for each in dataclasses.fields(kind)]
     for each in dataclasses.fields(kind):
@@ -31,11 +31,11 @@ def test_it_is_frozen_and_equal_to_its_copies() -> None:
         one.code = "y"  # type: ignore[misc]
 
 
-def test_what_is_made_for_one_is_not_shared() -> None:
+def test_default_factories_are_not_shared() -> None:
     assert Execution(code="x").env is not Execution(code="x").env
 
 
 @pytest.mark.parametrize("given", [{}, {"code": "x", "colour": "red"}], ids=["missing", "unknown"])
-def test_it_refuses_what_does_not_fit(given: dict[str, str]) -> None:
+def test_it_refuses_unknown_and_missing_arguments(given: dict[str, str]) -> None:
     with pytest.raises(TypeError, match="argument"):
         Execution(**given)  # type: ignore[arg-type]

@@ -58,6 +58,6 @@ def test_a_misspelt_keyword_is_refused(make: object) -> None:
         make()
 
 
-def test_what_is_not_given_has_its_default() -> None:
+def test_omitted_fields_have_defaults() -> None:
     request = CellRequest("1", timeout=3)
     assert (request.code, request.timeout, request.limits, request.artifacts) == ("1", 3, None, ())

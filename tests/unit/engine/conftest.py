@@ -19,7 +19,7 @@ OpenEngine = Callable[..., AbstractAsyncContextManager[Engine]]
 
 @pytest.fixture(scope="session")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    """Real settings with an environment that is quickly built: the standard library alone."""
+    """Real settings with an environment that builds quickly: only the standard library."""
     base = tmp_path_factory.getbasetemp()
     return dataclasses.replace(
         load(environ={}),

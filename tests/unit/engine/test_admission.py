@@ -1,4 +1,4 @@
-"""What callers ask is accepted as meant, or refused with the field's name and what to do."""
+"""Requests are admitted as intended, or refused with the name of the field and a remedy."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_code_alone_gets_the_defaults() -> None:
     assert execution.environment == "default"
 
 
-def test_everything_asked_for_arrives() -> None:
+def test_every_requested_value_is_kept() -> None:
     files: dict[str, str | bytes] = {"data/./a.csv": "ä", "b": b"\0\xff"}
     request = ExecutionRequest(
         "print(1)",
@@ -146,7 +146,7 @@ def test_refused(asked: dict[str, Any], error: type[BelljarError], said: str) ->
         admit(SETTINGS, ExecutionRequest(**{"code": "print(1)", **asked}))
     assert said in str(refused.value)
     assert isinstance(refused.value, CallerError)
-    str(refused.value).encode()  # a message goes out over a socket, whatever was in the request
+    str(refused.value).encode()  # any message must be encodable, because it is sent over a socket
 
 
 @pytest.mark.parametrize(
@@ -189,13 +189,13 @@ def test_limit_refused(asked: dict[str, Any], error: type[BelljarError], said: s
     assert said in str(refused.value)
 
 
-def test_a_limit_above_the_ceiling_says_so_in_its_details_too() -> None:
+def test_details_name_a_limit_above_the_ceiling() -> None:
     with pytest.raises(LimitAboveCeiling) as refused:
         admit(SETTINGS, ExecutionRequest("print(1)", limits={"memory_mb": 5000}))
     assert refused.value.details == {"limit": "memory_mb", "ceiling": 4096, "unit": "MiB"}
 
 
-def test_a_limit_at_the_ceiling_is_given() -> None:
+def test_a_limit_at_the_ceiling_is_accepted() -> None:
     assert admit(SETTINGS, ExecutionRequest("1", memory_mb=4096, timeout=300)).limits.memory_bytes == 4096 * MIB
 
 
@@ -215,7 +215,7 @@ def test_cpu_time_follows_wall_time(asked: dict[str, Any], cpu_seconds: float) -
     assert admit(settings, ExecutionRequest("1", **asked)).limits.cpu_seconds == cpu_seconds
 
 
-def test_the_same_value_twice_is_no_conflict() -> None:
+def test_the_same_value_twice_is_not_a_conflict() -> None:
     assert admit(SETTINGS, ExecutionRequest("1", timeout=5, limits={"wall_seconds": 5.0})).limits.wall_seconds == 5.0
 
 
@@ -252,7 +252,7 @@ FIELDS = [
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the first draw builds a table of Unicode
 @given(asked=st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=4))
 @example(asked={"code": "1", "env": {"A": "b"}, "args": None})
-def test_whatever_is_asked_is_admitted_or_refused_in_words(asked: dict[str, Any]) -> None:
+def test_any_request_is_admitted_or_refused_with_a_reason(asked: dict[str, Any]) -> None:
     try:
         execution = admit(SETTINGS, ExecutionRequest(**{"code": "print(1)", **asked}))
     except CallerError as refused:

@@ -1,4 +1,4 @@
-"""The engine, with real programs in real jails: outcomes, turns, cancelling, closing, streams."""
+"""The engine, with real programs in real jails: outcomes, queueing, cancelling, closing, streams."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FOREVER = "import time\nwhile True: time.sleep(1)"
 
 
 def marked(code: str = "import time; time.sleep(1000)") -> tuple[str, str]:
-    """A program that becomes a process the host can recognise, and the mark it is recognised by."""
+    """A program that becomes a process the host can recognise, and the mark to recognise it by."""
     mark = f"belljar-test-{secrets.token_hex(8)}"
     return f"import os, sys\nprint('up', flush=True)\nos.execv(sys.executable, [{mark!r}, '-c', {code!r}])", mark
 
@@ -37,7 +37,7 @@ def is_alive(mark: str) -> bool:
 
 
 async def until_stuck(mark: str, seconds: float = 20.0) -> None:
-    """Return once the marked process sleeps whenever it is looked at, as one does that nobody reads from."""
+    """Return once the marked process keeps sleeping, as it does when its output is not read."""
     asleep = 0
     async with asyncio.timeout(seconds):
         while asleep < 20:
@@ -46,7 +46,7 @@ async def until_stuck(mark: str, seconds: float = 20.0) -> None:
 
 
 def state_of(mark: str) -> str:
-    """The kernel's letter for what the marked process does; empty when there is none."""
+    """Return the kernel's state letter of the marked process; empty if there is no such process."""
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if mark.encode() in (process / "cmdline").read_bytes():
@@ -62,14 +62,14 @@ async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
 
 @contextlib.asynccontextmanager
 async def running(engine: Engine, code: str, **fields: Any) -> AsyncIterator[asyncio.Task[Outcome]]:
-    """A task that runs `code`, once it really holds a slot."""
+    """Start a task that runs `code`; return it once it holds a slot."""
     before = engine.facts()["running"]
     task = asyncio.create_task(engine.run(Execution(code=code), **fields))
     await until(lambda: engine.facts()["running"] > before)
     yield task
 
 
-def test_an_outcome_has_an_unguessable_id_and_what_the_program_said(open_engine: OpenEngine) -> None:
+def test_an_outcome_has_an_unguessable_id_and_the_programs_output(open_engine: OpenEngine) -> None:
     async def scene() -> None:
         async with open_engine() as engine:
             first, second = [await engine.run(Execution(code="print('hi')")) for _ in range(2)]
@@ -96,7 +96,7 @@ def test_an_outcome_has_an_unguessable_id_and_what_the_program_said(open_engine:
         pytest.param("import os; os.abort()", Status.CRASHED, None, "SIGABRT", None, id="abort"),
     ],
 )
-def test_how_a_program_ends_is_told(
+def test_the_end_of_a_program_is_reported(
     open_engine: OpenEngine,
     code: str,
     status: Status,
@@ -113,7 +113,7 @@ def test_how_a_program_ends_is_told(
     assert (outcome.error and outcome.error.type) == error_type
 
 
-def test_an_exception_is_read_from_what_was_cut_off(open_engine: OpenEngine) -> None:
+def test_an_exception_is_parsed_from_truncated_output(open_engine: OpenEngine) -> None:
     code = "import sys\nfor at in range({}): print('progress', at, file=sys.stderr)\n{{}}['gone']"
 
     async def scene() -> list[Outcome]:
@@ -128,7 +128,7 @@ def test_an_exception_is_read_from_what_was_cut_off(open_engine: OpenEngine) -> 
         assert (outcome.error.type, outcome.error.message) == ("KeyError", "'gone'")
 
 
-def test_bytes_that_are_no_text_are_replaced_and_our_own_cut_leaves_no_half_character(open_engine: OpenEngine) -> None:
+def test_invalid_utf_8_is_replaced_and_truncation_splits_no_character(open_engine: OpenEngine) -> None:
     async def scene() -> None:
         async with open_engine() as engine:
             broken = await engine.run(Execution(code=r"import os; os.write(1, b'a\xffb\xc3')"))
@@ -160,7 +160,7 @@ print("x" * 2000, file=sys.stderr)
     asyncio.run(scene())
 
 
-def test_only_so_many_run_at_once_and_so_many_wait(open_engine: OpenEngine) -> None:
+def test_running_and_waiting_programs_are_limited(open_engine: OpenEngine) -> None:
     async def scene() -> None:
         async with open_engine(max_running=1, max_queued=1) as engine, running(engine, FOREVER, id="first") as first:
             second = asyncio.create_task(engine.run(Execution(code="print(2)")))
@@ -201,7 +201,7 @@ def test_cancelling_by_id_gives_an_outcome_and_leaves_the_task_as_it_was(open_en
             task = asyncio.current_task()
             assert task is not None
             assert task.cancelling() == 0
-            await asyncio.sleep(0)  # a cancellation left over would strike here
+            await asyncio.sleep(0)  # a leftover cancellation would be raised here
             return outcome
 
         async with open_engine() as engine:
@@ -217,7 +217,7 @@ def test_cancelling_by_id_gives_an_outcome_and_leaves_the_task_as_it_was(open_en
     asyncio.run(scene())
 
 
-def test_cancelling_by_id_reaches_who_still_waits(open_engine: OpenEngine) -> None:
+def test_cancelling_by_id_reaches_a_waiting_run(open_engine: OpenEngine) -> None:
     async def scene() -> None:
         async with open_engine(max_running=1) as engine, running(engine, FOREVER, id="first") as first:
             second = asyncio.create_task(engine.run(Execution(code="print(2)"), id="second"))
@@ -232,7 +232,7 @@ def test_cancelling_by_id_reaches_who_still_waits(open_engine: OpenEngine) -> No
     asyncio.run(scene())
 
 
-def test_a_caller_who_gives_up_as_well_gets_no_outcome(open_engine: OpenEngine) -> None:
+def test_a_caller_that_cancels_too_gets_no_outcome(open_engine: OpenEngine) -> None:
     async def scene() -> None:
         async with open_engine() as engine, running(engine, FOREVER, id="mine") as task:
             engine.cancel("mine")
@@ -294,7 +294,7 @@ def test_an_engine_must_be_opened_and_cannot_be_reopened(open_engine: OpenEngine
     asyncio.run(scene())
 
 
-def test_closing_lets_what_runs_finish_and_refuses_the_rest(open_engine: OpenEngine) -> None:
+def test_closing_lets_running_programs_finish_and_refuses_others(open_engine: OpenEngine) -> None:
     async def scene() -> None:
         code = "import sys; print(sys.stdin.read()); import time; time.sleep(0.3); print('done')"
         async with open_engine(max_running=1) as engine, running(engine, code) as first:
@@ -313,7 +313,7 @@ def test_closing_lets_what_runs_finish_and_refuses_the_rest(open_engine: OpenEng
     asyncio.run(scene())
 
 
-def test_closing_cancels_what_outlasts_the_grace(open_engine: OpenEngine) -> None:
+def test_closing_cancels_programs_that_outlast_the_grace_period(open_engine: OpenEngine) -> None:
     async def scene() -> None:
         code, mark = marked()
         async with open_engine() as engine, running(engine, code) as task:
@@ -325,7 +325,7 @@ def test_closing_cancels_what_outlasts_the_grace(open_engine: OpenEngine) -> Non
     asyncio.run(scene())
 
 
-def test_giving_up_on_closing_only_cuts_the_grace(open_engine: OpenEngine) -> None:
+def test_cancelling_the_close_only_ends_the_grace_period(open_engine: OpenEngine) -> None:
     async def scene() -> None:
         code, mark = marked()
         async with open_engine() as engine, running(engine, code) as task:
@@ -361,7 +361,7 @@ def in_engine(open_engine: OpenEngine, scene: Callable[[Engine], Awaitable[None]
     asyncio.run(run())
 
 
-def test_a_stream_starts_tells_and_finishes(open_engine: OpenEngine) -> None:
+def test_a_stream_starts_reports_output_and_finishes(open_engine: OpenEngine) -> None:
     async def scene(engine: Engine) -> None:
         code = "import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)"
         events = await read_all(engine.stream(Execution(code=code), id="mine"))
@@ -375,7 +375,7 @@ def test_a_stream_starts_tells_and_finishes(open_engine: OpenEngine) -> None:
     in_engine(open_engine, scene)
 
 
-def test_output_comes_while_the_program_runs(open_engine: OpenEngine) -> None:
+def test_output_arrives_while_the_program_runs(open_engine: OpenEngine) -> None:
     async def scene(engine: Engine) -> None:
         code, mark = marked()
         async with contextlib.aclosing(engine.stream(Execution(code=code))) as events:
@@ -388,7 +388,7 @@ def test_output_comes_while_the_program_runs(open_engine: OpenEngine) -> None:
     in_engine(open_engine, scene)
 
 
-def test_characters_torn_between_writes_are_put_together(open_engine: OpenEngine) -> None:
+def test_characters_split_between_writes_are_joined(open_engine: OpenEngine) -> None:
     async def scene(engine: Engine) -> None:
         code = (
             "import os, time\n"
@@ -475,7 +475,7 @@ def test_cancelling_the_reader_ends_the_program(open_engine: OpenEngine) -> None
     in_engine(open_engine, scene)
 
 
-def test_a_stream_nobody_starts_runs_nothing(open_engine: OpenEngine) -> None:
+def test_an_unread_stream_runs_nothing(open_engine: OpenEngine) -> None:
     async def scene(engine: Engine) -> None:
         events = engine.stream(Execution(code=FOREVER))
         await asyncio.sleep(0)

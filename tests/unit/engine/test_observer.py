@@ -16,7 +16,7 @@ from belljar.settings import Settings, load
 
 @pytest.fixture
 def full_settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    """The environment that BELLJAR_STATE_DIR holds, with IPython in it, and user ids and cgroups of its own."""
+    """The environment in BELLJAR_STATE_DIR, which has IPython, with separate uids and cgroups."""
     given = load()
     jail = dataclasses.replace(
         given.jail,

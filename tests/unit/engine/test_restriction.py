@@ -1,4 +1,4 @@
-"""What a caller may ask of restricted Python, and what it becomes."""
+"""The `restrict` field of a request, and the restriction it becomes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from belljar.engine.admission.restriction import read_restriction
 from belljar.settings import Settings, load
 
 
-def test_what_is_left_out_is_the_servers_default() -> None:
+def test_omitted_fields_have_the_servers_defaults() -> None:
     operators = Restriction(imports=("math",), print_characters=7)
     settings = dataclasses.replace(Settings(), restriction=operators)
     assert read_restriction(settings, {}) == operators
@@ -29,12 +29,12 @@ def test_default_list_is_a_setting() -> None:
     assert settings.restriction == Restriction(imports=("math", "numpy"), print_characters=9)
 
 
-def test_program_without_it_is_not_restricted() -> None:
+def test_a_program_is_unrestricted_by_default() -> None:
     assert admit(Settings(), ExecutionRequest("1")).restrict is None
 
 
 @pytest.mark.parametrize("names", [["math"], ("numpy.linalg", "os"), ["numpy.*"], ["*"], ["math", "math"]])
-def test_names_are_taken(names: Any) -> None:
+def test_names_are_accepted(names: Any) -> None:
     assert admit(Settings(), ExecutionRequest("1", restrict={"imports": names})).restrict == Restriction(
         imports=tuple(dict.fromkeys(names))
     )
@@ -60,7 +60,7 @@ def test_names_are_taken(names: Any) -> None:
         pytest.param(["math"], "restrict", id="list"),
     ],
 )
-def test_nonsense_is_refused_by_name(asked: Any, field: str) -> None:
+def test_invalid_fields_are_named(asked: Any, field: str) -> None:
     with pytest.raises(CallerError) as refused:
         admit(Settings(), ExecutionRequest("1", restrict=asked))
     assert refused.value.details["field"] == field

@@ -1,4 +1,4 @@
-"""Sessions by id: whose they are, how many there may be, how long they stay, and that nothing is left of them."""
+"""Sessions by id: their owners, their number, their expiry, and that they leave nothing behind."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ OpenEngine = Callable[..., contextlib.AbstractAsyncContextManager[Engine]]
 
 @pytest.fixture(scope="module")
 def full_settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    """The environment that BELLJAR_STATE_DIR holds, with IPython in it, and names nobody else uses."""
+    """The environment in BELLJAR_STATE_DIR, which has IPython, with separate uids and cgroups."""
     given = load()
     jail = dataclasses.replace(
         given.jail,
         uid_base=3_100_000_000 + os.getpid() % 64 * 8 * 65536,
         cgroup_parent=f"belljar-test-sessions-{os.getpid()}",
     )
-    pool = dataclasses.replace(given.pool, ready_guests=1, jail_seconds=0.2)  # what is not used does not stay long
+    pool = dataclasses.replace(given.pool, ready_guests=1, jail_seconds=0.2)  # unused jails are closed soon
     return dataclasses.replace(given, jail=jail, pool=pool, runtime_dir=tmp_path_factory.mktemp("run"))
 
 
@@ -68,7 +68,7 @@ def cell(code: str, **limits: Any) -> Execution:
     return Execution(code=code, limits=dataclasses.replace(Limits(), **limits))
 
 
-def test_ids_cannot_be_guessed_or_are_the_callers_own(full_settings: Settings) -> None:
+def test_ids_are_unguessable_or_chosen_by_the_caller(full_settings: Settings) -> None:
     async def scene() -> None:
         async with opened(full_settings) as engine:
             sessions = engine.sessions
@@ -84,7 +84,7 @@ def test_ids_cannot_be_guessed_or_are_the_callers_own(full_settings: Settings) -
     asyncio.run(scene())
 
 
-def test_a_session_is_its_callers_alone(full_settings: Settings) -> None:
+def test_a_session_belongs_to_its_caller_only(full_settings: Settings) -> None:
     async def scene() -> None:
         async with opened(full_settings) as engine:
             sessions = engine.sessions
@@ -112,7 +112,7 @@ def test_a_session_is_its_callers_alone(full_settings: Settings) -> None:
     asyncio.run(scene())
 
 
-def test_a_full_house_refuses_and_closes_nobody(full_settings: Settings) -> None:
+def test_the_session_limit_refuses_new_sessions_and_closes_none(full_settings: Settings) -> None:
     async def scene() -> None:
         async with opened(full_settings, max_sessions=3, max_per_caller=2) as engine:
             sessions = engine.sessions
@@ -131,7 +131,7 @@ def test_a_full_house_refuses_and_closes_nobody(full_settings: Settings) -> None
     asyncio.run(scene())
 
 
-def test_many_who_open_at_once_stay_within_the_ceiling(full_settings: Settings) -> None:
+def test_concurrent_opens_stay_within_the_ceiling(full_settings: Settings) -> None:
     async def scene() -> None:
         async with opened(full_settings, max_sessions=3) as engine:
             opening = [engine.sessions.open(SessionOrder()) for _ in range(8)]
@@ -142,7 +142,7 @@ def test_many_who_open_at_once_stay_within_the_ceiling(full_settings: Settings) 
     asyncio.run(scene())
 
 
-def test_an_operator_may_let_the_oldest_idle_one_make_room(full_settings: Settings) -> None:
+def test_an_operator_may_have_the_oldest_idle_session_replaced(full_settings: Settings) -> None:
     async def scene() -> None:
         async with opened(full_settings, max_sessions=2, when_full="replace_oldest_idle") as engine:
             sessions = engine.sessions
@@ -163,7 +163,7 @@ def test_an_operator_may_let_the_oldest_idle_one_make_room(full_settings: Settin
     asyncio.run(scene())
 
 
-def test_nobody_makes_room_for_more_than_there_can_be(full_settings: Settings) -> None:
+def test_an_impossible_branch_count_closes_no_session(full_settings: Settings) -> None:
     async def scene() -> None:
         async with opened(full_settings, max_sessions=3, when_full="replace_oldest_idle") as engine:
             sessions = engine.sessions
@@ -179,14 +179,14 @@ def test_nobody_makes_room_for_more_than_there_can_be(full_settings: Settings) -
     asyncio.run(scene())
 
 
-def test_who_leaves_while_room_is_made_gets_no_session(full_settings: Settings) -> None:
+def test_a_caller_that_leaves_during_replacement_gets_no_session(full_settings: Settings) -> None:
     async def scene() -> None:
         async with opened(full_settings, max_sessions=1, when_full="replace_oldest_idle") as engine:
             sessions = engine.sessions
             await sessions.open(SessionOrder())
             opening = asyncio.create_task(sessions.open(SessionOrder()))
             loop = asyncio.get_running_loop()
-            sessions.on_end = lambda *_: loop.call_soon(opening.cancel)  # when the other one is being buried
+            sessions.on_end = lambda *_: loop.call_soon(opening.cancel)  # while the other session is being closed
             with pytest.raises(asyncio.CancelledError):
                 await opening
             assert sessions.facts()["ended"] == {"replaced": 1}
@@ -196,7 +196,7 @@ def test_who_leaves_while_room_is_made_gets_no_session(full_settings: Settings) 
     asyncio.run(scene())
 
 
-def test_all_who_name_a_new_session_at_once_share_it(full_settings: Settings) -> None:
+def test_concurrent_requests_for_a_new_session_share_it(full_settings: Settings) -> None:
     async def scene() -> None:
         async with opened(full_settings) as engine:
             sessions, rooms = engine.sessions, []
@@ -218,7 +218,7 @@ def test_all_who_name_a_new_session_at_once_share_it(full_settings: Settings) ->
     asyncio.run(scene())
 
 
-def test_who_waited_for_a_session_that_could_not_be_opened_opens_it_himself(full_settings: Settings) -> None:
+def test_a_waiting_caller_opens_the_session_if_the_first_attempt_fails(full_settings: Settings) -> None:
     async def scene() -> None:
         async with opened(full_settings) as engine:
             sessions = engine.sessions
@@ -227,7 +227,7 @@ def test_who_waited_for_a_session_that_could_not_be_opened_opens_it_himself(full
             leaving = asyncio.create_task(sessions.find_or_open(order, contextlib.nullcontext, endless))
             await until(lambda: engine.facts()["running"])
             with pytest.raises(SessionNotFound):
-                sessions.get("", "shared")  # it is nobody's before its first cell has run
+                sessions.get("", "shared")  # it has no owner before its first cell has run
             with pytest.raises(SessionExists):
                 await sessions.open(order)
             waiting = asyncio.create_task(sessions.find_or_open(order, contextlib.nullcontext))
@@ -263,7 +263,7 @@ def test_the_name_of_a_session_that_has_just_ended_is_free(full_settings: Settin
 
 
 @pytest.mark.parametrize("step_seconds", [3600.0, -3600.0], ids=["forward", "back"])
-def test_a_clock_that_is_set_expires_nobody(
+def test_setting_the_clock_expires_no_session(
     full_settings: Settings, monkeypatch: pytest.MonkeyPatch, step_seconds: float
 ) -> None:
     async def scene() -> None:
@@ -271,7 +271,9 @@ def test_a_clock_that_is_set_expires_nobody(
             sessions, real = engine.sessions, time.time
             own = await sessions.open(SessionOrder(idle_seconds=1.0))
             assert (await sessions.run("", own.id, cell("import time; time.sleep(1.5)"))).ok
-            used_at = time.monotonic()  # and from now on it is looked at often: it was busy when its time was over
+            used_at = (
+                time.monotonic()
+            )  # from now on it is checked often, because it was busy when it should have expired
             monkeypatch.setattr(time, "time", lambda: real() + step_seconds)
             await until(lambda: not sessions.list(""))
             assert time.monotonic() - used_at > 0.9
@@ -379,7 +381,7 @@ def test_nothing_is_left_of_sessions_however_they_end(full_settings: Settings) -
                     await sessions.close("", own.id)
 
             def is_quiet() -> bool:
-                """Whether all there is beside the one that stays is a guest of each kind that waits."""
+                """Whether only the remaining session and one ready guest of each kind exist."""
                 facts = engine.sandbox.facts()
                 return (facts["ready_guests"], facts["guests"], facts["jails"]) == (2, 3, 3)
 
@@ -414,7 +416,7 @@ def test_closing_the_engine_ends_every_session(full_settings: Settings) -> None:
     asyncio.run(scene())
 
 
-def test_a_session_that_cannot_be_ended_keeps_nothing_else_open(
+def test_a_session_that_cannot_be_ended_does_not_keep_others_open(
     full_settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scene() -> None:
@@ -438,7 +440,7 @@ def test_a_session_that_cannot_be_ended_keeps_nothing_else_open(
     assert str(told.exc_info[1]) == "nobody can be told of it"
 
 
-def test_an_environment_without_ipython_says_so(open_engine: OpenEngine) -> None:
+def test_an_environment_without_ipython_is_reported(open_engine: OpenEngine) -> None:
     async def scene() -> None:
         async with open_engine() as engine:
             with pytest.raises(NotOffered, match="IPython"):
@@ -475,3 +477,9 @@ def test_a_cell_has_the_limits_of_its_session(settings: Settings) -> None:
     assert admit_cell(settings, session, CellRequest("1")).limits == session
     assert admit_cell(settings, session, CellRequest("1", timeout=3)).limits.wall_seconds == 3
     assert admit_cell(settings, session, CellRequest("1", timeout=3)).limits.memory_bytes == 5 << 20
+
+
+def test_a_limit_of_the_whole_session_is_refused_before_the_code_of_a_cell(settings: Settings) -> None:
+    with pytest.raises(InvalidExecution) as caught:
+        admit_cell(settings, Limits(), CellRequest(" ", limits={"memory_mb": 5}))
+    assert caught.value.details["field"] == "memory_mb"

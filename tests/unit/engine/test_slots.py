@@ -1,4 +1,4 @@
-"""Turns are fair, bounded and never lost, whatever is cancelled when."""
+"""Slots are fair, bounded and never lost, whatever is cancelled and when."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from belljar.engine.slots import SlotQueue
 
 
 class Crowd:
-    """Tasks that wait for a slot, hold it until told to leave, and give it back."""
+    """Tasks that wait for a slot, hold it until they are released, and return it."""
 
     def __init__(self, max_running: int, max_queued: int) -> None:
         self.queue = SlotQueue(max_running, max_queued)
@@ -44,7 +44,7 @@ class Crowd:
             self.queue.release()
 
     async def dismiss_all(self) -> None:
-        """Serve until nobody is left; a lost slot or a starving waiter would make this spin out."""
+        """Release tasks until none is left; a lost slot or a starving waiter would exceed the number of rounds."""
         for _ in range(10 * len(self.visits) + 10):
             for _, leave in self.holding:
                 leave.set()
@@ -104,7 +104,7 @@ async def follow(crowd: Crowd, steps: Iterable[tuple[str, Any]]) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(callers=st.lists(st.sampled_from("abcd"), min_size=1, max_size=40), max_running=st.integers(1, 4))
-def test_turns_go_round_between_callers_and_in_order_within_one(callers: list[str], max_running: int) -> None:
+def test_callers_take_turns_and_each_is_served_in_order(callers: list[str], max_running: int) -> None:
     lines: dict[str, deque[int]] = {}
     for number, caller in enumerate(callers):
         lines.setdefault(caller, deque()).append(number)
@@ -147,7 +147,7 @@ async def test_a_free_slot_is_taken_without_waiting() -> None:
 
 
 @in_loop
-async def test_one_caller_with_many_waiting_delays_another_by_one_turn() -> None:
+async def test_a_caller_with_many_waiting_runs_delays_another_by_one_turn() -> None:
     crowd = Crowd(1, 2000)
     crowd.send(*["greedy"] * 1000)
     await tick()
@@ -163,7 +163,7 @@ async def test_one_caller_with_many_waiting_delays_another_by_one_turn() -> None
 
 
 @in_loop
-async def test_a_full_line_refuses_the_next() -> None:
+async def test_a_full_queue_refuses_the_next_run() -> None:
     crowd = Crowd(1, 2)
     crowd.send("a", "a", "a", "a")
     await tick()
@@ -173,7 +173,7 @@ async def test_a_full_line_refuses_the_next() -> None:
 
 
 @in_loop
-async def test_a_line_full_of_one_caller_makes_room_for_another() -> None:
+async def test_a_queue_full_of_one_callers_runs_makes_room_for_another_caller() -> None:
     crowd = Crowd(1, 3)
     crowd.send("greedy", "greedy", "greedy", "greedy", "modest")
     await tick(2)
@@ -186,7 +186,7 @@ async def test_a_line_full_of_one_caller_makes_room_for_another() -> None:
 
 
 @in_loop
-async def test_places_are_not_taken_back_and_forth_between_equals() -> None:
+async def test_equal_callers_do_not_displace_each_other() -> None:
     crowd = Crowd(1, 4)
     crowd.send("a", "a", "a", "b", "b")
     await tick()
@@ -197,7 +197,7 @@ async def test_places_are_not_taken_back_and_forth_between_equals() -> None:
 
 
 @in_loop
-async def test_no_place_is_taken_if_that_only_swaps_who_has_more() -> None:
+async def test_no_run_is_displaced_if_that_only_reverses_the_imbalance() -> None:
     crowd = Crowd(1, 3)
     crowd.send("a", "a", "a", "b")
     await tick()
@@ -208,7 +208,7 @@ async def test_no_place_is_taken_if_that_only_swaps_who_has_more() -> None:
 
 
 @in_loop
-async def test_a_slot_handed_to_a_waiter_cancelled_in_the_same_moment_goes_on() -> None:
+async def test_a_slot_handed_to_a_cancelled_waiter_is_passed_on() -> None:
     queue = SlotQueue(1, 10)
     queue.take_free()
     first, second = (asyncio.create_task(queue.acquire(caller)) for caller in "ab")
@@ -222,7 +222,7 @@ async def test_a_slot_handed_to_a_waiter_cancelled_in_the_same_moment_goes_on() 
 
 
 @in_loop
-async def test_many_who_give_up_leave_nothing_behind() -> None:
+async def test_many_cancelled_waiters_leave_nothing_behind() -> None:
     queue = SlotQueue(1, 10)
     queue.take_free()
     for _ in range(1000):
@@ -236,7 +236,7 @@ async def test_many_who_give_up_leave_nothing_behind() -> None:
 
 
 @in_loop
-async def test_closing_refuses_who_waits_and_who_comes_but_not_who_holds() -> None:
+async def test_closing_refuses_waiting_and_new_runs_but_keeps_running_ones() -> None:
     queue = SlotQueue(1, 10)
     queue.take_free()
     waiting = [asyncio.create_task(queue.acquire(caller)) for caller in "aab"]

@@ -232,7 +232,7 @@ def test_two_instances_never_share_anything(tmp_path: Path) -> None:
         pytest.param(b"\xff" * 5000, id="not_text"),
     ],
 )
-def test_a_damaged_note_of_an_earlier_instance_does_no_harm(tmp_path: Path, note: bytes) -> None:
+def test_a_damaged_record_of_an_earlier_instance_does_no_harm(tmp_path: Path, note: bytes) -> None:
     (tmp_path / "slot-0.lock").write_bytes(note)
     instance.reserve(tmp_path, 3_000_000_000).close()
 
@@ -326,7 +326,7 @@ def test_a_separate_cpu_controller_is_joined(kernel: Kernel) -> None:
     assert found()["cpu"] == (1, str(place))
 
 
-def test_without_the_right_to_a_cpu_cgroup_the_others_are_made(tmp_path: Path) -> None:
+def test_without_permission_for_a_cpu_cgroup_the_others_are_created(tmp_path: Path) -> None:
     (tmp_path / "cpu").write_text("a file, where nothing can be made")
     (tmp_path / "memory").mkdir()
     places = [Hierarchy(1, str(tmp_path / name), (name,)) for name in ("cpu", "memory")]
@@ -382,14 +382,14 @@ def test_a_name_with_the_same_prefix_is_another_cgroup(kernel: Kernel) -> None:
         pytest.param(lambda kernel: kernel.mount_version_1("memory"), "cpuacct, pids", id="one_mounted"),
     ],
 )
-def test_without_a_controller_it_says_which_and_what_to_do(kernel: Kernel, set_up: Any, missing: str) -> None:
+def test_a_missing_controller_is_named_with_a_remedy(kernel: Kernel, set_up: Any, missing: str) -> None:
     set_up(kernel)
     with pytest.raises(CgroupsUnavailable, match=missing) as refusal:
         find_hierarchies()
     assert "opt out of wall 'cgroup'" in str(refusal.value)
 
 
-def test_without_the_right_to_make_one_it_says_what_to_do(tmp_path: Path) -> None:
+def test_missing_permission_is_reported_with_a_remedy(tmp_path: Path) -> None:
     (tmp_path / "memory").write_text("a file, where nothing can be made")
     groups = Cgroups([Hierarchy(1, str(tmp_path / "memory"), ("memory",))], "belljar/instance")
     with pytest.raises(CgroupsUnavailable, match="Delegate=yes"):
@@ -457,7 +457,7 @@ def test_version_2_counts_from_the_beginning_of_a_run(unified: tuple[Cgroups, Pa
     jail.close()
 
 
-def test_version_2_before_cgroup_kill_goes_by_the_pid_namespace(unified: tuple[Cgroups, Path]) -> None:
+def test_version_2_without_cgroup_kill_uses_the_pid_namespace(unified: tuple[Cgroups, Path]) -> None:
     groups, directory = unified
     (directory / "cgroup.kill").unlink()
     jail = groups.jail(0)
@@ -465,7 +465,7 @@ def test_version_2_before_cgroup_kill_goes_by_the_pid_namespace(unified: tuple[C
     jail.close()
 
 
-def test_version_2_before_memory_peak_still_works(unified: tuple[Cgroups, Path]) -> None:
+def test_version_2_works_without_memory_peak(unified: tuple[Cgroups, Path]) -> None:
     """Linux before 5.19 has no memory.peak."""
     groups, directory = unified
     (directory / "memory.peak").unlink()
@@ -501,5 +501,5 @@ def test_version_2_moves_its_processes_only_once(kernel: Kernel) -> None:
     assert {path for _, path in found().values()} == {str(leaf.parent)}
 
 
-def test_removing_a_missing_cgroup_is_no_error(tmp_path: Path) -> None:
+def test_removing_a_missing_cgroup_succeeds(tmp_path: Path) -> None:
     remove_trees([str(tmp_path / "gone")], deadline_seconds=1.0)

@@ -152,7 +152,7 @@ def test_a_directory_mounted_for_programs_is_accepted() -> None:
 
 
 @pytest.mark.parametrize("place", ["a/below", "a/file", "b", "/usr", "/proc/self", "/", "/dev/null"])
-def test_any_other_place_is_refused(place: str) -> None:
+def test_any_other_directory_is_refused(place: str) -> None:
     with mounted("mode=1777", "a") as path, mounted("mode=0755", "b") as other:
         (path / "a/below").mkdir()
         (path / "a/below").chmod(0o1777)

@@ -54,7 +54,7 @@ def test_every_wall_holds_on_this_machine(answer: dict[str, Any]) -> None:
     assert [row for row in answer["walls"] if row["state"] != "ok"] == []
 
 
-def test_every_row_says_what_was_seen_and_what_it_means(answer: dict[str, Any]) -> None:
+def test_every_row_states_an_observation_and_its_meaning(answer: dict[str, Any]) -> None:
     assert len({row["name"] for row in answer["walls"]}) == len(answer["walls"]) > 20
     for row in answer["walls"]:
         assert row["seen"]
@@ -168,7 +168,7 @@ def test_a_call_that_must_fail_must_fail_for_the_right_reason() -> None:
         must_fail("asking the time", 1, time.time)
 
 
-def test_a_probe_that_cannot_start_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_that_cannot_start_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(probe.ProbeFailed, match="exit code 1: no output"):
         probe.run(UID_BASE, CGROUP_PARENT)

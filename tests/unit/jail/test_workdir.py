@@ -1,4 +1,4 @@
-"""Collecting what a program has left behind: whatever it left, only its own regular files come out, and in bounds."""
+"""Collecting artifacts: only the program's own regular files are returned, within limits, whatever it left behind."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EVERYTHING = 1 << 30
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[int]:
-    """The directory as the host gets it from a guest: by descriptor, not by name."""
+    """Open the directory as the host gets it from a guest: by descriptor, not by name."""
     descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY)
     try:
         yield descriptor
@@ -34,7 +34,7 @@ def opened(path: Path) -> Iterator[int]:
 
 
 def take(path: Path, count_max: int = 1000, bytes_max: int = EVERYTHING) -> dict[str, bytes]:
-    """Everything that can be collected."""
+    """Collect everything that can be collected."""
     with opened(path) as root:
         found = collect(root, lambda _: True, count_max, bytes_max)
     assert found == sorted(found)
@@ -47,7 +47,7 @@ def _without_openat2(*_: object) -> int:
 
 @pytest.fixture(params=["openat2", "by_names"])
 def work(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A work directory with one honest file, next to something it must not reach. No descriptor may be left open."""
+    """A work directory with one honest file beside a secret outside; checks that no descriptor stays open."""
     if request.param == "by_names":  # as in gVisor
         monkeypatch.setattr("belljar.jail.syscalls.open_beneath", _without_openat2)
     (tmp_path / "secret").write_text("secret")
@@ -61,10 +61,10 @@ def work(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def open_below(directory: Path) -> list[str]:
-    """Paths that this process has open in `directory`."""
+    """Return the paths that this process has open in `directory`."""
     found = []
     for descriptor in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):  # the one that listed them, or closed meanwhile
+        with contextlib.suppress(OSError):  # the descriptor of the listing, or closed meanwhile
             found.append(str(descriptor.readlink()))
     return [path for path in found if path.startswith(f"{directory}/")]
 
@@ -76,7 +76,7 @@ def test_files_come_out_with_their_paths_in_order(work: Path) -> None:
     assert take(work) == {"b/c/deep.bin": bytes(range(256)), "empty": b"", "honest.txt": b"honest"}
 
 
-def test_only_what_is_wanted_is_read(work: Path) -> None:
+def test_only_selected_files_are_read(work: Path) -> None:
     (work / "other.txt").write_text("other")
     with opened(work) as root:
         assert collect(root, lambda path: path.startswith("h"), 1, 6) == [("honest.txt", b"honest")]
@@ -110,14 +110,14 @@ def test_other_kinds_of_files_are_left_alone(work: Path) -> None:
     assert take(work) == {"honest.txt": b"honest"}
 
 
-def test_a_file_that_grows_into_terabytes_is_refused_unread(work: Path) -> None:
+def test_a_file_of_terabytes_is_refused_unread(work: Path) -> None:
     with (work / "sparse").open("wb") as file:
         file.truncate(8 << 40)
     with pytest.raises(TooMuch, match="sparse"):
         take(work, bytes_max=1 << 20)
 
 
-def test_bytes_of_all_files_are_bounded_together(work: Path) -> None:
+def test_the_total_size_of_files_is_limited(work: Path) -> None:
     for number in range(5):
         (work / f"{number}").write_bytes(bytes(300))
     with pytest.raises(TooMuch):
@@ -125,7 +125,7 @@ def test_bytes_of_all_files_are_bounded_together(work: Path) -> None:
     assert len(take(work, bytes_max=1506)) == 6
 
 
-def test_twenty_thousand_files_are_refused_by_number(work: Path) -> None:
+def test_the_number_of_files_is_limited(work: Path) -> None:
     for number in range(20_000):
         os.close(os.open(work / f"{number}", os.O_CREAT))
     with pytest.raises(TooMuch, match="20001"):
@@ -134,7 +134,7 @@ def test_twenty_thousand_files_are_refused_by_number(work: Path) -> None:
         assert collect(root, lambda path: path == "honest.txt", 1, 6) == [("honest.txt", b"honest")]
 
 
-def test_more_entries_than_anybody_can_want_end_the_search(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_entries_end_the_search(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("belljar.jail.workdir.ENTRIES_MAX", 100)
     for number in range(200):
         (work / f"d{number}").mkdir()
@@ -142,7 +142,7 @@ def test_more_entries_than_anybody_can_want_end_the_search(work: Path, monkeypat
         take(work)
 
 
-def test_what_was_found_before_somebody_had_enough_comes_along(work: Path) -> None:
+def test_files_found_before_the_limit_are_returned(work: Path) -> None:
     asked: list[str] = []
 
     def wanted(path: str) -> bool:
@@ -157,7 +157,7 @@ def test_what_was_found_before_somebody_had_enough_comes_along(work: Path) -> No
     assert caught.value.found == [(asked[0], (work / asked[0]).read_bytes())]
 
 
-def test_a_path_longer_than_any_that_goes_in_is_left_out(work: Path) -> None:
+def test_a_path_too_long_for_an_upload_is_left_out(work: Path) -> None:
     longest = ("d" * 254 + "/") * 4 + "1234"
     assert len(longest) == PATH_BYTES_MAX == policy.PATH_BYTES_MAX
     (work / longest).parent.mkdir(parents=True)
@@ -166,7 +166,7 @@ def test_a_path_longer_than_any_that_goes_in_is_left_out(work: Path) -> None:
     assert set(take(work)) == {"honest.txt", longest}
 
 
-def test_three_thousand_levels_end_at_the_depth_we_look_to(work: Path) -> None:
+def test_a_very_deep_tree_is_read_to_the_maximum_depth(work: Path) -> None:
     descriptor = os.open(work, os.O_RDONLY)
     for _ in range(3000):
         os.mkdir("d", dir_fd=descriptor)
@@ -202,7 +202,7 @@ def test_a_hard_link_is_a_file_of_the_work_directory(work: Path) -> None:
     assert take(work) == {"again.txt": b"honest", "honest.txt": b"honest"}
 
 
-def test_modes_do_not_matter_to_root_and_stop_nobody_else(work: Path) -> None:
+def test_file_modes_do_not_stop_collection(work: Path) -> None:
     (work / "closed").mkdir()
     (work / "closed" / "file").write_text("in there")
     (work / "none").write_text("mode 000")
@@ -214,7 +214,7 @@ def test_modes_do_not_matter_to_root_and_stop_nobody_else(work: Path) -> None:
         assert found == {"closed/file": b"in there", "honest.txt": b"honest", "none": b"mode 000"}
 
 
-def test_a_locked_file_delays_nobody(work: Path) -> None:
+def test_a_locked_file_delays_nothing(work: Path) -> None:
     with (work / "honest.txt").open("rb+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         fcntl.lockf(file, fcntl.LOCK_EX)
@@ -234,8 +234,8 @@ def test_nothing_in_the_tree_is_changed(work: Path) -> None:
         )
 
 
-def test_a_directory_swapped_for_a_link_while_we_look_leads_nowhere(work: Path) -> None:
-    """Everybody in the jail is dead by then; but were somebody not, this race must not be won."""
+def test_a_directory_swapped_for_a_link_during_the_search_is_not_followed(work: Path) -> None:
+    """Every process in the jail is dead by then; even a surviving one must not win this race."""
     (work / "dir").mkdir()
     (work / "dir" / "secret").write_text("own")
     (work / "link").symlink_to("../outside")
@@ -255,7 +255,7 @@ def test_a_directory_swapped_for_a_link_while_we_look_leads_nowhere(work: Path) 
         thread.join()
 
 
-def test_a_file_swapped_for_a_fifo_while_we_look_blocks_nobody(work: Path) -> None:
+def test_a_file_swapped_for_a_fifo_during_the_search_does_not_block(work: Path) -> None:
     (work / "file").write_text("own")
     os.mkfifo(work / "fifo")
     (work / "link").symlink_to("../secret")
@@ -276,22 +276,22 @@ def test_a_file_swapped_for_a_fifo_while_we_look_blocks_nobody(work: Path) -> No
         thread.join()
 
 
-def test_a_file_that_holds_more_than_it_says_stays_within_the_bound() -> None:
-    """As one does that grows while it is read; the kernel's own files say that they are empty, and are not."""
+def test_a_file_larger_than_its_reported_size_stays_within_the_limit() -> None:
+    """Like a file that grows while it is read; files of the kernel report a size of 0 and are not empty."""
     with opened(Path("/proc/sys/kernel/random")) as root, contextlib.suppress(TooMuch):
         found = collect(root, lambda path: path == "boot_id", 1, 10)
         assert sum(len(content) for _, content in found) <= 10
 
 
 def exchange(work: Path, first: str, second: str) -> None:
-    """Swap two names at once, as rename cannot: by way of a third."""
+    """Swap two names by way of a third."""
     os.rename(work / first, work / "third")
     os.rename(work / second, work / first)
     os.rename(work / "third", work / second)
 
 
 def remove_deep(root: Path) -> None:
-    """A tree too deep for any path, from the bottom up."""
+    """Remove a tree too deep for any path, from the bottom up."""
     descriptors = [os.open(root, os.O_RDONLY)]
     with contextlib.suppress(FileNotFoundError):
         while True:
@@ -312,7 +312,7 @@ def remove_deep(root: Path) -> None:
     os.close(bottom)
 
 
-# ---- the same through a whole run
+# ---- the same in a complete run
 
 
 HOSTILE_TREE = """
@@ -343,18 +343,18 @@ if os.fork() == 0:
 """
 
 
-def test_a_hostile_tree_gives_its_regular_files_only(box: belljar.Sandbox) -> None:
+def test_only_regular_files_of_a_hostile_tree_are_collected(box: belljar.Sandbox) -> None:
     outcome = box.run(HOSTILE_TREE, artifacts=["**", ".*"])
     assert outcome.status == "ok", outcome.stderr
     contents = {file.path: file.content for file in outcome.artifacts}
     assert contents.pop("main.py") == HOSTILE_TREE.encode()
     assert contents.pop("a/b/c/kept.txt") == b"kept"
-    assert "closed/file" not in contents  # not even its owner may read it
+    assert "closed/file" not in contents  # not even its owner can read it
     assert set(contents.values()) <= {b"kept"}
     assert set(contents) <= {"linked.txt", "passwd", "third"}
 
 
-def test_those_that_fit_come_back_and_a_listener_is_told(box: belljar.Sandbox) -> None:
+def test_artifacts_within_the_limits_are_returned_and_a_listener_is_notified(box: belljar.Sandbox) -> None:
     code = "open('a', 'w').write('a')\nopen('b', 'wb').truncate(3 << 30)\nopen('c', 'w').write('c')\n1 / 0"
     outcome = box.run(code, artifacts=["?"])
     assert {file.path: file.content for file in outcome.artifacts} == {"a": b"a", "c": b"c"}
@@ -382,7 +382,7 @@ def test_those_that_fit_come_back_and_a_listener_is_told(box: belljar.Sandbox) -
         ),
     ],
 )
-def test_more_than_can_be_taken_out_is_said_and_harms_nobody(box: belljar.Sandbox, code: str) -> None:
+def test_artifacts_beyond_the_limits_are_reported_and_harm_nothing(box: belljar.Sandbox, code: str) -> None:
     outcome = box.run(code, artifacts=["**"], limits={"wall_seconds": 20, "cpu_seconds": 20})
     assert outcome.status == "ok"
     assert outcome.stderr.startswith("[artifacts: ")
@@ -390,7 +390,7 @@ def test_more_than_can_be_taken_out_is_said_and_harms_nobody(box: belljar.Sandbo
     assert box.run("print('hello')").stdout == "hello\n"
 
 
-def test_globs_and_names_that_are_made_for_each_other_cost_no_answer(box: belljar.Sandbox) -> None:
+def test_adversarial_globs_and_names_do_not_block_responses(box: belljar.Sandbox) -> None:
     code = "import os\nopen('wanted', 'w')\nos.mkdir('d')\nfor i in range(3000): open(f'd/{i:a>254}', 'w')"
     outcome = box.run(code, artifacts=["wanted", *("d/*" + "[a-b]" * 48 + f"b*{n}" for n in range(7))])
     assert outcome.status == "ok"

@@ -1,4 +1,4 @@
-"""Who is told to stop while an environment is built stops at once, with its installer, and leaves nothing behind."""
+"""A process stopped while it builds an environment ends at once, with its installer, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GREETING_LINES = (
     {"jsonrpc": "2.0", "method": "notifications/initialized"},
 )
 
-CONFIG = "CONFIG"  # stands for the file with the settings
+CONFIG = "CONFIG"  # replaced by the path of the settings file
 BELLJAR = ("-m", "belljar", "--config", CONFIG)
 SERVE = (*BELLJAR, "serve")
 MCP = (*BELLJAR, "mcp")
@@ -75,13 +75,13 @@ def started(
         "BELLJAR_STATE_DIR": str(place / "state"),
         "BELLJAR_RUNTIME_DIR": str(place / "run"),
     }
-    with (place / "told").open("wb") as told:
+    with (place / "output").open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, *(config if each == CONFIG else each for each in arguments)],
             env=variables,
             stdin=subprocess.PIPE,
-            stdout=told,
-            stderr=told,
+            stdout=output,
+            stderr=output,
         )
     with process:
         try:
@@ -91,7 +91,7 @@ def started(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told_by", "code"),
+    ("arguments", "stop_signal", "code"),
     [
         pytest.param(SERVE, signal.SIGTERM, 0, id="serve_terminated"),
         pytest.param(SERVE, signal.SIGINT, 0, id="serve_interrupted"),
@@ -104,12 +104,12 @@ def started(
         pytest.param(BLOCKING, signal.SIGINT, -signal.SIGINT, id="blocking_sandbox_interrupted"),
     ],
 )
-def test_a_build_does_not_keep_who_is_told_to_stop(
+def test_a_signal_stops_a_build_at_once(
     environ: dict[str, str],
     python: SlowPython,
     tmp_path: Path,
     arguments: tuple[str, ...],
-    told_by: signal.Signals | None,
+    stop_signal: signal.Signals | None,
     code: int,
 ) -> None:
     with started(arguments, environ, python, tmp_path) as process:
@@ -120,10 +120,10 @@ def test_a_build_does_not_keep_who_is_told_to_stop(
         elif arguments == RUN:
             process.stdin.close()
         python.wait_until_begun()
-        if told_by is None:
+        if stop_signal is None:
             process.stdin.close()
         else:
-            process.send_signal(told_by)
+            process.send_signal(stop_signal)
         assert process.wait(STOP_SECONDS) == code
         assert not python.is_alive
         python.wait_until_gone()
@@ -132,15 +132,15 @@ def test_a_build_does_not_keep_who_is_told_to_stop(
 
 @pytest.fixture
 def own_settings(settings: Settings, python: SlowPython, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """Of a sandbox in this process."""
+    """Settings of a sandbox in this process."""
     monkeypatch.setenv("PATH", without_uv()["PATH"])
     return dataclasses.replace(
         settings, state_dir=tmp_path / "state", runtime_dir=tmp_path / "run", environments={"default": python.settings}
     )
 
 
-def test_one_who_gives_up_does_not_stop_it_for_the_others(own_settings: Settings, python: SlowPython) -> None:
-    async def give_up() -> None:
+def test_cancelling_one_waiting_run_does_not_stop_the_build(own_settings: Settings, python: SlowPython) -> None:
+    async def cancel_one() -> None:
         box = belljar.AsyncSandbox(settings=own_settings)
         hasty, patient = (asyncio.create_task(box.run(f"print({each})")) for each in range(2))
         try:
@@ -155,7 +155,7 @@ def test_one_who_gives_up_does_not_stop_it_for_the_others(own_settings: Settings
             python.go_on()
             await box.close(0.0)
 
-    asyncio.run(give_up())
+    asyncio.run(cancel_one())
 
 
 def test_a_sandbox_is_closed_while_it_opens(own_settings: Settings, python: SlowPython) -> None:
