@@ -36,7 +36,7 @@ class Step(NamedTuple):
 
 
 def drawings(page: str) -> dict[str, str]:
-    """The text of every picture whose table stands on `page`, by file name."""
+    """The text of every diagram whose table is on `page`, by file name."""
     return {name: draw(read_steps(table)) for name, table in _tables(page)}
 
 
@@ -55,7 +55,7 @@ def read_steps(table: str) -> list[Step]:
 
 
 def draw(steps: list[Step]) -> str:
-    """An SVG with a lane for each process, in the order in which the lanes stand on the way of a request."""
+    """An SVG with a lane for each process, in the order in which a request reaches them."""
     order = ("client", "server", "runner", "zygote", "guest")
     lanes = [name for name in order if any(name in (step.source, step.target) for step in steps)]
     gap = (_WIDTH - 2 * _LEFT) / (len(lanes) - 1)

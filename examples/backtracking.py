@@ -34,7 +34,7 @@ def show():
 
 
 def search(session: belljar.Session, row: int, tried: list[int]) -> belljar.Session | None:
-    """A session whose board is complete, or None when this one leads nowhere. The caller closes it."""
+    """A session whose board is complete, or None if this one has no solution. The caller closes it."""
     if row == SIZE:
         return session
     for column in range(SIZE):
@@ -44,7 +44,7 @@ def search(session: belljar.Session, row: int, tried: list[int]) -> belljar.Sess
             found = search(attempt, row + 1, tried)
             if found is not None:
                 if found is not attempt:
-                    attempt.close()  # what came of it lives on without it
+                    attempt.close()  # the solution no longer needs its parent
                 return found
         attempt.close()
     return None

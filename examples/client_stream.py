@@ -1,4 +1,4 @@
-"""Output as it is written, and a program ended by leaving: `python examples/client_stream.py`.
+"""Output as it is written, and a program ended by disconnecting: `python examples/client_stream.py`.
 
 Start a server with `belljar serve`; BELLJAR_URL and BELLJAR_API_KEY say where and with which key.
 """
