@@ -19,7 +19,7 @@ from belljar.settings import Settings
 if TYPE_CHECKING:
     from belljar.backends.local.languages.standby import StandbyPool
     from belljar.backends.local.languages.steps import Command, OtherLanguages
-    from belljar.languages.toolchains import InstalledToolchains
+    from belljar.languages.toolchains import Toolchains
 
 _log = logging.getLogger("belljar.pools")
 _MAINTENANCE_SECONDS = 15.0
@@ -95,7 +95,7 @@ class PoolSource(ABC):
         """The name of the pool that is opened with the sandbox; empty: none is."""
 
     @abstractmethod
-    def toolchains(self) -> InstalledToolchains:
+    def toolchains(self) -> Toolchains:
         """The toolchains that commands come from."""
 
     def check_name(self, name: str) -> None:

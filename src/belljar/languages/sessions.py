@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from belljar.languages.toolchain import load_one
-from belljar.languages.toolchains import InstalledToolchains
+from belljar.languages.toolchains import Toolchains
 
 #: An interactive shell abandons its current command at SIGINT and reads the next line.
 _SHELL_GREETING = "PS1= PS2=; set +H; unset HISTFILE; printf 'ready\\0' >&4\n"
@@ -17,20 +17,19 @@ _SHELL_LINES = (
 LANGUAGES = ("javascript", "sh")
 
 
-def order_of(language: str, machine: InstalledToolchains) -> dict[str, Any]:
+def order_of(language: str, toolchains: Toolchains) -> dict[str, Any]:
     """Describe the interpreter that `inside/guest/session/other_languages.py` starts.
 
     Raises:
         ToolchainMissing: it is not installed.
     """
     toolchain = load_one(language)
-    if not machine.is_available(language):
-        raise machine.explain_missing(language)
+    toolchains.check_available(language)
     if language == "javascript":
         driver = Path(__file__).with_name("session.js").read_text("utf-8")
-        node = machine.find_command(toolchain, "node")
+        node = toolchains.find_command(toolchain, "node")
         return {"argv": [node, "-e", driver], "environ": {}, "greeting": "", "lines": ""}
-    bash = machine.find_command(toolchain, "bash")
+    bash = toolchains.find_command(toolchain, "bash")
     return {
         "argv": [bash, "--norc", "--noprofile", "--noediting", "-i"],
         "environ": {"PS1": "", "HISTFILE": "/dev/null"},

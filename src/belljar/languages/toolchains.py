@@ -26,6 +26,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Protocol
 
 from belljar.contract.errors import SandboxFault, ToolchainMissing
 from belljar.languages.toolchain import PYTHON_NAMES, TOOLCHAINS_DIR, Toolchain, load_all, load_one
@@ -53,8 +54,36 @@ def _machine(state_dir: Path, roots: tuple[tuple[str, str], ...]) -> InstalledTo
     return InstalledToolchains(state_dir, dict(roots))
 
 
+class Toolchains(Protocol):
+    """Toolchains that programs can be compiled and run with: those of this machine, or those in images."""
+
+    def check_available(self, name: str) -> None:
+        """Raises ToolchainMissing if something that the toolchain needs is known to be missing."""
+
+    def fingerprint(self, name: str) -> str:
+        """A text that changes with the toolchain: compiled programs are reused only with the same one."""
+
+    def root_of(self, name: str) -> str:
+        """The root directory that contains this toolchain; empty for the system that programs see."""
+
+    def places_read_by(self, toolchain: Toolchain) -> Mapping[str, str]:
+        """The paths that this toolchain reads, besides the system's directories, and where they are on the host."""
+
+    def find_command(self, toolchain: Toolchain, command: str) -> str:
+        """What to execute in the jail for a command."""
+
+    def make_ready(self, name: str) -> None:
+        """Do what must be done before the toolchain's first run. May block."""
+
+    def prepare_quietly(self, name: str) -> None:
+        """Run the toolchain's `[prepare]` step; log a failure instead of raising. May block."""
+
+    def is_prepared(self, name: str) -> bool:
+        """Whether the toolchain's `[prepare]` step was done for the installed version."""
+
+
 class InstalledToolchains:
-    """The toolchains of this machine. Thread-safe: at worst something is looked up twice."""
+    """The toolchains of this machine: `Toolchains`. Thread-safe: at worst something is looked up twice."""
 
     def __init__(self, state_dir: Path, roots: Mapping[str, str] | None = None) -> None:
         self.toolchains_dir = state_dir.resolve() / "toolchains"
@@ -115,6 +144,11 @@ class InstalledToolchains:
             return [root]
         needs = (*toolchain.needs, "python3") if root else toolchain.needs  # a Python process execs the program
         return [need for need in needs if not self._locate(toolchain, need)]
+
+    def check_available(self, name: str) -> None:
+        """Raises ToolchainMissing if something that the toolchain needs is not installed."""
+        if not self.is_available(name):
+            raise self.explain_missing(name)
 
     def explain_missing(self, name: str) -> ToolchainMissing:
         """The error for a request in a language that is not installed."""

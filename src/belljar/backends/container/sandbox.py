@@ -98,7 +98,7 @@ class ContainerSource(PoolSource):
 
     def toolchains(self) -> ImageToolchains:
         """Those of the images."""
-        return ImageToolchains(self._settings, self._image_ids)
+        return ImageToolchains(self._image_ids)
 
     def check_name(self, name: str) -> None:
         """Raises UnknownEnvironment or NotAllowed, as `_image_of`."""

@@ -213,9 +213,7 @@ def _resolve_language(settings: Settings, language: object) -> str:
         )
     if settings.backend == "container":
         return known  # an image has toolchains of its own
-    toolchains = languages.installed_toolchains(settings)
-    if not toolchains.is_available(known):
-        raise toolchains.explain_missing(known)
+    languages.installed_toolchains(settings).check_available(known)
     return known
 
 

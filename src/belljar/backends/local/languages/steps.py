@@ -24,7 +24,7 @@ from belljar.contract.errors import InvalidExecution, TooLarge
 from belljar.contract.execution import MIB, Compilation, Evidence, Execution, Limits, Status, classify
 from belljar.languages import Toolchain, load_one
 from belljar.languages.toolchain import Plan
-from belljar.languages.toolchains import InstalledToolchains
+from belljar.languages.toolchains import Toolchains
 from belljar.settings import Settings
 
 _CHECK_SECONDS = 10.0  # for a toolchain to say whether it can parse a program
@@ -60,7 +60,7 @@ class _Compiling:
 class OtherLanguages:
     """Runs programs of every language but Python. Bound to one event loop."""
 
-    def __init__(self, settings: Settings, pools: GuestPools, toolchains: InstalledToolchains) -> None:
+    def __init__(self, settings: Settings, pools: GuestPools, toolchains: Toolchains) -> None:
         self._settings = settings
         self._pools = pools
         self._toolchains = toolchains
@@ -96,8 +96,7 @@ class OtherLanguages:
 
     async def _make_ready(self, toolchain: Toolchain) -> None:
         name = toolchain.name
-        if not self._toolchains.is_available(name):
-            raise self._toolchains.explain_missing(name)
+        self._toolchains.check_available(name)
         key = name, self._toolchains.fingerprint(name)
         if key not in self._ready:
             self._ready[key] = asyncio.create_task(asyncio.to_thread(self._get_ready, toolchain))
@@ -197,7 +196,7 @@ class _Plan:
     def __init__(
         self,
         settings: Settings,
-        toolchains: InstalledToolchains,
+        toolchains: Toolchains,
         places: Mapping[str, str],
         toolchain: Toolchain,
         execution: Execution,
