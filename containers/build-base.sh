@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A base image for machines without access to a registry: Debian with Python, as a tar that `docker import` and `podman import`
-# accept, to be used as BASE of the Dockerfiles instead of debian:12-slim.
+# Builds a base image without access to a registry: Debian with Python, as a tar file for `docker import` or
+# `podman import`. Use it as BASE of the Dockerfiles instead of debian:12-slim.
 #
 #   containers/build-base.sh base.tar [PACKAGE…]
 #   docker import -c 'CMD ["/bin/sh"]' base.tar belljar-base:latest
@@ -9,7 +9,7 @@ set -euo pipefail
 out=${1:?where to write the tar}
 shift
 suite=${SUITE:-bookworm}
-# The package source of this machine; otherwise the tool's default.
+# The package mirror of this machine, or else the tool's default.
 mirror=${DEBIAN_MIRROR:-$(apt-get indextargets --format '$(SITE)' 'Created-By: Packages' 2>/dev/null | grep -m1 '/debian/\?$' || true)}
 packages=(ca-certificates netbase python3 python3-venv "$@")
 list=$(IFS=,; echo "${packages[*]}")

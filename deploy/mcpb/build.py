@@ -1,7 +1,7 @@
-"""Build the MCP bundle (.mcpb): a zip with a manifest and our wheel, which desktop assistants install by a click.
+"""Build the MCP bundle (.mcpb): a zip with a manifest and our wheel, which desktop assistants install with a click.
 
-The wheel's dependencies are not in it: they are compiled for each machine, so `uvx` fetches them at the first start.
-The manifest is made from the tool registry, so that it cannot list what the server does not have.
+The wheel's dependencies are not included: they are compiled for each machine, so `uvx` fetches them at the first start.
+The manifest is generated from the list of tools, so it cannot name a tool that the server does not have.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from belljar.frontends.mcp import resources, tools
 
 ROOT = Path(__file__).resolve().parents[2]
 DESCRIPTION = (
-    "Runs Python, JavaScript and more in a local sandbox: plots, files, sessions that stay and can be branched."
+    "Runs Python, JavaScript and more in a local sandbox: plots, files, sessions that keep state and can be branched."
 )
 
 # Hosts start `mcp_config`; the entry point is for those that run Python themselves.
@@ -34,7 +34,7 @@ sys.exit(main(["mcp", *sys.argv[1:]]))
 
 
 def describe(wheel_name: str) -> dict[str, Any]:
-    """The manifest."""
+    """Return the manifest of the bundle."""
     return {
         "manifest_version": "0.3",
         "name": "belljar",
@@ -42,7 +42,7 @@ def describe(wheel_name: str) -> dict[str, Any]:
         "version": __version__,
         "description": DESCRIPTION,
         "long_description": (
-            "Code that a model writes runs behind kernel walls on this machine: no access to your files, no network, "
+            "Code that a model writes runs in a jail on this machine: no access to your files, no network, "
             "limits on time and memory. Needs Linux 5.13 or newer, Python 3.11 and uv. The first start builds the "
             "environment that programs run in, which takes about a minute."
         ),
@@ -97,7 +97,7 @@ def describe(wheel_name: str) -> dict[str, Any]:
 
 
 def build(out: Path) -> Path:
-    """Make the wheel and put it into a bundle in `out`; return the bundle's path."""
+    """Build the wheel, put it into a bundle in `out`, and return the path of the bundle."""
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", scratch, str(ROOT)]

@@ -2,7 +2,7 @@
 {{- printf "%s" .Release.Name | trunc 52 | trimSuffix "-" -}}
 {{- end -}}
 
-{{- /* Every name that the service has in a cluster, and those that the operator adds. */}}
+{{- /* Every DNS name of the service in the cluster, and the names that the operator adds. */}}
 {{- define "belljar.hosts" -}}
 {{- $name := include "belljar.name" . -}}
 {{- $inside := printf "%s.%s" $name .Release.Namespace -}}
@@ -25,7 +25,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- if .Values.keys.existingSecret -}}
 {{- .Values.keys.existingSecret -}}
 {{- else -}}
-{{- required "keys.existingSecret or keys.value: a server that others reach needs a key" .Values.keys.value | and nil -}}
+{{- required "set keys.existingSecret or keys.value: the server needs a key" .Values.keys.value | and nil -}}
 {{- include "belljar.name" . }}-keys
 {{- end -}}
 {{- end -}}
