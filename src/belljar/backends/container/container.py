@@ -26,6 +26,7 @@ from belljar.aio import wait_until_readable
 from belljar.backends.container import launch_config
 from belljar.backends.container.engine_api import EngineApi
 from belljar.backends.local.pool.view import guest_environ
+from belljar.backends.local.pool.warden_handle import StartFailed
 from belljar.contract.errors import EnvironmentBroken, SandboxFault
 from belljar.jail import policy
 from belljar.settings import ContainerSettings
@@ -62,7 +63,7 @@ class Contents:
 
 
 class Container:
-    """A container whose first process has connected to the host. `close` ends and removes it."""
+    """A container whose first process has connected to the host: a `WardenProcess`. `close` ends and removes it."""
 
     def __init__(self, engine: EngineApi, image: str, directory: Path) -> None:
         self.image = image
@@ -141,9 +142,17 @@ class Container:
             raise SandboxFault("another process connected to the container's socket")
         self.pid = pid
 
-    def take_socket(self) -> socket.socket:
-        """The socket to its first process; the caller owns it."""
+    def connect(self, log: int) -> socket.socket:
+        """Have its first process write its log to `log`; return the socket to it, which the caller owns.
+
+        Raises:
+            StartFailed: the container has ended.
+        """
         assert self._socket is not None
+        try:
+            channel.send(self._socket, {"log": True}, descriptors=[log])
+        except channel.ChannelClosed as error:
+            raise StartFailed("the container has ended") from error
         taken, self._socket = self._socket, None
         return taken
 

@@ -9,13 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from belljar import channel
 from belljar.backends.container.container import Container, Contents
 from belljar.backends.local.features.feature import Features
 from belljar.backends.local.pool.jail_slots import JAILS_MAX, JailSlots
 from belljar.backends.local.pool.pool import LocalPool
 from belljar.backends.local.pool.view import GuestView, Walls
-from belljar.backends.local.pool.warden_handle import StartFailed, WardenHandle
 from belljar.contract.backend import Watcher
 from belljar.contract.errors import NotOffered, ZygoteDied
 from belljar.contract.execution import Evidence, Execution
@@ -29,37 +27,6 @@ from belljar.settings import Settings
 if TYPE_CHECKING:
     from belljar.backends.local.features.network import NetworkAccessPoint
     from belljar.backends.local.languages.steps import Command
-
-
-class ContainerWarden(WardenHandle):
-    """The host's end of the socket to a warden that a container engine has started."""
-
-    def __init__(self, container: Container, on_lost: Callable[[], None]) -> None:
-        super().__init__(on_lost)
-        self._container = container
-
-    async def start(self, orders: Mapping[str, Any]) -> None:
-        """Send it `orders`, and wait until its namespaces are built."""
-        self._socket = self._container.take_socket()
-        try:
-            channel.send(self._socket, {"log": True}, descriptors=[self.log.write])
-            await self._finish_start(orders)
-        except channel.ChannelClosed as error:
-            raise StartFailed("the container has ended") from error
-
-    def kill(self) -> None:
-        """End the whole container."""
-        self._container.kill()
-
-    async def close(self) -> None:
-        """Close the socket, and wait until every process in the container is gone."""
-        if hasattr(self, "_socket"):
-            self._loop.remove_reader(self._socket)
-            self._socket.close()
-            await self._container.left()
-        self.log.close()
-        if not self._ready.done():
-            self._ready.cancel()
 
 
 class ContainerPool:
@@ -97,7 +64,7 @@ class ContainerPool:
             settings,
             features,
             network,
-            make_warden=lambda lost: ContainerWarden(container, lost),
+            process=container,
         )
         self.open = self._pool.open
         self.facts = self._pool.facts

@@ -12,7 +12,7 @@ from belljar.backends.local.pool.guests import Guest, LiveGuests
 from belljar.backends.local.pool.jail_slots import JAILS_MAX, JailSlots
 from belljar.backends.local.pool.ready_guests import ReadyGuests
 from belljar.backends.local.pool.view import GuestView, Walls, import_pattern, imports_any
-from belljar.backends.local.pool.warden_handle import StartFailed, WardenHandle
+from belljar.backends.local.pool.warden_handle import Keeper, StartFailed, WardenHandle, WardenProcess
 from belljar.backends.local.pool.zygotes import BARE, PACKAGES, SESSION, Recipe
 from belljar.backends.local.run.run import Run
 from belljar.backends.local.session.process import FirstProcess
@@ -51,9 +51,12 @@ class LocalPool:
         features: Features,
         network: Callable[[], NetworkAccessPoint],
         standbys: StandbyPool | None = None,
-        make_warden: Callable[[Callable[[], None]], WardenHandle] = WardenHandle,
+        process: WardenProcess | None = None,
     ) -> None:
-        """`network` is called when a program first has one; `standbys` are commands that were started ahead."""
+        """`network` is called when a program first has one; `standbys` are commands that were started ahead.
+
+        `process` becomes the warden; None: one that is executed on this machine.
+        """
         self.environment = environment
         self.is_lost = False
         self._view = view
@@ -66,7 +69,7 @@ class LocalPool:
         self._is_closing = False
         # Without a cgroup the kernel counts processes by uid and user namespace, and a plain user has but one uid.
         self._is_counted_apart = not (walls.cgroup or walls.as_root) and can_count_apart()
-        self._warden = make_warden(self._warden_lost)
+        self._warden = WardenHandle(process or Keeper(), self._warden_lost)
         self.guests = ReadyGuests(
             LiveGuests(environment.name, self._warden, settings.pool, self._recipe),
             self._warden,

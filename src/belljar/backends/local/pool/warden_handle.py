@@ -11,11 +11,12 @@ import contextlib
 import errno
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from belljar import channel
 from belljar.aio import LogPipe, wait_until_gone
@@ -26,6 +27,7 @@ _START = (
 )
 _SOURCES = str(Path(__file__).resolve().parents[4])
 _ANSWER_SECONDS = 30.0  # for the warden to make a jail, a listener or a process
+_LEAVE_SECONDS = 5.0
 _EARLY_SECONDS = 2.0  # how far two sockets may disagree about the order of things; pids come round much later
 
 Reaped = Callable[[int, float], None]  # wait status, CPU seconds
@@ -43,14 +45,77 @@ class OutOfDescriptors(StartFailed):
 SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ETOOMANYREFS)
 
 
+class WardenProcess(Protocol):
+    """The process that becomes a warden: how it is reached, and how it ends."""
+
+    def connect(self, log: int) -> socket.socket:
+        """Have the process write its log to `log`; return the socket to it, which the caller owns.
+
+        Raises:
+            StartFailed: it has ended. OSError: it cannot be started.
+        """
+
+    def kill(self) -> None:
+        """Kill it, and with it everything in its pid namespace."""
+
+    async def left(self) -> None:
+        """Wait until it and everything in its pid namespace are gone; kill it if it does not end by itself."""
+
+
+class Keeper:
+    """A process executed on this machine, which dies with the warden that it starts: a `WardenProcess`."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes]
+
+    def connect(self, log: int) -> socket.socket:
+        """Execute it with a clean environment."""
+        ours, theirs = channel.pair()
+        command = [sys.executable, "-I", "-S", "-c", _START, str(theirs.fileno()), _SOURCES]
+        with theirs:
+            try:
+                # From the loop's thread: the keeper dies with the thread that started it.
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env={"LANG": "C.UTF-8"},
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                    cwd="/",
+                )
+            except BaseException:
+                ours.close()
+                raise
+        return ours
+
+    def kill(self) -> None:
+        """Kill it; the kernel then kills the warden."""
+        self._process.kill()
+
+    async def left(self) -> None:
+        """Its exit proves that the warden and all its processes are gone."""
+        try:
+            async with asyncio.timeout(_LEAVE_SECONDS):
+                await wait_until_gone(self._process)
+        except TimeoutError:
+            self.kill()
+            await wait_until_gone(self._process)
+        self._process.wait()
+
+
 class WardenHandle:
     """A running warden: makes zygotes and jails, and reports which of its children have ended."""
 
-    def __init__(self, on_lost: Callable[[], None]) -> None:
+    def __init__(self, process: WardenProcess, on_lost: Callable[[], None]) -> None:
         self.log = LogPipe()
         self.is_lost = False
+        self._process = process
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
+        self._is_connected = False
+        self._socket: socket.socket  # once connected
         self._asked: dict[int, asyncio.Future[Any]] = {}
         self._next_ask = 0
         self._watched: dict[int, Reaped] = {}
@@ -58,32 +123,19 @@ class WardenHandle:
         self._ready: asyncio.Future[None] = self._loop.create_future()
 
     async def start(self, orders: Mapping[str, Any]) -> None:
-        """Execute the warden with a clean environment, send it `orders`, and wait until its namespaces are built.
+        """Send `orders` to the process that becomes the warden, and wait until its namespaces are built.
 
         Raises:
             StartFailed: that failed; the message says at which call.
         """
-        self._socket, theirs = channel.pair()
-        command = [sys.executable, "-I", "-S", "-c", _START, str(theirs.fileno()), _SOURCES]
-        with theirs:
-            # From this thread: the keeper dies with the thread that started it.
-            self.process = subprocess.Popen(  # noqa: ASYNC220
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=self.log.write,
-                stderr=self.log.write,
-                env={"LANG": "C.UTF-8"},
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-                cwd="/",
-            )
-        await self._finish_start(orders)
-
-    async def _finish_start(self, orders: Mapping[str, Any]) -> None:
-        """Send the orders to the warden at the other end of the socket, and wait until it has carried them out."""
+        self._socket = self._process.connect(self.log.write)
+        self._is_connected = True
         self._socket.setblocking(False)
         self._loop.add_reader(self._socket, self._on_readable)
-        channel.send(self._socket, dict(orders))
+        try:
+            channel.send(self._socket, dict(orders))
+        except channel.ChannelClosed as error:
+            raise StartFailed("the warden has ended") from error
         await self._ready
 
     async def start_zygote(self, python: str, environ: Mapping[str, str], control: int) -> tuple[int, int]:
@@ -258,25 +310,15 @@ class WardenHandle:
         self._on_lost()
 
     def kill(self) -> None:
-        """End the warden at once, through its keeper. `on_lost` is called as for any other loss."""
-        self.process.kill()
+        """End the warden at once. `on_lost` is called as for any other loss."""
+        self._process.kill()
 
     async def close(self) -> None:
         """End the warden, and with it everything in its pid namespace; wait until it is gone."""
-        if not hasattr(self, "process"):
-            if hasattr(self, "_socket"):
-                self._socket.close()
-            self.log.close()
-            return
-        self._loop.remove_reader(self._socket)
-        self._socket.close()  # the warden exits then, and the keeper's exit proves that all its processes are gone
-        try:
-            async with asyncio.timeout(5.0):
-                await wait_until_gone(self.process)
-        except TimeoutError:
-            self.kill()
-            await wait_until_gone(self.process)
-        self.process.wait()
+        if self._is_connected:
+            self._loop.remove_reader(self._socket)
+            self._socket.close()  # the warden exits then
+            await self._process.left()
         self.log.close()
         if not self._ready.done():
             self._ready.cancel()
