@@ -16,7 +16,6 @@ from typing import Any, Protocol
 
 from belljar import channel
 from belljar.backends.gvisor.relay import DescriptorRelay, Send
-from belljar.backends.local.run import artifacts
 from belljar.backends.local.run.displays import clean
 from belljar.backends.local.run.run import Run
 from belljar.backends.local.session.process import SessionProcess
@@ -243,18 +242,15 @@ class RelayedRun(Run):
     """One program in a guest inside gVisor."""
 
     silence_seconds = 40.0  # its zygote may have to import packages first, in the slower of two kernels
-    _guest: RelayedGuest
+    guest: RelayedGuest
 
-    def _evidence(self, status: int | None, cpu_seconds: float, wall_seconds: float) -> Evidence:
-        """Frames that came before the end may still wait for room in the pipes."""
-        self._read_the_rest()
-        while self._guest.relay.pass_on():
-            self._read_the_rest()
-        self._guest.relay.finish()
-        return super()._evidence(status, cpu_seconds, wall_seconds)
-
-    def _open_work_dir(self) -> artifacts.OnWorkDir:
-        return self._guest.on_work_dir
+    def evidence(self, status: int | None, cpu_seconds: float, wall_seconds: float) -> Evidence:
+        """Pass on the frames that came before the end and still wait for room in the pipes."""
+        self.read_the_rest()
+        while self.guest.relay.pass_on():
+            self.read_the_rest()
+        self.guest.relay.finish()
+        return super().evidence(status, cpu_seconds, wall_seconds)
 
 
 class _Pool(Protocol):

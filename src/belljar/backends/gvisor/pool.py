@@ -24,6 +24,7 @@ from belljar.backends.gvisor.guest import RelayedGuest, RelayedProcess, RelayedR
 from belljar.backends.local.features.feature import Features, GuestFeature
 from belljar.backends.local.pool.view import import_pattern, imports_any
 from belljar.backends.local.pool.zygotes import BARE, PACKAGES, SESSION, WARMING
+from belljar.backends.local.run import artifacts
 from belljar.backends.local.run.output import SettleTimer
 from belljar.backends.local.session.session import LocalSession, check_ipython
 from belljar.contract.backend import Watcher
@@ -172,11 +173,9 @@ class GvisorPool:
     def drop_taken_away(self) -> None:
         """Do nothing: nothing outside can end a single guest."""
 
-    def check_dirs(self, directories: Sequence[int]) -> None:
-        """Do nothing: the agent reads directories with the rights of the guest."""
-
-    def owner_of(self, jail: object) -> None:
-        """No uid of the host owns a guest's files."""
+    def open_work_dir(self, guest: RelayedGuest, directory: int) -> artifacts.OnWorkDir:
+        """What has the agent call a function on the work directory, whatever the guest has sent."""
+        return guest.on_work_dir
 
     def retire(self) -> None:
         """No command is started ahead in it."""

@@ -154,7 +154,8 @@ class StandbyRun(Run):
         self._waiting = waiting
         self._standby = standby
 
-    def _send_program(self) -> None:
+    def send_program(self) -> None:
+        """Send the program through the door that the process waits at, and feed its standard input."""
         if self._standby.packet:
             try:
                 channel.send_packet(self._waiting.door, self._standby.packet)
@@ -164,10 +165,11 @@ class StandbyRun(Run):
         self._stdin_left = memoryview(self._execution.stdin)
         self._feed_stdin()
 
-    def _check_start(self, status: int | None) -> None:
+    def check_start(self, status: int | None) -> None:
+        """Raises NotTaken, too, if the process did not take the program."""
         if self._standby.packet:
             self._receive_from_door()
-        super()._check_start(status)
+        super().check_start(status)
 
     def _receive_from_door(self) -> None:
         """Read whether our own code in there has taken the program; it reports that once, before the program begins."""
@@ -180,8 +182,9 @@ class StandbyRun(Run):
         if message:
             self._failure = ("files", str(message.get("failed")))
 
-    async def _with_artifacts(self, evidence: Evidence) -> Evidence:
-        return await super()._with_artifacts(evidence) if self._execution.artifacts else evidence
+    async def with_artifacts(self, evidence: Evidence) -> Evidence:
+        """Add files only if some were requested: the work directory of a waiting process is always sent."""
+        return await super().with_artifacts(evidence) if self._execution.artifacts else evidence
 
     async def play(self) -> Evidence:
         """Run to the end; what a compiler wrote is its output file."""

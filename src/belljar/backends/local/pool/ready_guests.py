@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from belljar import channel
 from belljar.backends.local.pool import descriptors
@@ -17,6 +18,7 @@ from belljar.backends.local.pool.jails import Jail, JailPool
 from belljar.backends.local.pool.view import Walls
 from belljar.backends.local.pool.warden_handle import WardenHandle
 from belljar.backends.local.pool.zygotes import BARE, PACKAGES, SESSION, ZygoteHandle
+from belljar.backends.local.run import artifacts
 from belljar.backends.local.run.output import SettleTimer
 from belljar.contract.errors import JailSetupFailed, Overloaded, ZygoteDied
 from belljar.contract.execution import Limits
@@ -305,9 +307,14 @@ class ReadyGuests:
         """The host's uid of guests in this slot; None if it is that of this process."""
         return self.walls.owner_of(jail_slot.uid)
 
-    def check_dirs(self, directories: Sequence[int]) -> None:
-        """See `Walls.check_dirs`."""
-        self.walls.check_dirs(directories)
+    def open_work_dir(self, guest: Guest, directory: int) -> artifacts.OnWorkDir:
+        """Check the directory that a guest has sent, and return what calls a function on it with the guest's rights.
+
+        Raises:
+            SandboxFault: it was not mounted for a program.
+        """
+        self.walls.check_dirs([directory])
+        return functools.partial(artifacts.on_thread, directory, self.owner_of(guest.jail.jail_slot))
 
     def _trim_later(self) -> None:
         if not self._is_closing:

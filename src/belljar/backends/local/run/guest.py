@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from belljar import channel
 
 if TYPE_CHECKING:
+    from belljar.backends.local.run.artifacts import OnWorkDir
     from belljar.backends.local.run.output import SettleTimer
 
 
@@ -99,6 +100,5 @@ class RunPool(Protocol):
 
     def drop_taken_away(self) -> None: ...
 
-    def check_dirs(self, directories: Sequence[int]) -> None: ...
-
-    def owner_of(self, jail_slot: Any) -> int | None: ...
+    def open_work_dir(self, guest: Any, directory: int) -> OnWorkDir:
+        """What calls a function on the work directory that the guest has sent, with the guest's rights."""

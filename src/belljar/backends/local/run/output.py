@@ -24,7 +24,7 @@ TAIL_BYTES = 65536  # kept of the end of the dropped output: an interpreter prin
 
 
 class MonitoredRun:
-    """Base class of a running program or cell. Subclasses provide the two streams and `stop()`."""
+    """Base class of a running program or cell. Subclasses provide the two streams, `has_ended()` and `stop()`."""
 
     # Class-level defaults of what few ever change, so that creating one costs less.
     _deadline_passed = _cpu_exhausted = _flooded = False
@@ -49,7 +49,8 @@ class MonitoredRun:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._watched: set[int] = set()
 
-    def _has_ended(self) -> bool:
+    def has_ended(self) -> bool:
+        """Whether nothing more is to be read."""
         raise NotImplementedError
 
     def stop(self) -> None:
@@ -96,7 +97,7 @@ class MonitoredRun:
     async def _resume(self, watcher: Watcher) -> None:
         await watcher.caught_up()
         self._resuming = None
-        if not self._has_ended():
+        if not self.has_ended():
             for stream in self._streams:
                 if stream.is_open:
                     self._watch(stream.descriptor, self._on_output, stream)

@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import dataclasses
 import fcntl
-import functools
 import os
 import signal
 import time
@@ -46,7 +45,10 @@ _WORD_BYTES = 4096  # for the reason why it could not start
 
 
 class Run(MonitoredRun):
-    """A guest with its program. Await `play` to its end, or cancel it: both leave nothing running."""
+    """A guest with its program. Await `play` to its end, or cancel it: both leave nothing running.
+
+    Subclasses may extend `send_program`, `evidence`, which begins with `check_start`, and `with_artifacts`.
+    """
 
     silence_seconds = 10.0  # for a guest to start, or for the report that it is dead
     # Class-level defaults of what few runs ever change, so that creating one costs less.
@@ -68,7 +70,7 @@ class Run(MonitoredRun):
     ) -> None:
         limits, loop = execution.limits, pool.loop
         super().__init__(limits, guest.jail.jail_slot.cgroup, watcher, bounds, loop)
-        self._guest = guest
+        self.guest = guest
         self._execution = execution
         self._pool = pool
         self._shows = shows
@@ -81,7 +83,7 @@ class Run(MonitoredRun):
 
     def _start(self) -> None:
         """Send the program."""
-        guest, limits, cgroup = self._guest, self._limits, self._cgroup
+        guest, limits, cgroup = self.guest, self._limits, self._cgroup
         guest.ended = self._on_ended
         if cgroup is not None:
             try:
@@ -91,7 +93,7 @@ class Run(MonitoredRun):
                 raise JailSetupFailed("cgroup", str(error)) from error
             guest.jail.on_memory_event = self._on_memory_event
         self._started_at = time.monotonic()
-        self._send_program()
+        self.send_program()
         if self._watcher is not None:
             self._watcher.started()
             self.settle_in()
@@ -99,7 +101,12 @@ class Run(MonitoredRun):
             patience = min(_SETTLE_SECONDS + self._pool.busy_guests * _SETTLE_SECONDS_EACH, _SETTLE_SECONDS_MAX)
             self._pool.patience.wait_with(self, min(patience, limits.wall_seconds))
 
-    def _send_program(self) -> None:
+    def send_program(self) -> None:
+        """Send the program, with its files and descriptors.
+
+        Raises:
+            ZygoteDied: the guest is gone.
+        """
         files = self._execution.files
         has_many = bool(files) and sum(len(file.content) for file in files) > _INLINE_BYTES
         packet = program_packet(self._execution, self._shows, self._extras, self._source, without_files=has_many)
@@ -107,7 +114,7 @@ class Run(MonitoredRun):
             if has_many or self._shows or self._extras or self._execution.stdin or len(packet) > _INLINE_BYTES:
                 self._send_with_descriptors(packet, has_many)
             else:
-                self._guest.send(packet)
+                self.guest.send(packet)
         except (channel.ChannelClosed, BlockingIOError) as error:
             raise ZygoteDied("the guest was gone before its program came") from error
 
@@ -128,7 +135,7 @@ class Run(MonitoredRun):
             if self._execution.stdin:
                 own.append(self._open_stdin(self._execution.stdin))
                 sent.append(own[-1])
-            self._guest.send(packet, sent)
+            self.guest.send(packet, sent)
         finally:
             for descriptor in own:
                 os.close(descriptor)
@@ -178,12 +185,12 @@ class Run(MonitoredRun):
         self._await_start(elapsed)
         self._timers["start"] = self._loop.call_later(self.silence_seconds, self._check_started)
 
-    def _has_ended(self) -> bool:
+    def has_ended(self) -> bool:
         return self._ended.done()
 
     def stop(self) -> None:
         """End every process in its jail."""
-        self._guest.jail.kill()
+        self.guest.jail.kill()
 
     def _await_start(self, elapsed_seconds: float = 0.0) -> None:
         """Start the wall clock with the program: a busy machine may take longer to fork it than it may run."""
@@ -197,7 +204,7 @@ class Run(MonitoredRun):
 
     def _read_start(self) -> None:
         """Read the one packet that our own code in the guest sends before the program starts."""
-        peer = self._guest.channel
+        peer = self.guest.channel
         try:
             if self._execution.artifacts:
                 message, _, sent = channel.receive(peer, 1, channel.NOW)
@@ -213,11 +220,11 @@ class Run(MonitoredRun):
             self._failure = (str(message.get("failed")), str(message.get("reason")))
         else:
             self._has_started = True
-            self._guest.jail.is_unread = False
+            self.guest.jail.is_unread = False
 
     def _on_deadline(self) -> None:
         self._deadline_passed = True
-        self._guest.jail.kill()
+        self.guest.jail.kill()
         self._timers["silence"] = self._loop.call_later(self.silence_seconds, self._on_silence)
 
     def _check_started(self) -> None:
@@ -228,7 +235,7 @@ class Run(MonitoredRun):
     def _on_silence(self) -> None:
         """Nothing reported the end of the guest: a process of ours is stuck, through no fault of the program."""
         self._was_silent = True
-        self._pool.unstick(self._guest)
+        self._pool.unstick(self.guest)
         self._timers["silence"] = self._loop.call_later(self.silence_seconds, self._on_silence)
 
     def _on_memory_event(self) -> None:
@@ -257,7 +264,7 @@ class Run(MonitoredRun):
                 await self._kill_and_wait()
                 raise
             wall_seconds = time.monotonic() - self._started_at
-            jail, cgroup = self._guest.jail, self._cgroup
+            jail, cgroup = self.guest.jail, self._cgroup
             if status in (_SIGKILL, _START_FAILED) and not self._is_killed() and jail.was_taken_away():
                 self._read_start()
                 if status == _SIGKILL or not self._has_started:  # a program may end with the same exit code
@@ -269,11 +276,11 @@ class Run(MonitoredRun):
                 await self._end_leftovers()
             else:
                 jail.is_vacated = True
-            evidence = self._evidence(status, cpu_seconds, wall_seconds)
-            return await self._with_artifacts(evidence) if self._work_dir >= 0 else evidence
+            evidence = self.evidence(status, cpu_seconds, wall_seconds)
+            return await self.with_artifacts(evidence) if self._work_dir >= 0 else evidence
         finally:
             self._stop_watching()
-            self._guest.ended = self._guest.jail.on_memory_event = None
+            self.guest.ended = self.guest.jail.on_memory_event = None
             if self._work_dir >= 0:
                 os.close(self._work_dir)
             if self._picture_pipe >= 0:
@@ -281,23 +288,23 @@ class Run(MonitoredRun):
 
     async def _kill_and_wait(self) -> None:
         """Kill every process, and return when they are dead, though cancelled again."""
-        self._guest.jail.kill()
+        self.guest.jail.kill()
         self._stop_watching()
-        while not self._guest.jail.is_gone:
+        while not self.guest.jail.is_gone:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._jail_gone()
 
     async def _jail_gone(self) -> None:
         """Wait until every process in the killed jail is dead, but not for a stuck process of ours."""
-        jail = self._guest.jail
+        jail = self.guest.jail
         while not jail.is_gone:
             await asyncio.wait([jail.gone], timeout=self.silence_seconds)
             if not jail.is_gone:
-                self._pool.unstick(self._guest)
+                self._pool.unstick(self.guest)
 
     async def _end_leftovers(self) -> None:
         """End children that outlive the program: files are read only once they are dead."""
-        jail = self._guest.jail
+        jail = self.guest.jail
         jail.kill()
         if self._cgroup is None or not self._cgroup.is_empty():
             try:
@@ -318,10 +325,11 @@ class Run(MonitoredRun):
             self._close_stdin()
         self._stop_attending()
 
-    def _evidence(self, status: int | None, cpu_seconds: float, wall_seconds: float) -> Evidence:
-        self._check_start(status)
+    def evidence(self, status: int | None, cpu_seconds: float, wall_seconds: float) -> Evidence:
+        """What was seen of the program; every process in its jail is dead."""
+        self.check_start(status)
         assert status is not None
-        self._read_the_rest()
+        self.read_the_rest()
         memory_peak_bytes = oom_kills = 0
         cgroup = self._cgroup
         if cgroup is not None:
@@ -346,7 +354,7 @@ class Run(MonitoredRun):
             memory_peak_bytes=memory_peak_bytes,
         )
 
-    def _check_start(self, status: int | None) -> None:
+    def check_start(self, status: int | None) -> None:
         """Raise unless the program was started, and how it ended is known."""
         if not self._has_started:
             self._read_start()
@@ -364,7 +372,7 @@ class Run(MonitoredRun):
         if not self._has_started:
             raise ZygoteDied(f"the guest ended before its program started (wait status {status})")
 
-    def _read_the_rest(self) -> None:
+    def read_the_rest(self) -> None:
         """Read each pipe to its end, since all writers are dead: in packet mode, one read gives less than it holds."""
         while self._picture_pipe >= 0 and self._on_picture():
             pass
@@ -377,19 +385,15 @@ class Run(MonitoredRun):
                     break
                 self._pass_on(stream, chunk)
 
-    async def _with_artifacts(self, evidence: Evidence) -> Evidence:
+    async def with_artifacts(self, evidence: Evidence) -> Evidence:
+        """Add the files that it has left; called if the guest has sent its work directory."""
         with descriptors.named():
-            found = await artifacts.collect(self._execution, self._bounds, self._open_work_dir())
+            on_work_dir = self._pool.open_work_dir(self.guest, self._work_dir)
+            found = await artifacts.collect(self._execution, self._bounds, on_work_dir)
         note = found.note_below(evidence.stderr)
         if note and self._watcher is not None:
             self._watcher.wrote("stderr", note.encode())
         return dataclasses.replace(evidence, artifacts=found.files, note=note)
-
-    def _open_work_dir(self) -> artifacts.OnWorkDir:
-        """Check the directory that the guest has sent, and return what calls a function on it with its rights."""
-        self._pool.check_dirs([self._work_dir])
-        owner = self._pool.owner_of(self._guest.jail.jail_slot)
-        return functools.partial(artifacts.on_thread, self._work_dir, owner)
 
 
 def program_packet(

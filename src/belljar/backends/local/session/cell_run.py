@@ -163,7 +163,7 @@ class CellRun(MonitoredRun):
         left = max(0.0, self._limits.wall_seconds - elapsed)
         self._timers["wall"] = self._loop.call_later(left, self._on_deadline)
 
-    def _has_ended(self) -> bool:
+    def has_ended(self) -> bool:
         return self._answered.done()
 
     def _on_deadline(self) -> None:
