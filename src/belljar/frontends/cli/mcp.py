@@ -8,13 +8,12 @@ import importlib.util
 import os
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from belljar.contract.errors import InvalidSettings
-from belljar.frontends.cli.options import define_walls
+from belljar.frontends.cli.options import define_set, define_walls, load_with_flags, read_set
 from belljar.frontends.mcp.config import familiar_image, images_of
-from belljar.settings import Settings, load
+from belljar.settings import Settings
 
 
 def define(parser: argparse.ArgumentParser) -> None:
@@ -37,13 +36,7 @@ def define(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--python-image", metavar="IMAGE", help="run Python in this container image")
     parser.add_argument("--js-image", metavar="IMAGE", help="run JavaScript in this container image")
     parser.add_argument("--network", action="store_true", default=None, help="let programs reach the network")
-    parser.add_argument(
-        "--set",
-        metavar="NAME=VALUE",
-        action="append",
-        default=[],
-        help="any other setting, such as default_limits.wall_seconds=60 (repeatable)",
-    )
+    define_set(parser, "default_limits.wall_seconds=60")
     parser.add_argument(
         "--like",
         choices=("code-sandbox",),
@@ -100,12 +93,7 @@ def _set_up_logging(*, is_debugging: bool) -> None:
 
 
 def _load(options: argparse.Namespace) -> Settings:
-    flags: dict[str, Any] = {}
-    for each in options.set:
-        name, equals, value = each.partition("=")
-        if not equals:
-            raise InvalidSettings(f"--set takes NAME=VALUE, not {each!r}")
-        flags[name.strip()] = value.strip()
+    flags = read_set(options)
     if options.like and options.tools is None:
         flags["mcp.tools"] = options.like
     for name, value in (
@@ -119,14 +107,9 @@ def _load(options: argparse.Namespace) -> Settings:
     ):
         if value is not None:
             flags[name] = value
-    path = Path(options.config) if "config" in options else None
-    settings = load(path, flags=flags)
+    settings = load_with_flags(options, flags)
     if images := {**images_of(settings), **familiar_image(os.environ)}:
-        flags = {**_container_flags(images), **flags}
-        settings = load(path, flags=flags)
-    if options.without_wall:
-        flags["jail.without_walls"] = tuple(dict.fromkeys((*settings.jail.without_walls, *options.without_wall)))
-        settings = load(path, flags=flags)
+        settings = load_with_flags(options, {**_container_flags(images), **flags})
     return settings
 
 

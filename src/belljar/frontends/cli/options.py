@@ -6,7 +6,10 @@ Imported for every command, including `--help` and `--version`, hence the late i
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from belljar.contract.errors import InvalidSettings
 
 if TYPE_CHECKING:
     from belljar.settings import Settings
@@ -48,8 +51,45 @@ def define_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
+def define_set(parser: argparse.ArgumentParser, example: str) -> None:
+    parser.add_argument(
+        "--set",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help=f"any other setting, such as {example} (repeatable)",
+    )
+
+
+def read_set(options: argparse.Namespace) -> dict[str, Any]:
+    """The settings given with --set, by dotted name.
+
+    Raises:
+        InvalidSettings: one has no value.
+    """
+    flags = {}
+    for each in options.set:
+        name, equals, value = each.partition("=")
+        if not equals:
+            raise InvalidSettings(f"--set takes NAME=VALUE, not {each!r}")
+        flags[name.strip()] = value.strip()
+    return flags
+
+
 def load_settings(options: argparse.Namespace) -> Settings:
     """Load the settings, apply this command line's options, and set up logging.
+
+    Raises:
+        InvalidSettings: a file, an environment variable or a flag is invalid.
+    """
+    _set_up_logging(is_debugging="debug" in options)
+    return load_with_flags(options, {"network.offered": True} if getattr(options, "network", False) else {})
+
+
+def load_with_flags(
+    options: argparse.Namespace, flags: Mapping[str, Any], *, takes_familiar_names: bool = False
+) -> Settings:
+    """Load the settings, and apply `flags`, by dotted name, and the isolation layers that the command line gives up.
 
     Raises:
         InvalidSettings: a file, an environment variable or a flag is invalid.
@@ -58,15 +98,14 @@ def load_settings(options: argparse.Namespace) -> Settings:
 
     from belljar.settings import load
 
-    _set_up_logging(is_debugging="debug" in options)
     path = Path(options.config) if "config" in options else None
-    flags: dict[str, object] = {"network.offered": True} if getattr(options, "network", False) else {}
-    settings = load(path, flags=flags)
-    walls = getattr(options, "without_wall", [])
-    if walls:
-        given_up = tuple(dict.fromkeys((*settings.jail.without_walls, *walls)))
-        settings = load(path, flags={**flags, "jail.without_walls": given_up})
-    return settings
+    settings = load(path, flags=flags, takes_familiar_names=takes_familiar_names)
+    walls = getattr(options, "without_wall", None)
+    if not walls:
+        return settings
+    given_up = tuple(dict.fromkeys((*settings.jail.without_walls, *walls)))
+    flags = {**flags, "jail.without_walls": given_up}
+    return load(path, flags=flags, takes_familiar_names=takes_familiar_names)
 
 
 def _set_up_logging(is_debugging: bool) -> None:

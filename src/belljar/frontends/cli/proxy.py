@@ -23,12 +23,6 @@ def execute(options: argparse.Namespace) -> int:
         options.port = _PORT
     settings = serve_command.load_server_settings(options)
     from belljar.frontends.api.dialects.api_proxy.server import serve_proxy
-    from belljar.telemetry import Log, set_up_logging
 
-    log = Log(log_format=settings.server.log_format)
-    set_up_logging(log, is_debugging=settings.server.debug)
-    try:
-        serve_command.run(serve_proxy(settings, log))
-    finally:
-        log.close()
+    serve_command.serve_until_stopped(serve_proxy, settings)
     return 0
