@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -31,6 +32,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _UID_RANGES = 64  # one for each sandbox that a test session may have open
 _DEADLINE_SECONDS = 30.0
+_SETTLE_SECONDS = 20.0
 _PLAIN_UID = 12345  # an unused uid: it has no entry in /etc/passwd
 
 
@@ -106,13 +108,27 @@ def host(settings: Settings) -> Host:
 
 
 class Leftovers(NamedTuple):
-    """Counts that running programs must not increase."""
+    """Everything that a sandbox could leave behind, each thing by what distinguishes it from all others."""
 
-    processes: int  # of our guests' uids, and children of this process; zombies included
-    mounts: int  # in this mount namespace
-    cgroups: int  # directories below our own
-    descriptors: int  # open in this process
-    files: int  # below the directories that Belljar writes to
+    processes: frozenset[tuple[int, int]]  # pid and start time of each of `Host.own_processes`
+    mounts: frozenset[str]  # in this mount namespace, apart from those of the tests' container engines
+    cgroups: frozenset[str]  # directories below our own
+    descriptors: frozenset[tuple[str, str]]  # open in this process: number, and what it refers to
+    files: frozenset[str]  # below the directories that Belljar writes to
+
+    def counts(self) -> Counts:
+        """For a sandbox that stays open: it replaces ready guests and jails, but must not have more and more."""
+        return Counts(*map(len, self))
+
+
+class Counts(NamedTuple):
+    """How many there are of each kind of `Leftovers`."""
+
+    processes: int
+    mounts: int
+    cgroups: int
+    descriptors: int
+    files: int
 
 
 class Host:
@@ -124,19 +140,70 @@ class Host:
         self._settings = settings
 
     def leftovers(self) -> Leftovers:
-        """Count everything that could be left behind."""
+        """List everything that could be left behind, as it is now."""
         return Leftovers(
-            processes=len(self.own_pids()),
-            mounts=len(Path("/proc/self/mountinfo").read_text().splitlines()),
-            cgroups=len(self.cgroup_directories()),
-            descriptors=len(os.listdir("/proc/self/fd")),
-            files=sum(1 for _ in self._settings.runtime_dir.rglob("*")) + len(os.listdir(self._settings.state_dir)),
+            processes=frozenset((each.pid, each.started_at) for each in self.own_processes()),
+            mounts=frozenset(_mounts()),
+            cgroups=frozenset(self.cgroup_directories()),
+            descriptors=frozenset(_descriptors()),
+            files=frozenset(
+                str(path) for path in (*self._settings.runtime_dir.rglob("*"), *self._settings.state_dir.iterdir())
+            ),
         )
 
-    def own_pids(self) -> set[int]:
-        """The children of this process, and every process with a uid of this test session."""
-        children = {process.pid for process in self.processes() if process.parent == os.getpid()}
-        return children | {process.pid for process in self.guest_processes()}
+    def settled_leftovers(self) -> Leftovers:
+        """As `leftovers`, once they no longer change: an open sandbox forks guests ahead after its last response."""
+        deadline, last = time.monotonic() + _SETTLE_SECONDS, self.leftovers()
+        while time.monotonic() < deadline:
+            time.sleep(0.3)
+            now = self.leftovers()
+            if now == last:
+                break
+            last = now
+        return last
+
+    def new_since(self, before: Leftovers) -> Leftovers:
+        """What was not there before. Whatever has gone since makes no difference.
+
+        Other sandboxes and servers may be open, and go on working: what descends from a process that was there before,
+        or lies in the cgroup of an instance that was there before, is theirs.
+        """
+        now = self.leftovers()
+        known = {each.pid: each for each in self.processes()}
+
+        def is_theirs(pid: int) -> bool:
+            while (process := known.get(pid)) is not None:
+                if (process.pid, process.started_at) in before.processes:
+                    return True
+                pid = process.parent
+            return False
+
+        return Leftovers(
+            processes=frozenset(each for each in now.processes - before.processes if not is_theirs(each[0])),
+            mounts=now.mounts - before.mounts,
+            cgroups=frozenset(each for each in now.cgroups - before.cgroups if _instance(each) not in before.cgroups),
+            descriptors=now.descriptors - before.descriptors,
+            files=now.files - before.files,
+        )
+
+    def assert_nothing_new(self, before: Leftovers, *kinds: str, seconds: float = _DEADLINE_SECONDS) -> None:
+        """Fail if anything of these kinds (default: all) is new, and still there after `seconds`."""
+        deadline = time.monotonic() + seconds
+        while True:
+            found = self.new_since(before)._asdict()
+            left = {kind: found[kind] for kind in kinds or found if found[kind]}
+            if not left:
+                return
+            if time.monotonic() > deadline:
+                commands = [
+                    each.command for each in self.processes() if (each.pid, each.started_at) in found["processes"]
+                ]
+                pytest.fail(f"left behind: {left} {commands or ''}")
+            time.sleep(0.01)
+
+    def own_processes(self) -> list[Process]:
+        """The children of this process, and every process with a uid of this test session; zombies included."""
+        return [each for each in self.processes() if each.parent == os.getpid() or each.uid in self._uids]
 
     def guest_processes(self) -> list[Process]:
         """Wardens, zygotes, jail_inits and guests of this test session: every process with one of its uids."""
@@ -154,12 +221,17 @@ class Host:
             if entry.name.isdigit():
                 try:
                     lines = (entry / "status").read_text().splitlines()
+                    stat = (entry / "stat").read_text()
                     command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
                 except OSError:
                     continue  # gone meanwhile
                 facts = {name: value.split() for name, _, value in (line.partition(":") for line in lines)}
                 yield Process(
-                    pid=int(entry.name), parent=int(facts["PPid"][0]), uid=int(facts["Uid"][0]), command=command
+                    pid=int(entry.name),
+                    parent=int(facts["PPid"][0]),
+                    uid=int(facts["Uid"][0]),
+                    command=command,
+                    started_at=int(stat.rpartition(")")[2].split()[19]),
                 )
 
     @staticmethod
@@ -171,6 +243,28 @@ class Host:
             time.sleep(0.01)
 
 
+def _mounts() -> Iterator[str]:
+    from container_engines import ENGINE_MOUNT
+
+    lines = [line.split(" ") for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    engines = tuple(words[4] for words in lines if ENGINE_MOUNT in words)  # of this and of other workers
+    for words in lines:
+        if not any(words[4] == each or words[4].startswith(f"{each}/") for each in engines):
+            yield " ".join((words[0], words[4], *words[words.index("-") + 1 :]))
+
+
+def _descriptors() -> Iterator[tuple[str, str]]:
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the one that the list was read with
+            yield number, os.readlink(f"/proc/self/fd/{number}")
+
+
+def _instance(cgroup: str) -> str:
+    """The directory of the instance that a cgroup belongs to; empty if it belongs to none."""
+    found = re.match(r".*/instance-[^/]+", cgroup)
+    return found[0] if found else ""
+
+
 class Process(NamedTuple):
     """A process as the host sees it."""
 
@@ -178,6 +272,7 @@ class Process(NamedTuple):
     parent: int
     uid: int
     command: str
+    started_at: int  # in clock ticks since the machine booted
 
 
 class PlainUser:

@@ -431,10 +431,10 @@ def live_as_a_family(box: belljar.Sandbox) -> None:
 
 def test_a_closed_family_leaves_nothing_behind(settings: Settings, host: Host) -> None:
     def ours() -> tuple[int, int, int]:
-        left = host.leftovers()
+        left = host.leftovers().counts()
         return left.processes, left.cgroups, left.descriptors
 
-    before = ours()
+    before = host.settled_leftovers()
     with belljar.Sandbox(settings=settings) as box:
 
         def is_quiet() -> bool:
@@ -449,8 +449,7 @@ def test_a_closed_family_leaves_nothing_behind(settings: Settings, host: Host) -
             live_as_a_family(box)
         host.wait_until(is_quiet, "quiet")
         host.wait_until(lambda: all(now <= then for now, then in zip(ours(), quiet, strict=True)), "nothing left")
-    # Fewer is fine: sandboxes of other tests end meanwhile.
-    assert all(now <= then for now, then in zip(ours(), before, strict=True)), (ours(), before)
+    host.assert_nothing_new(before, "processes", "cgroups", "descriptors")
 
 
 def test_many_threads_branch_one_session_concurrently(session: Any) -> None:

@@ -81,7 +81,7 @@ def test_a_hostile_directory_does_not_lead_outside(box: belljar.Sandbox) -> None
 
 
 def test_ending_a_session_while_files_are_written_leaves_nothing(box: belljar.Sandbox, host: Any) -> None:
-    before = host.leftovers()
+    before = host.leftovers().counts()
     for _ in range(3):
         session = session_of(box, memory_mb=256).open()
         problems: list[BaseException] = []
@@ -99,4 +99,4 @@ def test_ending_a_session_while_files_are_written_leaves_nothing(box: belljar.Sa
         session.close()
         thread.join(60)
         assert isinstance(problems[0], SessionEnded), problems
-    host.wait_until(lambda: host.leftovers().descriptors <= before.descriptors, "descriptors are closed")
+    host.wait_until(lambda: host.leftovers().counts().descriptors <= before.descriptors, "descriptors are closed")

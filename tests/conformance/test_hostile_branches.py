@@ -210,7 +210,7 @@ def test_a_hostile_session_is_refused_and_leaves_nothing(
     roomy: belljar.Sandbox, bystander: Any, host: Host, name: str
 ) -> None:
     def ours() -> tuple[int, ...]:
-        left = host.leftovers()
+        left = host.leftovers().counts()
         return (left.processes,) if name in SLOW else (left.processes, left.cgroups, left.descriptors)
 
     if name not in SLOW:  # otherwise run once first, which creates what is kept for reuse

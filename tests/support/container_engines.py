@@ -27,6 +27,7 @@ from belljar.jail import policy
 from belljar.settings import Settings
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
+ENGINE_MOUNT = "belljar-tests"  # the name of the file system that holds all of an engine
 _SECONDS = 60.0
 _LABEL = "org.belljar.test"
 _RUNSC = '#!/bin/sh\nexec {runsc} --platform=ptrace --network=none "$@"\n'
@@ -155,7 +156,7 @@ class Engine:
 def _directory(prefix: str) -> Path:
     """In memory, because a gigabyte of small image files is slow to remove from disk after each test session."""
     path = Path(tempfile.mkdtemp(prefix=prefix))
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6g,mode=0711", "belljar-tests", str(path)], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6g,mode=0711", ENGINE_MOUNT, str(path)], check=True)
     return path
 
 

@@ -8,7 +8,6 @@ import dataclasses
 import os
 import secrets
 import signal
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -171,20 +170,10 @@ async def run_mixture(box: belljar.AsyncSandbox, count: int) -> tuple[Counter[st
     return wrong, most_descriptors, most_tasks
 
 
-def nothing_new(outside: Host, before: Any, pids: set[int]) -> bool:
-    """Whether there is no new process, mount, descriptor or cgroup.
-
-    The counts may be lower than before: sandboxes and servers of other tests end meanwhile.
-    """
-    now = outside.leftovers()
-    counts_hold = now.mounts <= before.mounts and now.descriptors <= before.descriptors
-    return outside.own_pids() <= pids and counts_hold and now.cgroups == before.cgroups
-
-
 @pytest.mark.timeout(240)
 def test_nothing_grows_with_mixed_runs_and_nothing_is_left_after_closing(own: Settings, host: Host) -> None:
     outside = type(host)(own)
-    before, pids = settled(outside), outside.own_pids()
+    before = outside.settled_leftovers()
     seen: list[Any] = []
 
     async def main() -> None:
@@ -192,32 +181,20 @@ def test_nothing_grows_with_mixed_runs_and_nothing_is_left_after_closing(own: Se
             for _ in range(ROUNDS):
                 wrong, most_descriptors, most_tasks = await run_mixture(box, RUNS // ROUNDS)
                 assert not wrong
-                assert most_descriptors < before.descriptors + 80 * AT_ONCE
+                assert most_descriptors < len(before.descriptors) + 80 * AT_ONCE
                 assert most_tasks < 8 * AT_ONCE
                 await until_idle(box)
-                seen.append(await asyncio.to_thread(settled, outside))
+                seen.append((await asyncio.to_thread(outside.settled_leftovers)).counts())
                 assert len(asyncio.all_tasks()) < 8
 
     asyncio.run(main())
-    host.wait_until(lambda: nothing_new(outside, before, pids), f"all is as it was: {before}")
+    outside.assert_nothing_new(before, "processes", "mounts", "cgroups", "descriptors")
     first, last = seen[0], seen[-1]
     assert last.mounts == first.mounts
     assert last.files == first.files
     for name in ("processes", "cgroups", "descriptors"):
         # Ready guests and idle jails come and go within the limits of the pool; a leak would grow with every run.
         assert getattr(last, name) < getattr(first, name) + RUNS // 10, (name, seen)
-
-
-def settled(host: Host) -> Any:
-    """Count once the numbers no longer change: processes are forked ahead after a response."""
-    deadline, last = time.monotonic() + 20, host.leftovers()
-    while time.monotonic() < deadline:
-        time.sleep(0.3)
-        now = host.leftovers()
-        if now == last:
-            break
-        last = now
-    return last
 
 
 async def until_idle(box: belljar.AsyncSandbox) -> None:
@@ -398,7 +375,7 @@ def test_a_hanging_zygote_does_not_block_runs_forever(own: Settings, outside: Ho
 
 def test_a_sandbox_abandoned_while_running_leaves_nothing(own: Settings, host: Host) -> None:
     outside = type(host)(own)
-    before, pids = settled(outside), outside.own_pids()
+    before = outside.settled_leftovers()
 
     async def main() -> None:
         async with belljar.AsyncSandbox(settings=own) as box:
@@ -409,4 +386,4 @@ def test_a_sandbox_abandoned_while_running_leaves_nothing(own: Settings, host: H
 
     with pytest.raises(ZeroDivisionError):
         asyncio.run(main())
-    host.wait_until(lambda: nothing_new(outside, before, pids), "all is as it was")
+    outside.assert_nothing_new(before, "processes", "mounts", "cgroups", "descriptors")

@@ -73,7 +73,7 @@ def test_familiar_names_are_understood(start: Start, environ: dict[str, str], mo
 
 def test_term_under_load_finishes_cancels_and_leaves_nothing(start: Start, host: Any) -> None:
     """Short programs finish within the grace period, long ones are cancelled and answered, all processes end."""
-    before = host.leftovers()
+    before = host.settled_leftovers()
     with start(server__grace_seconds=2, pool__max_running=4) as server:
         answers: dict[str, Answer] = {}
 
@@ -96,9 +96,7 @@ def test_term_under_load_finishes_cancels_and_leaves_nothing(start: Start, host:
     assert {answers[name].body["status"] for name in ("long0", "long1")} == {"cancelled"}
     assert {answers[name].body["status"] for name in ("short0", "short1")} == {"ok"}
     assert {answer.status for answer in answers.values()} <= {200, 503}
-    host.wait_until(lambda: host.leftovers().processes <= before.processes, "every process is gone")
-    assert host.leftovers().mounts <= before.mounts
-    assert host.leftovers().cgroups <= before.cgroups
+    host.assert_nothing_new(before, "processes", "mounts", "cgroups")
 
 
 def test_a_second_signal_ends_the_grace_period(start: Start) -> None:
@@ -117,7 +115,7 @@ def test_a_second_signal_ends_the_grace_period(start: Start) -> None:
 
 
 def test_killed_server_leaves_nothing_after_the_next_start(start: Start, host: Any, tmp_path: Any) -> None:
-    before = host.leftovers()
+    before = host.settled_leftovers()
     runtime = tmp_path / "run"
     with contextlib.suppress(AssertionError), start(runtime_dir=runtime) as server:
         connection = server.connect()
@@ -128,9 +126,7 @@ def test_killed_server_leaves_nothing_after_the_next_start(start: Start, host: A
         connection.close()
     with start(runtime_dir=runtime) as server:
         assert server.execute("print(1)").body["stdout"] == "1\n"
-    host.wait_until(lambda: host.leftovers().processes <= before.processes, "every process is gone")
-    assert host.leftovers().cgroups <= before.cgroups
-    assert host.leftovers().mounts <= before.mounts
+    host.assert_nothing_new(before, "processes", "mounts", "cgroups")
 
 
 def _under_way(server: Server) -> int:
@@ -140,7 +136,7 @@ def _under_way(server: Server) -> int:
 
 @pytest.mark.parametrize("runners", [0, 2])
 def test_any_number_of_runners_behaves_the_same(start: Start, host: Any, runners: int) -> None:
-    before = host.leftovers()
+    before = host.settled_leftovers()
     with start(server__runners=runners) as server:
         assert server.execute("print(1)").body["stdout"] == "1\n"
         batch = server.ask("POST", "/v1/batch", {"executions": [{"code": f"print({at})"} for at in range(20)]}).body
@@ -152,8 +148,7 @@ def test_any_number_of_runners_behaves_the_same(start: Start, host: Any, runners
         lines = server.ask("GET", "/metrics").content.decode().splitlines()
         assert f"belljar_runners {runners:.1f}" in lines
         assert "belljar_runners_replaced_total 0.0" in lines
-    host.wait_until(lambda: host.leftovers().processes <= before.processes, "every process is gone")
-    assert host.leftovers().cgroups <= before.cgroups
+    host.assert_nothing_new(before, "processes", "cgroups")
 
 
 def test_a_signal_to_every_process_stops_gracefully(start: Start, host: Any) -> None:

@@ -455,10 +455,10 @@ def test_nothing_is_left_behind(settings: belljar.Settings, host: Any) -> None:
     with belljar.Sandbox(settings=dataclasses.replace(settings)) as box:
         begin = "import tools\nprint(tools.add(1), flush=True)"
         assert answer_of(box.run(begin, tools=[add])) == "3\n"
-        before = host.leftovers()
+        before = host.settled_leftovers().counts()
         for end, status in (("", "ok"), ("import os; os.kill(os.getpid(), 9)", "crashed")):
             for _ in range(5):
                 outcome = box.run(f"{begin}\n{end}", tools=[add])
                 assert (outcome.status, outcome.stdout) == (status, "3\n"), outcome.stderr
                 assert [(call.tool, call.ok) for call in outcome.tool_calls] == [("add", True)]
-        host.wait_until(lambda: host.leftovers().descriptors <= before.descriptors, "descriptors are closed")
+        host.wait_until(lambda: host.leftovers().counts().descriptors <= before.descriptors, "descriptors are closed")

@@ -290,11 +290,11 @@ def test_the_last_output_of_a_server_that_does_not_start_is_shown(
 
 
 def test_a_closed_server_leaves_nothing_behind(settings: Settings, host: Any) -> None:
-    before = host.leftovers().processes
+    before = host.settled_leftovers()
     with open_box(settings, tests=ToolServerSettings(command=STDIO)) as box:
         pid = int(run(box, "import tools\nprint(tools.pid())"))
     assert not Path(f"/proc/{pid}").exists()
-    host.wait_until(lambda: host.leftovers().processes <= before, "the server is gone")
+    host.assert_nothing_new(before, "processes")
 
 
 def test_a_later_name_clash_is_logged_and_the_tool_left_out(caplog: pytest.LogCaptureFixture) -> None:

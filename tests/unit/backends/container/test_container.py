@@ -490,15 +490,17 @@ def test_crun_runs_the_same(settings: Settings, docker: Engine, plain_image: str
 def test_nothing_is_left_after_a_close(settings: Settings, docker: Engine, plain_image: str, host: Host) -> None:
     made: set[str] = set()
 
-    def left() -> tuple[tuple[int, ...], set[str], list[Path]]:
-        """What is ours: other engines may come and go on this machine."""
-        mounted = Path("/proc/self/mountinfo").read_text().count(f" {docker.directory}/")
+    def left() -> tuple[list[str], set[str], list[Path]]:
+        """What is left in the engine: mounts, containers, and cgroups of containers."""
+        lines = Path("/proc/self/mountinfo").read_text().splitlines()
+        mounted = sorted(line.split()[4] for line in lines if f" {docker.directory}/" in line)
         cgroups = [path for each in made for path in Path("/sys/fs/cgroup").glob(f"*/docker/{each}")]
-        return host.leftovers()._replace(mounts=mounted), {each["Id"] for each in docker.containers()}, cgroups
+        return mounted, {each["Id"] for each in docker.containers()}, cgroups
 
     with belljar.Sandbox(settings=container_settings(settings, docker, plain_image)) as box:
         assert box.run("print(1)").ok  # loads what is loaded once
-    before = left()
+    in_engine = left()
+    before = host.settled_leftovers()
     for _ in range(2):
         with belljar.Sandbox(settings=container_settings(settings, docker, plain_image)) as box:
             assert box.run("print(1)").ok
@@ -508,11 +510,11 @@ def test_nothing_is_left_after_a_close(settings: Settings, docker: Engine, plain
     assert len(made) >= 2
 
     def is_back() -> bool:
-        """Not that all is equal: sandboxes of other tests end things of their own meanwhile."""
-        (now, *others), (then, *others_then) = left(), before
-        return others == others_then and all(a <= b for a, b in zip(now, then, strict=True))
+        """Other sandboxes of this engine may end meanwhile."""
+        return all(set(now) <= set(then) for now, then in zip(left(), in_engine, strict=True))
 
-    host.wait_until(is_back, f"everything is gone again: {before} is now {left()}")
+    host.wait_until(is_back, f"everything is gone from the engine again: {in_engine}")
+    host.assert_nothing_new(before)
 
 
 # ----------------------------------------------------------------------------------------------------- the settings

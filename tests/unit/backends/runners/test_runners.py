@@ -310,9 +310,9 @@ def test_nothing_is_left(settings: Settings, host: Any) -> None:
             await running
 
     asyncio.run(main())  # creates what a first run creates once, such as the cgroup directory
-    before = host.leftovers()
+    before = host.settled_leftovers()
     asyncio.run(main())
-    assert host.leftovers() == before
+    host.assert_nothing_new(before)
 
 
 def test_runners_end_with_a_killed_server(settings: Settings, host: Any, sources: Path) -> None:
@@ -333,7 +333,7 @@ async def main():
 
 asyncio.run(main())
 """
-    before = host.leftovers()
+    before = host.settled_leftovers()
     environ = {
         "PATH": os.environ["PATH"],
         "PYTHONPATH": str(sources),
@@ -350,7 +350,7 @@ asyncio.run(main())
         assert len(ours) == 2
         os.kill(ours[0], signal.SIGSTOP)
         server.kill()
-    host.wait_until(lambda: host.leftovers().processes <= before.processes, "every process is gone")
+    host.assert_nothing_new(before, "processes")
     host.wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in ours), "so are the runners")
 
 
@@ -508,10 +508,10 @@ def test_every_end_is_reported_when_all_slots_are_taken(settings: Settings) -> N
 
 
 def test_a_runner_that_cannot_start_says_why(settings: Settings, tmp_path: Path, host: Any) -> None:
-    before = host.leftovers()
+    before = host.settled_leftovers()
     sandbox = build(settings)
     sandbox._settings = dataclasses.replace(settings, runtime_dir=tmp_path / "file" / "run")
     (tmp_path / "file").touch()
     with pytest.raises(SandboxFault, match="cannot use"):
         asyncio.run(open_and_close(sandbox))
-    assert host.leftovers() == before
+    host.assert_nothing_new(before)
