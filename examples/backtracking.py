@@ -2,12 +2,12 @@
 
     python examples/backtracking.py
 
-Six queens on a board, none attacking another. The board lives inside the sandbox and is only ever changed there. To
-try a move, the session that holds the board is branched and the move is made in the branch. A branch that leads
-nowhere is closed, and its parent is as it was: nothing has to be undone.
+Places six queens on a board so that none attacks another. The board lives inside the sandbox and is only changed
+there. To try a move, the session that holds the board is branched, and the move is made in the branch. A branch that
+leads nowhere is closed; its parent is unchanged, so nothing has to be undone.
 
-With a board of queens this is a toy. With a session that has loaded a data set, trained a model or built a project,
-and a language model that proposes the next cell, it is a search over continuations that costs a fork each.
+A board of queens is a toy. The same search works with a session that has loaded a data set, trained a model or built a
+project, and a language model that proposes the next cell: each attempt costs one fork.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def show():
 
 
 def search(session: belljar.Session, row: int, tried: list[int]) -> belljar.Session | None:
-    """A session whose board is complete, or None if this one has no solution. The caller closes it."""
+    """Return a session whose board is complete, or None if there is no solution. The caller closes it."""
     if row == SIZE:
         return session
     for column in range(SIZE):
@@ -51,7 +51,7 @@ def search(session: belljar.Session, row: int, tried: list[int]) -> belljar.Sess
 
 
 def main() -> None:
-    """Search, and show the board and the log of the branch that has it."""
+    """Search, and print the board and the log of the branch that has the solution."""
     with belljar.Sandbox() as box, box.session() as root:
         root.run(SET_UP)
         tried: list[int] = []

@@ -1,6 +1,6 @@
-"""Many small programs on a server, with a progress bar: `python examples/client_many.py`.
+"""Run many small programs on a server, with a progress bar: `python examples/client_many.py`.
 
-Start one with `belljar serve`; BELLJAR_URL and BELLJAR_API_KEY say where and with which key.
+Start a server with `belljar serve`, and set BELLJAR_URL and BELLJAR_API_KEY to its address and key.
 """
 
 from collections import Counter

@@ -1,6 +1,6 @@
-"""Output as it is written, and a program ended by disconnecting: `python examples/client_stream.py`.
+"""Print output as it is written, and end a program by disconnecting: `python examples/client_stream.py`.
 
-Start a server with `belljar serve`; BELLJAR_URL and BELLJAR_API_KEY say where and with which key.
+Start a server with `belljar serve`, and set BELLJAR_URL and BELLJAR_API_KEY to its address and key.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ async def main() -> None:
                 if isinstance(event, Output):
                     print(event.text, end="", flush=True)
                     if "5" in event.text:
-                        break  # hangs up, and the server ends the program
+                        break  # disconnects, and the server ends the program
         print(f"and {(await client.health()).status} for the next one")
 
 

@@ -1,4 +1,4 @@
-"""Belljar inside a Python program: `python examples/embedded.py`."""
+"""Use Belljar inside a Python program: `python examples/embedded.py`."""
 
 import belljar
 

@@ -1,4 +1,4 @@
-"""A first program: `belljar run examples/hello.py` runs it behind every wall."""
+"""A first program: `belljar run examples/hello.py` runs it in a jail."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""What a program can and cannot do: `belljar run examples/look_around.py`."""
+"""Show what a program can and cannot do: `belljar run examples/look_around.py`."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""A filter with arguments: `belljar run examples/words.py -- 5 < README.md`."""
+"""Count words of standard input, with an argument: `belljar run examples/words.py -- 5 < README.md`."""
 
 import collections
 import re
