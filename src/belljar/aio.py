@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 import subprocess
+from collections.abc import Iterable
 from typing import Any
 
 _POLL_SECONDS = 0.01
@@ -35,6 +36,14 @@ async def cancel_and_wait(task: asyncio.Future[Any]) -> None:
     await wait_until_done(task)
     if not task.cancelled():
         task.exception()  # otherwise asyncio logs that it was never retrieved
+
+
+async def cancel_all(tasks: Iterable[asyncio.Future[Any]]) -> None:
+    """Cancel `tasks` and wait until all of them have ended, or the caller is cancelled; what they raise is dropped."""
+    tasks = list(tasks)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def wait_until_readable(*files: socket.socket | int) -> None:
@@ -67,6 +76,17 @@ async def wait_until_gone(process: subprocess.Popen[bytes]) -> None:
         await wait_until_readable(pidfd)
     finally:
         os.close(pidfd)
+
+
+async def wait_or_kill(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """Wait until a child process has ended and reap it; kill it if it has not ended after `seconds`."""
+    try:
+        async with asyncio.timeout(seconds):
+            await wait_until_gone(process)
+    except TimeoutError:
+        process.kill()
+        await wait_until_gone(process)
+    process.wait()
 
 
 class LogPipe:

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
+from belljar.aio import cancel_all
 from belljar.egress import protocols
 from belljar.egress.protocols import ProxyRequest
 from belljar.egress.rules import Refused, Rules
@@ -88,9 +89,7 @@ class Proxy:
 
     async def close(self) -> dict[str, int]:
         """End every connection and return the counts; nothing is open when this returns."""
-        for task in (self._accepting, *self._connections):
-            task.cancel()
-        await asyncio.gather(self._accepting, *self._connections, return_exceptions=True)
+        await cancel_all((self._accepting, *self._connections))
         self._listener.close()
         return self.renew()
 
@@ -221,9 +220,7 @@ class Proxy:
             try:
                 await asyncio.gather(*pumps)
             finally:
-                for pump in pumps:
-                    pump.cancel()
-                await asyncio.gather(*pumps, return_exceptions=True)
+                await cancel_all(pumps)
 
     async def _pump(
         self, source: socket.socket, target: socket.socket, clock: asyncio.Timeout, *, is_outward: bool

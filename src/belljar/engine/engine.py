@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
+from belljar.aio import cancel_all
 from belljar.contract.backend import Observer, Sandbox, Watcher
 from belljar.contract.errors import Draining
 from belljar.contract.execution import Event, Execution, Outcome
@@ -58,8 +59,7 @@ class Engine:
             self._openers -= 1
             if not self._openers:
                 self._opening = None
-                opening.cancel()
-                await asyncio.gather(opening, return_exceptions=True)
+                await cancel_all([opening])
 
     async def _open(self) -> None:
         async with self._lock:

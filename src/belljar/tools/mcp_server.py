@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from belljar.aio import cancel_all
 from belljar.contract.errors import InvalidSettings, SandboxFault, ToolFailed
 from belljar.contract.tools import ToolSpec
 from belljar.settings import ToolServerSettings
@@ -75,8 +76,7 @@ class McpServer:
     async def close(self) -> None:
         """Disconnect; a command is ended."""
         if self._life is not None:
-            self._life.cancel()
-            await asyncio.gather(self._life, return_exceptions=True)
+            await cancel_all([self._life])
             self._life = None
             self._connected.set()  # wakes waiting calls, which then fail
 
@@ -177,9 +177,7 @@ class McpServer:
         try:
             yield
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel_all(tasks)
 
     async def _read_again(self, client: Any) -> None:
         while True:

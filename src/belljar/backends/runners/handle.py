@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from belljar.aio import wait_until_done, wait_until_gone
+from belljar.aio import wait_or_kill, wait_until_done
 from belljar.backends.runners.wire import (
     Connection,
     FrameType,
@@ -231,10 +231,4 @@ class RunnerHandle:
     async def close(self) -> None:
         """Let the runner end its programs and exit, and wait for that; kill it if it takes too long."""
         self._connection.close()
-        try:
-            async with asyncio.timeout(_CLOSE_SECONDS):
-                await wait_until_gone(self.process)
-        except TimeoutError:
-            self.kill()
-            await wait_until_gone(self.process)
-        self.process.wait()
+        await wait_or_kill(self.process, _CLOSE_SECONDS)

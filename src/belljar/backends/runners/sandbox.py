@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
+from belljar.aio import cancel_all
 from belljar.backends.local import LocalSandbox, first_environment
 from belljar.backends.runners.handle import RunnerHandle, RunnerLost
 from belljar.contract.backend import Watcher
@@ -179,9 +180,7 @@ class RunnersSandbox:
         self._is_closing = True
         if self._next_check is not None:
             self._next_check.cancel()
-        for task in self._starting:
-            task.cancel()
-        await asyncio.gather(*self._starting, return_exceptions=True)
+        await cancel_all(self._starting)
         for runner in self._runners:
             self._leave(runner)
         self._runners = []

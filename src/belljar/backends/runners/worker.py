@@ -12,6 +12,7 @@ import logging
 import signal
 import socket
 
+from belljar.aio import cancel_all
 from belljar.backends.local import LocalSandbox
 from belljar.backends.runners.wire import (
     MOMENT_SECONDS,
@@ -70,7 +71,7 @@ class Runner:
                 gc.set_threshold(20_000, 20, 20)
                 await self._send_facts_until(leaving)
         finally:
-            await _end([opening, leaving, *self._runs.values()])
+            await cancel_all([opening, leaving, *self._runs.values()])
             await self._sandbox.close()
             self._connection.close()
 
@@ -210,12 +211,6 @@ class _ServerLog(logging.Handler):
         """Send the record; may be called from any thread."""
         payload = pack((record.name, self.format(record)))
         self._loop.call_soon_threadsafe(self._connection.send, FrameType.LOG, record.levelno, payload)
-
-
-async def _end(tasks: list[asyncio.Task[object]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def main(descriptor: int) -> None:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from belljar.aio import cancel_all
 from belljar.assembly import prepare_environment
 from belljar.contract.errors import CallerError, SandboxFault
 from belljar.frontends.cli import terminal
@@ -172,9 +173,7 @@ async def _run_parallel(box: AsyncSandbox, environment: str, line: Measurement, 
     try:
         await asyncio.gather(*workers)
     finally:
-        for worker in workers:
-            worker.cancel()
-        await asyncio.gather(*workers, return_exceptions=True)
+        await cancel_all(workers)
     line.total_seconds += time.perf_counter() - began
 
 

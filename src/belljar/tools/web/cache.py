@@ -15,6 +15,8 @@ from typing import Any
 
 import msgspec
 
+from belljar.aio import cancel_all
+
 _ENTRY_BYTES = 512  # overhead of each answer
 
 
@@ -44,10 +46,7 @@ class Cache:
         return await asyncio.shield(task)  # cancelling one caller must not affect the others
 
     async def close(self) -> None:
-        tasks = list(self._asking.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(self._asking.values())
 
     async def _ask(self, key: bytes, ask: Callable[[], Awaitable[Any]]) -> Any:
         try:

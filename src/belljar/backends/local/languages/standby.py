@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from belljar import channel
+from belljar.aio import cancel_all
 from belljar.backends.local.pool.guests import Guest
 from belljar.backends.local.pool.ready_guests import INTERPRETER_BYTES, ReadyGuests
 from belljar.backends.local.pool.zygotes import BARE
@@ -289,9 +290,7 @@ class StandbyPool:
     async def close(self) -> None:
         """End all of them, before their pools are closed."""
         self._kept = 0
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel_all(self._tasks)
         for key in list(self._kinds):
             self._give_up(key)
 

@@ -9,6 +9,7 @@ from functools import partial
 from os import O_CLOEXEC, close, fchmod, pipe2, set_blocking
 
 from belljar import channel
+from belljar.aio import cancel_all
 from belljar.backends.local.pool.descriptors import keep_reserve
 from belljar.backends.local.pool.jails import Jail
 from belljar.backends.local.pool.warden_handle import WardenHandle
@@ -185,9 +186,7 @@ class LiveGuests(ZygoteListener):
     async def stop(self) -> None:
         """Start no more zygotes and end all; their guests live on until the warden ends."""
         self._is_closing = True
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel_all(self._tasks)
         await self.zygotes.stop_starting()
 
     def lose(self) -> None:

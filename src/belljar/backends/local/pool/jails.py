@@ -23,6 +23,7 @@ from os import fstat, pread, unlink
 from pathlib import Path
 
 from belljar import channel
+from belljar.aio import cancel_all
 from belljar.backends.local.pool import descriptors
 from belljar.backends.local.pool.jail_slots import JAILS_MAX, JailSlot, JailSlots
 from belljar.backends.local.pool.warden_handle import OutOfDescriptors, StartFailed, WardenHandle, discard
@@ -249,9 +250,7 @@ class JailPool:
     async def close(self) -> None:
         """Make no more jails. Those that exist end with their warden."""
         self._is_closed = True
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel_all(self._tasks)
 
     def lose(self) -> None:
         """The warden is gone, and every jail with it."""

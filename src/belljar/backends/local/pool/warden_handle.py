@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from belljar import channel
-from belljar.aio import LogPipe, wait_until_gone
+from belljar.aio import LogPipe, wait_or_kill
 from belljar.jail import mounts
 
 _START = (
@@ -96,13 +96,7 @@ class Keeper:
 
     async def left(self) -> None:
         """Its exit proves that the warden and all its processes are gone."""
-        try:
-            async with asyncio.timeout(_LEAVE_SECONDS):
-                await wait_until_gone(self._process)
-        except TimeoutError:
-            self.kill()
-            await wait_until_gone(self._process)
-        self._process.wait()
+        await wait_or_kill(self._process, _LEAVE_SECONDS)
 
 
 class WardenHandle:

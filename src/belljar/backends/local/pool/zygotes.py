@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from belljar import channel
+from belljar.aio import cancel_all
 from belljar.backends.local.pool import descriptors
 from belljar.backends.local.pool.setns_gate import Gate
 from belljar.backends.local.pool.warden_handle import OutOfDescriptors, StartFailed, WardenHandle
@@ -340,10 +341,7 @@ class Zygotes:
     async def stop_starting(self) -> None:
         """Start no more zygotes, and cancel those that are being started."""
         self._is_closing = True
-        starting = list(self._starting.values())
-        for task in starting:
-            task.cancel()
-        await asyncio.gather(*starting, return_exceptions=True)
+        await cancel_all(self._starting.values())
 
     def close(self) -> None:
         """End all zygotes; their guests live on until the warden ends."""
