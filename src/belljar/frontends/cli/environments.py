@@ -12,7 +12,7 @@ from typing import Any
 from belljar.contract.errors import EnvironmentBroken
 from belljar.environments import Environments
 from belljar.frontends.cli import terminal
-from belljar.frontends.cli.options import define_common, define_json, load_settings
+from belljar.frontends.cli.options import add_action, define_json, load_settings
 from belljar.settings import EnvironmentSettings, Settings
 
 _EPILOG = """\
@@ -32,8 +32,8 @@ examples:
 def define(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EPILOG
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    define_json(_add_action(actions, "list", "list all built or configured environments"))
-    create = _add_action(actions, "create", "build an environment")
+    define_json(add_action(actions, "list", "list all built or configured environments"))
+    create = add_action(actions, "create", "build an environment")
     create.add_argument("name", metavar="NAME")
     create.add_argument("--package", metavar="P", action="append", help="install this package (repeatable)")
     create.add_argument(
@@ -45,13 +45,7 @@ def define(parser: argparse.ArgumentParser) -> None:
     already_there = create.add_mutually_exclusive_group()
     already_there.add_argument("--replace", action="store_true", help="rebuild an existing environment")
     already_there.add_argument("--if-missing", action="store_true", help="do nothing if it exists")
-    _add_action(actions, "remove", "delete environments").add_argument("names", metavar="NAME", nargs="+")
-
-
-def _add_action(actions: Any, name: str, summary: str) -> argparse.ArgumentParser:
-    action: argparse.ArgumentParser = actions.add_parser(name, help=summary, add_help=False)
-    define_common(action)
-    return action
+    add_action(actions, "remove", "delete environments").add_argument("names", metavar="NAME", nargs="+")
 
 
 def execute(options: argparse.Namespace) -> int:

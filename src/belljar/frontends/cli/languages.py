@@ -16,7 +16,7 @@ from belljar.contract.request import ExecutionRequest
 from belljar.engine.admission.request import admit
 from belljar.engine.engine import Engine
 from belljar.frontends.cli import terminal
-from belljar.frontends.cli.options import define_common, define_json, define_walls, load_settings
+from belljar.frontends.cli.options import add_action, define_json, define_walls, load_settings
 from belljar.languages.install import InstallPlan, carry_out, choose, plan
 from belljar.languages.listing import describe, how_to_get
 from belljar.languages.toolchain import Toolchain, load_all
@@ -42,20 +42,14 @@ examples:
 def define(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EPILOG
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    define_json(_add_action(actions, "list", "list all known languages and which are installed"))
-    check = _add_action(actions, "check", "run a hello-world program in each installed language")
+    define_json(add_action(actions, "list", "list all known languages and which are installed"))
+    check = add_action(actions, "check", "run a hello-world program in each installed language")
     check.add_argument("names", metavar="NAME", nargs="*", help="check only these languages")
     define_json(check)
     define_walls(check)
-    install = _add_action(actions, "install", "install toolchains from system packages, npm and PyPI")
+    install = add_action(actions, "install", "install toolchains from system packages, npm and PyPI")
     install.add_argument("names", metavar="core|all|NAME", nargs="+")
     install.add_argument("--yes", action="store_true", help="do not ask for confirmation")
-
-
-def _add_action(actions: Any, name: str, summary: str) -> argparse.ArgumentParser:
-    action: argparse.ArgumentParser = actions.add_parser(name, help=summary, add_help=False)
-    define_common(action)
-    return action
 
 
 def execute(options: argparse.Namespace) -> int:

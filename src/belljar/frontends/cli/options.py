@@ -23,6 +23,13 @@ def define_common(parser: argparse.ArgumentParser) -> None:
     common.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show logs and tracebacks")
 
 
+def add_action(actions: Any, name: str, summary: str) -> argparse.ArgumentParser:
+    """Add a subcommand with the common options to `actions`, which `add_subparsers` returned."""
+    action: argparse.ArgumentParser = actions.add_parser(name, help=summary, add_help=False)
+    define_common(action)
+    return action
+
+
 def define_walls(parser: argparse._ArgumentGroup | argparse.ArgumentParser) -> None:
     from belljar.settings import WALL_NAMES
 
@@ -42,9 +49,21 @@ def define_walls(parser: argparse._ArgumentGroup | argparse.ArgumentParser) -> N
     )
 
 
-def define_network(parser: argparse._ArgumentGroup | argparse.ArgumentParser) -> None:
-    """Add --network. The user of the command is the operator, so it also turns on `network.offered`."""
-    parser.add_argument("--network", action="store_true", help="allow internet access within the settings' limits")
+def define_given(group: argparse._ArgumentGroup) -> None:
+    """Add what a program or session is given: environment variables, files, packages and network access.
+
+    The user of the command is the operator, so --network also turns on `network.offered`.
+    """
+    group.add_argument("--env", metavar="NAME=VALUE", action="append", default=[], help="set an environment variable")
+    group.add_argument(
+        "--file",
+        metavar="LOCAL[:PATH]",
+        action="append",
+        default=[],
+        help="copy a file into the work directory, under its own name or as PATH",
+    )
+    group.add_argument("--environment", metavar="NAME", default="default", help="guest environment (see belljar env)")
+    group.add_argument("--network", action="store_true", help="allow internet access within the settings' limits")
 
 
 def define_json(parser: argparse.ArgumentParser) -> None:

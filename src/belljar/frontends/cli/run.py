@@ -34,7 +34,7 @@ from belljar.contract.request import ExecutionRequest
 from belljar.engine.admission.request import admit
 from belljar.engine.engine import Engine
 from belljar.frontends.cli import BROKEN_PIPE, save_artifacts, terminal
-from belljar.frontends.cli.options import define_network, define_walls, load_settings
+from belljar.frontends.cli.options import define_given, define_walls, load_settings
 from belljar.frontends.cli.terminal_writer import STDERR, STDOUT, TerminalWriter
 from belljar.settings import EnvironmentSettings, Settings
 
@@ -81,16 +81,7 @@ def _define_given(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--language", metavar="NAME", help="see belljar languages (default: by the file's extension, else python)"
     )
-    group.add_argument("--env", metavar="NAME=VALUE", action="append", default=[], help="set an environment variable")
-    group.add_argument(
-        "--file",
-        metavar="LOCAL[:PATH]",
-        action="append",
-        default=[],
-        help="copy a file into the work directory, under its own name or as PATH",
-    )
-    group.add_argument("--environment", metavar="NAME", default="default", help="guest environment (see belljar env)")
-    define_network(group)
+    define_given(group)
 
 
 def _define_returned(group: argparse._ArgumentGroup) -> None:

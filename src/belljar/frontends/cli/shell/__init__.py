@@ -11,7 +11,7 @@ from belljar.contract.errors import CallerError
 from belljar.contract.request import SessionRequest
 from belljar.engine.admission.request import admit_session
 from belljar.frontends.cli import terminal
-from belljar.frontends.cli.options import define_network, define_walls, load_settings
+from belljar.frontends.cli.options import define_given, define_walls, load_settings
 from belljar.frontends.cli.run import for_one_environment, read_files, split_variable
 from belljar.frontends.cli.shell.keyboard import editing
 from belljar.frontends.cli.shell.prompt import HELP, Prompt
@@ -50,16 +50,7 @@ def define(parser: argparse.ArgumentParser) -> None:
     server.add_argument("--api-key", metavar="KEY", help="visible in the process list, so prefer BELLJAR_API_KEY")
     server.add_argument("--session", metavar="ID", help="join this session instead of opening one; it is left open")
     given = parser.add_argument_group("input")
-    given.add_argument("--env", metavar="NAME=VALUE", action="append", default=[], help="set an environment variable")
-    given.add_argument(
-        "--file",
-        metavar="LOCAL[:PATH]",
-        action="append",
-        default=[],
-        help="copy a file into the work directory, under its own name or as PATH",
-    )
-    given.add_argument("--environment", metavar="NAME", default="default", help="guest environment (see belljar env)")
-    define_network(given)
+    define_given(given)
     used = parser.add_argument_group("limits")
     used.add_argument("--timeout", metavar="SECONDS", type=float, help="wall-clock time of each cell")
     used.add_argument("--memory", metavar="MB", type=float, help="memory of all processes of the session together")
