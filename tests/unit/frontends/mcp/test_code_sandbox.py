@@ -1,4 +1,4 @@
-"""The command code-sandbox-mcp: what its users have in their configuration files goes on working."""
+"""The command code-sandbox-mcp: existing configuration files of its users keep working."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_it_passes_named_variables_through(plug: Plug) -> None:
         pytest.param(["--nope"], {}, "unrecognized arguments", id="unknown_flag"),
     ],
 )
-def test_what_cannot_be_done_is_said_and_nothing_is_on_standard_output(
+def test_errors_are_reported_on_standard_error_only(
     environ: dict[str, str], options: list[str], variables: dict[str, str], words: str
 ) -> None:
     done = subprocess.run(

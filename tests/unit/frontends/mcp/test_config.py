@@ -1,4 +1,4 @@
-"""From settings and variables to what a server offers."""
+"""What a server offers, by its settings and environment variables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_nothing_is_passed_through_unless_named() -> None:
     assert _offer({"A": "1", "B": "2"}, mcp__pass_through_env="A,C").env == {"A": "1"}
 
 
-def test_the_first_image_is_the_default_of_the_back_end_and_others_go_by_name() -> None:
+def test_the_first_image_is_the_default_and_others_are_named() -> None:
     config = _offer(
         backend="container",
         container__image="lab/py:1",
@@ -35,7 +35,7 @@ def test_the_first_image_is_the_default_of_the_back_end_and_others_go_by_name() 
     assert config.language == ""
 
 
-def test_container_image_and_language_hold_for_both_tools() -> None:
+def test_container_image_and_language_apply_to_both_tools() -> None:
     config = _offer({"CONTAINER_IMAGE": "lab/js:1", "CONTAINER_LANGUAGE": "JS"}, backend="container")
     assert (config.language, config.environments.get("javascript", "default")) == ("javascript", "image:lab/js:1")
     assert _offer({"CONTAINER_IMAGE": "lab/js:1"}).language == "", "one without the other means nothing"
@@ -47,20 +47,20 @@ def test_container_image_and_language_hold_for_both_tools() -> None:
         pytest.param({}, {"mcp__python_image": "x"}, "backend=container", id="image_without_the_back_end"),
         pytest.param({}, {"mcp__network": True}, "network.offered", id="network_that_is_not_offered"),
         pytest.param({"CONTAINER_IMAGE": "x", "CONTAINER_LANGUAGE": "cobol"}, {}, "CONTAINER_LANGUAGE", id="language"),
-        pytest.param({}, {"mcp__pass_through_env": "BELLJAR_SERVER_API_KEY"}, "BELLJAR_", id="our_own_key"),
+        pytest.param({}, {"mcp__pass_through_env": "BELLJAR_SERVER_API_KEY"}, "BELLJAR_", id="key_of_the_server"),
     ],
 )
-def test_what_cannot_be_had_is_refused(environ: dict[str, str], flags: dict[str, Any], words: str) -> None:
+def test_invalid_settings_are_refused(environ: dict[str, str], flags: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidSettings, match=words):
         _offer(environ, **flags)
 
 
-def test_a_network_is_given_where_it_is_offered() -> None:
+def test_network_access_is_given_if_it_is_offered() -> None:
     assert _offer(mcp__network=True, network__offered=True).network
     assert not _offer(network__offered=True).network
 
 
-def test_a_name_of_its_own() -> None:
+def test_the_name_can_be_changed() -> None:
     settings = load(environ={})
     assert configure(settings, {}, name="other").name == "other"
     assert configure(dataclasses.replace(settings), {}).name == "belljar"

@@ -1,4 +1,4 @@
-"""/mcp behind the checks of the HTTP server: keys, hosts, origins, quotas; and who hangs up ends his program."""
+"""/mcp behind the checks of the HTTP server: keys, hosts, origins, quotas. Disconnecting ends the program."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from tests.unit.frontends.mcp.conftest import Site
 
 KERNELS = "/ai/sandbox/v1/mcp/"
-WAITS = "import subprocess; subprocess.run(['sleep', '98.765'])"  # a command that the host can tell from others
+WAITS = "import subprocess; subprocess.run(['sleep', '98.765'])"  # a command line that the host can recognise
 
 
-def test_a_request_stands_alone(site: Site) -> None:
+def test_a_request_needs_no_handshake(site: Site) -> None:
     assert site.call("run_code", {"code": "print(6 * 7)"})["content"][0]["text"] == "42"
 
 
-def test_no_start_waits_for_the_sdk(sources: Path) -> None:
-    """Nothing that the command imports on its way to a listening server imports it."""
+def test_startup_does_not_wait_for_the_sdk(sources: Path) -> None:
+    """No module that the command imports before it listens imports the SDK."""
     look = "import sys, belljar.frontends.cli.serve, belljar.frontends.api.server, belljar.frontends.mcp.http"
     look += "; print(*{'mcp', 'pydantic_core', 'belljar.frontends.api.server'}.intersection(sys.modules))"
     answer = subprocess.run(
@@ -40,7 +40,7 @@ def test_no_start_waits_for_the_sdk(sources: Path) -> None:
     assert answer.stdout.split() == ["belljar.frontends.api.server"]
 
 
-def test_the_sdk_is_there_before_anybody_asks(open_site: Serve, host: Host) -> None:
+def test_the_sdk_is_loaded_before_the_first_request(open_site: Serve, host: Host) -> None:
     with open_site() as site:
         maps = Path(f"/proc/{site.process.pid}/maps")
         host.wait_until(lambda: "pydantic_core" in maps.read_text(), "the SDK is being imported", 60)
@@ -53,8 +53,8 @@ def test_the_path_that_kernel_clients_know_is_served(site: Site) -> None:
     assert answer["result"]["tools"][0]["name"] == "run_code"
 
 
-def test_an_older_request_to_that_path_stands_alone(site: Site) -> None:
-    """Neither a handshake nor the header of a revision comes before it."""
+def test_an_older_request_to_that_path_needs_no_handshake(site: Site) -> None:
+    """Nor does it need the header that names a revision."""
     headers = {"Accept": "application/json, text/event-stream"}
 
     def ask(method: str, params: dict[str, Any]) -> Any:
@@ -64,14 +64,14 @@ def test_an_older_request_to_that_path_stands_alone(site: Site) -> None:
         return json.loads(answer.text.rpartition("data: ")[2])["result"]
 
     assert ask("tools/list", {})["tools"][0]["name"] == "run_code"
-    for code, said in (("x = 42", ""), ("print(x)", "42\n")):  # what lasts is named by its argument
+    for code, said in (("x = 42", ""), ("print(x)", "42\n")):  # sessions are named by an argument
         arguments = {"code": code, "session_id": "kept"}
         result = ask("tools/call", {"name": "execute_python_code", "arguments": arguments})
         assert json.loads(result["content"][0]["text"])["output"] == said
     ask("tools/call", {"name": "terminate_session", "arguments": {"session_id": "kept"}})
 
 
-def test_an_older_client_of_that_path_is_given_no_session(site: Site) -> None:
+def test_an_older_client_of_that_path_gets_no_session(site: Site) -> None:
     client = OlderClient(site, "2025-11-25", KERNELS)
     assert "Mcp-Session-Id" not in client.headers
     assert client.ask("tools/list")[0] == 200
@@ -80,7 +80,7 @@ def test_an_older_client_of_that_path_is_given_no_session(site: Site) -> None:
         assert (refused.status, refused.headers["allow"]) == (405, "POST")
 
 
-def test_there_is_nothing_below_the_path(site: Site) -> None:
+def test_paths_below_it_do_not_exist(site: Site) -> None:
     status, answer = site.post("tools/list", path="/mcp/more")
     assert (status, answer["error"]["code"]) == (404, "not_found")
 
@@ -102,7 +102,7 @@ def test_a_body_must_be_json(site: Site) -> None:
     assert (status, answer["error"]["code"]) == (400, "not_json")
 
 
-def test_a_key_is_needed_where_keys_are_in_force(open_site: Serve) -> None:
+def test_a_key_is_required_if_the_server_has_keys(open_site: Serve) -> None:
     with open_site(server__api_key="secret") as site:
         status, answer = site.post("tools/list")
         assert (status, answer["error"]["code"]) == (401, "unauthorized")
@@ -113,14 +113,14 @@ def test_a_key_is_needed_where_keys_are_in_force(open_site: Serve) -> None:
         assert answer["result"]["tools"]
 
 
-def test_too_large_a_body_is_refused(open_site: Serve) -> None:
+def test_a_body_that_is_too_large_is_refused(open_site: Serve) -> None:
     with open_site(server__body_bytes=100_000, server__bodies_bytes=200_000) as site:
         status, answer = site.post("tools/call", {"name": "run_code", "arguments": {"code": "#" * 200_000}})
         assert (status, answer["error"]["code"]) == (413, "too_large")
         assert site.call("run_code", {"code": "print(1)"})["content"][0]["text"] == "1"
 
 
-def test_limits_of_the_server_hold(open_site: Serve) -> None:
+def test_limits_of_the_server_apply(open_site: Serve) -> None:
     with open_site(ceiling_limits__wall_seconds=5, default_limits__wall_seconds=1) as site:
         result = site.call("run_code", {"code": "print(1)", "timeout": 60})
         assert result["isError"] is True
@@ -132,7 +132,7 @@ def test_limits_of_the_server_hold(open_site: Serve) -> None:
 @pytest.mark.parametrize(
     ("revision", "path"), [("2025-06-18", "/mcp"), ("2025-06-18", KERNELS), ("2026-07-28", "/mcp")]
 )
-def test_who_hangs_up_ends_his_program(site: Site, host: Host, revision: str, path: str) -> None:
+def test_disconnecting_ends_the_program(site: Site, host: Host, revision: str, path: str) -> None:
     arguments = {"name": "run_code", "arguments": {"code": WAITS, "timeout": 120}}
     if revision == "2026-07-28":
         connection = site.send("tools/call", arguments)
@@ -153,7 +153,7 @@ def test_an_older_client_can_cancel_its_call(site: Site, host: Host) -> None:
     connection.close()
 
 
-def test_an_older_session_is_only_for_the_key_that_opened_it(open_site: Serve) -> None:
+def test_an_older_session_belongs_to_the_key_that_opened_it(open_site: Serve) -> None:
     with open_site(server__api_key="operator-key") as site:
         keys = site.keys
         other = keys.create(Key(name="other"))
@@ -166,7 +166,7 @@ def test_an_older_session_is_only_for_the_key_that_opened_it(open_site: Serve) -
             keys.revoke("other")
 
 
-def test_open_streams_do_not_delay_the_end(open_site: Serve) -> None:
+def test_open_streams_do_not_delay_the_shutdown(open_site: Serve) -> None:
     with open_site(server__grace_seconds=30) as site:
         session = OlderClient(site, "2025-11-25")
         stream = site.connect()
@@ -179,7 +179,7 @@ def test_open_streams_do_not_delay_the_end(open_site: Serve) -> None:
             assert time.monotonic() - began < 15
 
 
-def test_a_session_that_was_deleted_is_gone(site: Site) -> None:
+def test_a_deleted_session_no_longer_exists(site: Site) -> None:
     session = OlderClient(site, "2025-11-25")
     connection = site.connect()
     with contextlib.closing(connection):
@@ -188,7 +188,7 @@ def test_a_session_that_was_deleted_is_gone(site: Site) -> None:
     assert session.ask("tools/list")[0] == 404
 
 
-def test_quotas_of_a_key_are_told_to_the_model(open_site: Serve) -> None:
+def test_an_exceeded_quota_is_reported_to_the_model(open_site: Serve) -> None:
     with open_site(server__api_key="operator-key") as site:
         keys = site.keys
         text = keys.create(Key(name="slow", requests_per_minute=1))

@@ -34,13 +34,13 @@ def body_of(**members: Any) -> bytes:
         pytest.param(BOTH, body_of(params={"_meta": {"progressToken": "a"}}), False, id="call_with_named_progress"),
         pytest.param(BOTH, body_of(method="initialize"), False, id="opens_a_session"),
         pytest.param(BOTH, body_of(method="subscriptions/listen"), False, id="is_a_stream"),
-        pytest.param(BOTH, body_of(params=[]), False, id="params_are_no_object"),
+        pytest.param(BOTH, body_of(params=[]), False, id="params_are_not_an_object"),
         pytest.param(BOTH, b"[]", False, id="batch"),
-        pytest.param(BOTH, b"{", False, id="no_json"),
-        pytest.param(BOTH, b"\xff", False, id="no_text"),
+        pytest.param(BOTH, b"{", False, id="not_json"),
+        pytest.param(BOTH, b"\xff", False, id="not_utf_8"),
         pytest.param(BOTH, b"[" * 200_000, False, id="nesting_bomb"),
-        pytest.param({b"accept": b"application/json"}, body_of(), False, id="takes_no_streams"),
-        pytest.param({}, body_of(), False, id="says_nothing"),
+        pytest.param({b"accept": b"application/json"}, body_of(), False, id="accepts_no_streams"),
+        pytest.param({}, body_of(), False, id="no_accept_header"),
     ],
 )
 def test_only_a_call_without_progress_is_short(headers: dict[bytes, bytes], body: bytes, is_short: bool) -> None:
@@ -63,7 +63,7 @@ def test_a_call_gets_one_document_unless_it_wants_progress(site: Site, revision:
 
 
 class Client:
-    """What a web server passes on to a client, and when."""
+    """Records the messages that a web server passes on to a client."""
 
     def __init__(self) -> None:
         self.got: list[Any] = []
@@ -113,28 +113,28 @@ def test_a_client_that_waits_long_gets_pings() -> None:
 
 
 @pytest.mark.parametrize("is_answered", [True, False], ids=["answered", "given_up"])
-def test_nothing_is_left_of_a_request_that_has_ended(is_answered: bool) -> None:
+def test_a_request_that_has_ended_leaves_nothing_behind(is_answered: bool) -> None:
     async def scene() -> None:
         client = Client()
         mcp_request = client.mcp_request()
         if is_answered:
             await answer(mcp_request, b"{}")
         else:
-            await client.has(2)  # it streams by now
+            await client.has(2)  # it has begun to stream
         mcp_request.close()
-        await asyncio.sleep(0)  # a task that was told to end needs a turn
+        await asyncio.sleep(0)  # a cancelled task needs one more iteration of the loop
         await asyncio.sleep(0)
-        told = len(client.got)
+        count = len(client.got)
         assert len(asyncio.all_tasks()) == 1
         later = asyncio.get_running_loop().create_future()
-        asyncio.get_running_loop().call_later(0.05, later.set_result, None)  # armed after, so it fires after
+        asyncio.get_running_loop().call_later(0.05, later.set_result, None)  # set later, so it fires later
         await later
-        assert len(client.got) == told
+        assert len(client.got) == count
 
     asyncio.run(scene())
 
 
-def test_the_switch_stands_for_the_request_at_hand() -> None:
+def test_the_flag_is_that_of_the_current_request() -> None:
     async def one(is_short: bool) -> bool:
         if is_short:
             Client().mcp_request().close()

@@ -19,12 +19,12 @@ import pytest
 from belljar import __version__
 from belljar.frontends.mcp import tools
 
-pytestmark = pytest.mark.timeout(900)  # the first time, the tool that validates is fetched
+pytestmark = pytest.mark.timeout(900)  # the first time, the validator is downloaded
 
 
 @pytest.fixture(scope="module")
 def bundle(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    """The bundle that `make mcpb` makes."""
+    """The bundle that `make mcpb` builds."""
     out = tmp_path_factory.mktemp("bundle")
     command = [sys.executable, repository / "deploy" / "mcpb" / "build.py", "--out", out]
     environ = {**os.environ, "PYTHONPATH": str(repository / "src")}
@@ -33,7 +33,7 @@ def bundle(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> zipfil
     return zipfile.ZipFile(Path(done.stdout.decode().strip()))
 
 
-def test_the_bundle_starts_the_wheel_that_is_in_it(bundle: zipfile.ZipFile) -> None:
+def test_the_bundle_starts_the_wheel_inside(bundle: zipfile.ZipFile) -> None:
     manifest = json.loads(bundle.read("manifest.json"))
     assert manifest["version"] == __version__
     arguments = manifest["server"]["mcp_config"]["args"]
@@ -47,12 +47,12 @@ def test_the_bundle_starts_the_wheel_that_is_in_it(bundle: zipfile.ZipFile) -> N
     assert any(name.endswith("entry_points.txt") for name in names)
 
 
-def test_the_bundle_lists_the_tools_there_are(bundle: zipfile.ZipFile) -> None:
+def test_the_bundle_lists_the_existing_tools(bundle: zipfile.ZipFile) -> None:
     manifest = json.loads(bundle.read("manifest.json"))
     assert [tool["name"] for tool in manifest["tools"]] == [tool.name for tool in tools.ALL]
 
 
-def test_the_manifest_is_valid_to_the_official_tool(
+def test_the_official_tool_accepts_the_manifest(
     bundle: zipfile.ZipFile, installed: Callable[[str], Path], tmp_path: Path
 ) -> None:
     bundle.extractall(tmp_path)
@@ -78,7 +78,7 @@ def test_the_registry_entry_names_this_package_and_version(repository: Path) -> 
     assert f"mcp-name: {entry['name']}" in (repository / "README.md").read_text()
 
 
-def test_every_snippet_in_the_docs_is_json_that_starts_us(repository: Path) -> None:
+def test_every_snippet_in_the_docs_is_json_that_starts_belljar(repository: Path) -> None:
     text = (repository / "docs" / "mcp.md").read_text()
     snippets = [json.loads(found) for found in re.findall(r"```json\n(.*?)```", text, re.DOTALL)]
     assert len(snippets) >= 4
@@ -101,7 +101,7 @@ def test_the_options_in_the_docs_exist(repository: Path) -> None:
 
 
 def test_the_sdk_is_not_needed_for_anything_else() -> None:
-    """What few use must not be imported by all."""
+    """Other commands must not import it."""
     code = (
         "import sys, belljar.frontends.api.server, belljar.frontends.cli.mcp, belljar.frontends.mcp.stdio\n"
         "print([name for name in sys.modules if name.partition('.')[0] in ('mcp', 'mcp_types', 'pydantic')])"
@@ -111,7 +111,7 @@ def test_the_sdk_is_not_needed_for_anything_else() -> None:
     assert done.stdout.decode().strip() == "[]"
 
 
-def test_without_the_sdk_it_says_how_to_get_it() -> None:
+def test_without_the_sdk_it_says_how_to_install_it() -> None:
     """An interpreter that cannot find the SDK, as after a plain `pip install belljar`."""
     hidden = (
         "import sys, importlib.util as u\n"

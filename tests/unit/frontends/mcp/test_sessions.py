@@ -1,4 +1,4 @@
-"""Sessions by argument: over a pipe, and over requests that have nothing else in common."""
+"""Sessions that tools name by an argument: over standard input and output, and over separate HTTP requests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Ask = Callable[..., dict[str, Any]]
 
 @pytest.fixture(params=["stdio", "http"])
 def ask(request: pytest.FixtureRequest) -> Ask:
-    """Call a tool; over HTTP each call is a request of its own, on a connection of its own."""
+    """Call a tool; over HTTP each call is a separate request on a separate connection."""
     if request.param == "stdio":
         wire: Wire = request.getfixturevalue("wire")
         return wire.call
@@ -45,7 +45,7 @@ def _text(result: dict[str, Any]) -> str:
     return text
 
 
-def test_variables_and_files_stay(ask: Ask, session_id: str) -> None:
+def test_variables_and_files_persist(ask: Ask, session_id: str) -> None:
     ask("run_code", session_id=session_id, code="x = 20; open('kept', 'w').write('y')")
     result = ask("run_code", session_id=session_id, code="print(open('kept').read())\nx + 1")
     assert _text(result) == "y\n21"
@@ -62,13 +62,13 @@ def test_a_failing_cell_keeps_the_state(ask: Ask, session_id: str) -> None:
     assert _text(ask("run_code", session_id=session_id, code="x")) == "1"
 
 
-def test_a_picture_in_a_session_comes_once_and_without_its_name(ask: Ask, session_id: str) -> None:
+def test_a_picture_in_a_session_arrives_once_and_without_its_repr(ask: Ask, session_id: str) -> None:
     code = "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()"
     result = ask("run_code", session_id=session_id, code=code)
     assert [block["type"] for block in result["content"]] == ["image"]
 
 
-def test_files_go_in_and_out(ask: Ask, session_id: str) -> None:
+def test_files_can_be_uploaded_and_downloaded(ask: Ask, session_id: str) -> None:
     ask("upload_file", session_id=session_id, path="in/a.txt", content="hello")
     ask("upload_file", session_id=session_id, path="b.bin", content="/wA=", encoding="base64")
     ask("run_code", session_id=session_id, code="open('out.txt', 'w').write(open('in/a.txt').read().upper())")
@@ -94,18 +94,20 @@ def test_files_go_in_and_out(ask: Ask, session_id: str) -> None:
     ("tool", "arguments", "words"),
     [
         pytest.param("download_file", {"path": "none"}, "none", id="no_such_file"),
-        pytest.param("upload_file", {"path": "../up", "content": ""}, "..", id="path_that_climbs"),
+        pytest.param("upload_file", {"path": "../up", "content": ""}, "..", id="path_outside"),
         pytest.param("branch_session", {"count": 99}, "<= 16", id="too_many_branches"),
         pytest.param("run_code", {"code": "1", "stdin": "x"}, "stdin", id="standard_input_of_a_cell"),
     ],
 )
-def test_bad_arguments_are_told(ask: Ask, session_id: str, tool: str, arguments: dict[str, Any], words: str) -> None:
+def test_bad_arguments_are_reported(
+    ask: Ask, session_id: str, tool: str, arguments: dict[str, Any], words: str
+) -> None:
     result = ask(tool, session_id=session_id, **arguments)
     assert result["isError"] is True
     assert words in _text(result)
 
 
-def test_a_closed_session_says_that_it_is_closed(ask: Ask) -> None:
+def test_a_closed_session_is_reported_as_closed(ask: Ask) -> None:
     opened = ask("open_session")["structuredContent"]["id"]
     assert ask("close_session", session_id=opened)["isError"] is False
     result = ask("run_code", session_id=opened, code="1")
@@ -113,7 +115,7 @@ def test_a_closed_session_says_that_it_is_closed(ask: Ask) -> None:
     assert "was closed" in _text(result)
 
 
-def test_results_have_the_shape_their_schemas_promise(ask: Ask, session_id: str) -> None:
+def test_results_match_their_schemas(ask: Ask, session_id: str) -> None:
     schemas = {tool.name: tool.gives for tool in tools.ALL}
     asked: dict[str, dict[str, Any]] = {
         "run_code": {"code": "1"},
@@ -134,7 +136,7 @@ def test_results_have_the_shape_their_schemas_promise(ask: Ask, session_id: str)
 # ---- the kernel server's tools
 
 
-def test_a_kernel_session_is_made_kept_and_ended(ask: Ask) -> None:
+def test_a_kernel_session_is_opened_reused_and_closed(ask: Ask) -> None:
     first = json.loads(_text(ask("execute_python_code", code="x = 5\nprint('hi')\nx")))
     assert first == {"output": "hi\n5", "images": [], "session_id": first["session_id"]}
     again = json.loads(_text(ask("execute_python_code", code="x + 1", session_id=first["session_id"])))
@@ -154,13 +156,13 @@ def test_an_unknown_kernel_session_is_opened_under_its_name(ask: Ask) -> None:
 
 
 def test_a_kernel_error_has_its_name_and_traceback(ask: Ask) -> None:
-    told = json.loads(_text(ask("execute_python_code", code="nope", session_id="errors")))
-    assert told["error"] == "NameError: name 'nope' is not defined"
-    assert told["traceback"]
+    answer = json.loads(_text(ask("execute_python_code", code="nope", session_id="errors")))
+    assert answer["error"] == "NameError: name 'nope' is not defined"
+    assert answer["traceback"]
     ask("terminate_session", session_id="errors")
 
 
-def test_any_text_names_a_kernel(ask: Ask) -> None:
+def test_any_text_can_name_a_kernel(ask: Ask) -> None:
     made = json.loads(_text(ask("execute_python_code", code="x = 1", session_id="user 1@example.com")))
     assert made["session_id"] == "user 1@example.com"
     assert "user 1@example.com" in json.loads(_text(ask("list_active_sessions")))["sessions"]
@@ -168,7 +170,7 @@ def test_any_text_names_a_kernel(ask: Ask) -> None:
     assert ended == {"message": "Session user 1@example.com terminated"}
 
 
-def test_a_kernel_that_timed_out_or_died_is_not_haunted(ask: Ask) -> None:
+def test_a_kernel_that_timed_out_or_died_shows_no_old_output(ask: Ask) -> None:
     late = ask("execute_python_code", code="import time; print('old'); time.sleep(9)", session_id="ghost", timeout=1)
     assert json.loads(_text(late))["error"].startswith("TimeoutError: not done after 1 s")
     assert json.loads(_text(ask("execute_python_code", code="print('new')", session_id="ghost")))["output"] == "new\n"
@@ -181,15 +183,15 @@ def test_a_kernel_that_timed_out_or_died_is_not_haunted(ask: Ask) -> None:
 
 def test_a_kernel_picture_is_in_the_result(ask: Ask) -> None:
     code = "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()"
-    told = json.loads(_text(ask("execute_python_code", code=code, session_id="plots")))
-    (image,) = told["images"]
+    answer = json.loads(_text(ask("execute_python_code", code=code, session_id="plots")))
+    (image,) = answer["images"]
     assert (image["type"], image["format"]) == ("image", "png")
     assert base64.b64decode(image["data"]).startswith(b"\x89PNG")
     ask("terminate_session", session_id="plots")
 
 
-def test_calls_that_name_a_new_kernel_session_at_once_share_it(open_site: Serve) -> None:
-    """On a server that has just started, where opening one takes its time; the key may have no second one."""
+def test_concurrent_calls_that_name_a_new_kernel_session_share_it(open_site: Serve) -> None:
+    """On a server that has just started, where opening a session takes long; the key allows only one."""
     with open_site(server__api_key="operator-key") as site, ThreadPoolExecutor(6) as pool:
         bearer = {"Authorization": f"Bearer {site.keys.create(Key(name='few', max_sessions=1))}"}
 
@@ -205,7 +207,7 @@ def test_calls_that_name_a_new_kernel_session_at_once_share_it(open_site: Serve)
             site.keys.revoke("few")
 
 
-# ---- around them
+# ---- resources, keys, cancelling and branching
 
 
 def test_a_session_and_its_files_can_be_read_as_resources(wire: Wire) -> None:
@@ -233,8 +235,8 @@ def test_a_session_belongs_to_its_key(open_site: Serve) -> None:
         assert result["content"][0]["text"] == "1"
 
 
-def test_a_session_is_the_keys_and_not_its_names(open_site: Serve) -> None:
-    """Somebody who later gets a key of the same name must not find what the first one left."""
+def test_a_session_belongs_to_a_key_and_not_to_its_name(open_site: Serve) -> None:
+    """A later key of the same name must not reach the sessions of the first."""
     with open_site(server__api_key="operator-key") as site:
         first = {"Authorization": f"Bearer {site.keys.create(Key(name='again'))}"}
         opened = site.call("open_session", {}, **first)["structuredContent"]["id"]
@@ -253,7 +255,7 @@ def test_a_session_is_the_keys_and_not_its_names(open_site: Serve) -> None:
             site.keys.revoke("again")
 
 
-def test_a_key_may_have_so_many_sessions_and_no_more(open_site: Serve) -> None:
+def test_the_number_of_sessions_of_a_key_is_limited(open_site: Serve) -> None:
     with open_site(server__api_key="operator-key") as site:
         bearer = {"Authorization": f"Bearer {site.keys.create(Key(name='few', max_sessions=1))}"}
         try:
@@ -272,7 +274,7 @@ def test_a_key_may_have_so_many_sessions_and_no_more(open_site: Serve) -> None:
             site.keys.revoke("few")
 
 
-def test_a_cancelled_cell_is_interrupted_and_the_session_stays(wire: Wire, host: Host) -> None:
+def test_a_cancelled_cell_is_interrupted_and_the_session_survives(wire: Wire, host: Host) -> None:
     opened = wire.call("open_session")["structuredContent"]["id"]
     wire.call("run_code", session_id=opened, code="x = 3")
     waits = "import subprocess; subprocess.run(['sleep', '97.531'])"
@@ -289,16 +291,16 @@ def _sleeps(host: Host) -> list[Any]:
     return [process for process in host.guest_processes() if process.command == "sleep 97.531"]
 
 
-def test_a_branch_has_the_state_and_goes_its_own_way(ask: Ask, session_id: str) -> None:
+def test_a_branch_starts_with_the_state_and_is_independent(ask: Ask, session_id: str) -> None:
     ask("run_code", session_id=session_id, code="x = [1]; open('f', 'w').write('one')")
     made = ask("branch_session", session_id=session_id, count=2)
     copies = [each["id"] for each in made["structuredContent"]["sessions"]]
     assert _text(made) == "\n".join(f"session_id: {copy}" for copy in copies)
     assert [each["parent"] for each in made["structuredContent"]["sessions"]] == [session_id, session_id]
     ask("run_code", session_id=copies[0], code="x.append(2); open('f', 'w').write('two')")
-    told = [
+    answer = [
         _text(ask("run_code", session_id=each, code="print(x, open('f').read())")) for each in (session_id, *copies)
     ]
-    assert told == ["[1] one", "[1, 2] two", "[1] one"]
+    assert answer == ["[1] one", "[1, 2] two", "[1] one"]
     for copy in copies:
         ask("close_session", session_id=copy)

@@ -1,4 +1,4 @@
-"""`belljar mcp` as a client meets it: the first words, every revision, what is on the wire, how it ends."""
+"""`belljar mcp` as clients use it: the handshake of every revision, messages on its streams, and how it stops."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from tests.conftest import Host
     from tests.unit.frontends.mcp.conftest import Plug, Wire
 
-WAITS = "import subprocess; subprocess.run(['sleep', '98.765'])"  # a command that the host can tell from others
+WAITS = "import subprocess; subprocess.run(['sleep', '98.765'])"  # a command line that the host can recognise
 OLDER = ("2025-03-26", "2025-06-18", "2025-11-25")
 
 
-def test_who_starts_it_by_hand_is_told_whom_it_waits_for(command: list[str], environ: dict[str, str]) -> None:
+def test_on_a_terminal_it_says_that_it_waits_for_a_client(command: list[str], environ: dict[str, str]) -> None:
     ours, theirs = os.openpty()
     with subprocess.Popen(
         command, env=environ, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
@@ -41,7 +41,7 @@ def test_who_starts_it_by_hand_is_told_whom_it_waits_for(command: list[str], env
 
 
 @pytest.mark.parametrize("revision", OLDER)
-def test_older_clients_shake_hands_in_their_own_revision(plug: Plug, revision: str) -> None:
+def test_the_handshake_uses_the_revision_of_an_older_client(plug: Plug, revision: str) -> None:
     with plug() as wire:
         answer = wire.greet(revision)
         assert answer["protocolVersion"] == revision
@@ -59,8 +59,8 @@ def test_the_newest_client_needs_no_handshake(plug: Plug) -> None:
         assert result["structuredContent"]["stdout"] == "42\n"
 
 
-def test_the_first_answer_comes_within_a_second_of_work(plug: Plug) -> None:
-    """Measured as CPU, and a busy machine is allowed what importing the SDK alone takes there."""
+def test_the_first_response_takes_less_than_a_second_of_cpu_time(plug: Plug) -> None:
+    """On a slow machine it may take as long as importing the SDK alone, and a fifth more."""
 
     def answered() -> float:
         with plug() as wire:
@@ -83,40 +83,40 @@ def test_only_messages_are_on_standard_output(plug: Plug) -> None:
         wire.call("run_code", code="print('x'); import sys; print('y', file=sys.stderr)")
         assert wire.leave() == 0
         assert wire.noise == []
-        assert wire.log, "with --debug there is something to say, and it is on standard error"
+        assert wire.log, "--debug logs to standard error"
 
 
-def test_what_cannot_be_read_does_not_end_the_conversation(plug: Plug) -> None:
+def test_malformed_messages_do_not_end_the_connection(plug: Plug) -> None:
     with plug() as wire:
         wire.greet()
         assert wire.process.stdin is not None
-        wire.process.stdin.write(b'this is no JSON\n{"jsonrpc": "2.0", "id": 77}\n\xff\xfe\n[]\n')
+        wire.process.stdin.write(b'this is not JSON\n{"jsonrpc": "2.0", "id": 77}\n\xff\xfe\n[]\n')
         wire.process.stdin.flush()
         assert wire.call("run_code", code="print(1)")["isError"] is False
 
 
 BROKEN_TEXT = [
-    pytest.param(rb"print(1) # \ud83d", -32602, "lone surrogate (U+D83D)", id="half_a_character"),
-    pytest.param(rb"print(1) # \uDE00", -32602, "lone surrogate (U+DE00)", id="the_other_half"),
-    pytest.param(b"print(1) # \xff", -32700, "not UTF-8", id="no_text"),
+    pytest.param(rb"print(1) # \ud83d", -32602, "lone surrogate (U+D83D)", id="high_surrogate"),
+    pytest.param(rb"print(1) # \uDE00", -32602, "lone surrogate (U+DE00)", id="low_surrogate"),
+    pytest.param(b"print(1) # \xff", -32700, "not UTF-8", id="not_utf_8"),
 ]
 
 
-@pytest.mark.parametrize(("code", "number", "said"), BROKEN_TEXT)
-def test_a_request_with_broken_text_is_answered(wire: Wire, code: bytes, number: int, said: str) -> None:
+@pytest.mark.parametrize(("code", "number", "message"), BROKEN_TEXT)
+def test_a_request_with_invalid_text_gets_an_error(wire: Wire, code: bytes, number: int, message: str) -> None:
     call = b'"method": "tools/call", "params": {"name": "run_code", "arguments": {"code": "%b"}}}\n' % code
     assert wire.process.stdin is not None
     wire.process.stdin.write(b'{"jsonrpc": "2.0", ' + call + b'{"jsonrpc": "2.0", "id": 7001, ' + call)
     wire.process.stdin.flush()
     error = wire.finish(7001)["error"]
     assert error["code"] == number
-    assert said in error["message"]
+    assert message in error["message"]
     assert wire.call("run_code", code=r"print('\U0001f600', r'\ud83d')")["content"][0]["text"] == "\U0001f600 \\ud83d"
 
 
 @pytest.mark.parametrize("is_closed", [pytest.param(False, id="dev_null"), pytest.param(True, id="closed")])
 @pytest.mark.parametrize("name", ["mcp", "code-sandbox-mcp"])
-def test_without_a_client_it_ends(command: list[str], environ: dict[str, str], name: str, is_closed: bool) -> None:
+def test_it_exits_without_a_client(command: list[str], environ: dict[str, str], name: str, is_closed: bool) -> None:
     entry = "import sys; from belljar.frontends.cli.mcp import be_code_sandbox; sys.exit(be_code_sandbox())"
     start = command if name == "mcp" else [sys.executable, "-c", entry]
     done = subprocess.run(
@@ -129,7 +129,7 @@ def test_without_a_client_it_ends(command: list[str], environ: dict[str, str], n
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
-def test_fifty_calls_at_once_each_get_their_own_answer(wire: Wire) -> None:
+def test_fifty_concurrent_calls_get_their_own_responses(wire: Wire) -> None:
     numbers = [
         wire.begin("tools/call", {"name": "run_code", "arguments": {"code": f"print({at} ** 2)"}}) for at in range(50)
     ]
@@ -137,18 +137,18 @@ def test_fifty_calls_at_once_each_get_their_own_answer(wire: Wire) -> None:
     assert texts == [str(at**2) for at in range(50)]
 
 
-def test_progress_is_told_while_a_program_runs(wire: Wire) -> None:
+def test_progress_is_reported_while_a_program_runs(wire: Wire) -> None:
     asked = {
         "name": "run_code",
         "arguments": {"code": "import time\nprint('first', flush=True)\ntime.sleep(1.5)\nprint('second')"},
     }
-    wire.notes.clear()
+    wire.notifications.clear()
     wire.finish(wire.begin("tools/call", asked, meta={"progressToken": "mine"}))
-    told = [note["params"] for note in wire.notes if note["method"] == "notifications/progress"]
-    assert told
-    assert told[0]["progressToken"] == "mine"
-    assert told[0]["total"] == 10
-    assert told[0]["message"] == "first"
+    progress = [note["params"] for note in wire.notifications if note["method"] == "notifications/progress"]
+    assert progress
+    assert progress[0]["progressToken"] == "mine"
+    assert progress[0]["total"] == 10
+    assert progress[0]["message"] == "first"
 
 
 def test_a_cancelled_call_ends_its_program(wire: Wire, host: Host) -> None:
@@ -191,12 +191,12 @@ def test_a_signal_ends_it_and_everything_it_runs(plug: Plug, host: Host, number:
     host.wait_until(lambda: _cgroups(host) <= before, "its cgroups are gone")
 
 
-def test_a_client_that_does_not_read_holds_nobody_up_at_the_end(plug: Plug, host: Host) -> None:
+def test_a_client_that_does_not_read_does_not_delay_the_exit(plug: Plug, host: Host) -> None:
     with plug() as wire:
         wire.greet()
         wire.call("run_code", code="print(1)")
         family = _family(host, wire.process.pid)
-        wire.is_deaf.set()
+        wire.has_stopped_reading.set()
         for _ in range(20):
             asked = {"name": "run_code", "arguments": {"code": "print('x' * 900_000)"}}
             wire.begin("tools/call", asked)
@@ -206,16 +206,16 @@ def test_a_client_that_does_not_read_holds_nobody_up_at_the_end(plug: Plug, host
     host.wait_until(lambda: not family & {process.pid for process in host.processes()}, "all processes are gone")
 
 
-def test_a_line_without_end_ends_the_conversation(plug: Plug) -> None:
+def test_an_endless_line_ends_the_connection(plug: Plug) -> None:
     with plug("--set", "server.body_bytes=100000") as wire:
         wire.greet()
         assert wire.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it may leave before it is told all
+        with contextlib.suppress(BrokenPipeError):  # it may exit before it has read everything
             os.write(wire.process.stdin.fileno(), b"x" * 300_000)
         assert wire.process.wait(30) == 0
 
 
-def test_a_file_of_requests_is_answered_into_a_file(command: list[str], environ: dict[str, str], tmp_path: Any) -> None:
+def test_input_and_output_can_be_files(command: list[str], environ: dict[str, str], tmp_path: Any) -> None:
     greeting = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
     lines = [
         {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": greeting},
@@ -223,10 +223,10 @@ def test_a_file_of_requests_is_answered_into_a_file(command: list[str], environ:
     ]
     file = tmp_path / "requests"
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    told = tmp_path / "answers"
-    with file.open("rb") as source, told.open("wb") as sink:
+    output = tmp_path / "answers"
+    with file.open("rb") as source, output.open("wb") as sink:
         subprocess.run(command, stdin=source, stdout=sink, stderr=subprocess.PIPE, env=environ, timeout=60, check=True)
-    answers = [json.loads(line) for line in told.read_bytes().splitlines()]
+    answers = [json.loads(line) for line in output.read_bytes().splitlines()]
     assert [answer["id"] for answer in answers] == [1]
 
 
@@ -264,7 +264,7 @@ def test_a_subset_of_tools_and_plain_results(plug: Plug) -> None:
         pytest.param(["--set", "mcp.output=loud"], "mcp.output", id="unknown_output"),
     ],
 )
-def test_what_cannot_be_offered_is_said_at_the_start(
+def test_invalid_options_are_reported_at_startup(
     command: list[str], environ: dict[str, str], options: list[str], words: str
 ) -> None:
     done = subprocess.run([*command, *options], stdin=subprocess.DEVNULL, env=environ, capture_output=True, timeout=60)
@@ -274,24 +274,24 @@ def test_what_cannot_be_offered_is_said_at_the_start(
 
 
 def _family(host: Host, pid: int) -> set[int]:
-    """Everyone who descends from a process; there must be some, or nothing was tried."""
-    everyone = list(host.processes())
+    """The pids of a process and its descendants; without any, the test would prove nothing."""
+    processes = list(host.processes())
     found = {pid}
-    while more := {process.pid for process in everyone if process.parent in found} - found:
+    while more := {process.pid for process in processes if process.parent in found} - found:
         found |= more
     assert len(found) > 3
     return found
 
 
 def _is_full(wire: Wire) -> bool:
-    """Whether as much waits to be read as a pipe holds."""
+    """Whether the pipe of its standard output is full."""
     assert wire.process.stdout is not None
     waiting = fcntl.ioctl(wire.process.stdout.fileno(), termios.FIONREAD, b"\0\0\0\0")
     return int.from_bytes(waiting, sys.byteorder) >= 60_000
 
 
 def _cgroups(host: Host) -> set[str]:
-    """One directory for each running engine, in each hierarchy."""
+    """The cgroup directories of running instances, in every hierarchy."""
     return {path for path in host.cgroup_directories() if Path(path).name.startswith("instance-")}
 
 

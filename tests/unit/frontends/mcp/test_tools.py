@@ -1,4 +1,4 @@
-"""What each tool answers, to the letter where a contract says so."""
+"""The results of each tool, character by character where another system defines them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NAMES = [
 FIGURE = "import matplotlib.pyplot as plt\nplt.plot([1, 2, 3])\nplt.show()"
 
 
-def test_tools_are_listed_in_one_order(wire: Wire) -> None:
+def test_tools_are_listed_in_a_fixed_order(wire: Wire) -> None:
     listed = wire.ask("tools/list")["tools"]
     assert [tool["name"] for tool in listed] == NAMES
     assert wire.ask("tools/list")["tools"] == listed
@@ -57,7 +57,7 @@ def test_every_tool_is_described_for_a_model_and_its_user(wire: Wire) -> None:
         assert hints["openWorldHint"] is False, "there is no network"
 
 
-def test_arguments_that_must_be_given_are_marked() -> None:
+def test_required_arguments_are_marked() -> None:
     required = {tool.name: tool.input_schema.get("required", []) for tool in tools.ALL}
     assert required["run_code"] == ["code"]
     assert required["run_python_code"] == ["code"]
@@ -65,7 +65,7 @@ def test_arguments_that_must_be_given_are_marked() -> None:
     assert required["list_languages"] == []
 
 
-def test_tools_are_picked_by_name_or_group() -> None:
+def test_tools_are_selected_by_name_or_group() -> None:
     assert [tool.name for tool in select(tools.ALL, ("safe-execute", "run_code"))] == [
         "run_code",
         "python_code_execution",
@@ -78,7 +78,7 @@ def test_tools_are_picked_by_name_or_group() -> None:
 # ---- run_code
 
 
-def test_the_result_has_the_shape_its_schema_promises(wire: Wire) -> None:
+def test_the_result_matches_its_schema(wire: Wire) -> None:
     schemas = {tool["name"]: tool.get("outputSchema") for tool in wire.ask("tools/list")["tools"]}
     for code in ("print(1)", "1/0", "import sys; sys.exit(3)", FIGURE, "import os; os.abort()"):
         result = wire.call("run_code", code=code)
@@ -105,7 +105,7 @@ def test_the_result_has_the_shape_its_schema_promises(wire: Wire) -> None:
         pytest.param({"code": "print(1)", "timeout": "5"}, "1", id="number_as_text"),
     ],
 )
-def test_a_program_is_run_with_what_it_is_given(wire: Wire, arguments: dict[str, Any], text: str) -> None:
+def test_a_program_gets_its_input_and_files(wire: Wire, arguments: dict[str, Any], text: str) -> None:
     result = wire.call("run_code", **arguments)
     assert result["content"] == [{"type": "text", "text": text}]
     assert result["isError"] is False
@@ -122,7 +122,7 @@ def test_a_program_is_run_with_what_it_is_given(wire: Wire, arguments: dict[str,
         pytest.param({"code": "x = 1"}, "ok", "printed nothing", id="nothing_printed"),
     ],
 )
-def test_what_went_wrong_is_an_answer_that_says_what_to_do(
+def test_a_failed_program_is_a_result_with_advice(
     wire: Wire, arguments: dict[str, Any], status: str, words: str
 ) -> None:
     result = wire.call("run_code", **arguments)
@@ -135,26 +135,26 @@ def test_what_went_wrong_is_an_answer_that_says_what_to_do(
     ("arguments", "words"),
     [
         pytest.param({}, "missing required field 'code'", id="no_code"),
-        pytest.param({"code": 7}, "expected 'str'", id="code_is_no_text"),
+        pytest.param({"code": 7}, "expected 'str'", id="code_is_not_text"),
         pytest.param({"code": "   "}, "code is blank", id="blank_code"),
         pytest.param({"code": "1", "langauge": "python"}, "unknown field 'langauge'", id="unknown_argument"),
         pytest.param({"code": "1", "language": "klingon"}, "language 'klingon'", id="unknown_language"),
         pytest.param({"code": "1", "timeout": -1}, "> 0", id="negative_timeout"),
         pytest.param({"code": "1", "timeout": 1e9}, "at most", id="timeout_over_the_ceiling"),
-        pytest.param({"code": "1", "files": [{"path": "../a", "content": ""}]}, "..", id="path_that_climbs"),
+        pytest.param({"code": "1", "files": [{"path": "../a", "content": ""}]}, "..", id="path_outside"),
         pytest.param(
-            {"code": "1", "files": [{"path": "a", "content": "?", "encoding": "base64"}]}, "base64", id="no_base64"
+            {"code": "1", "files": [{"path": "a", "content": "?", "encoding": "base64"}]}, "base64", id="not_base64"
         ),
         pytest.param({"code": "1", "session_id": "s_none"}, "does not exist", id="unknown_session"),
     ],
 )
-def test_bad_arguments_are_told_to_the_model(wire: Wire, arguments: dict[str, Any], words: str) -> None:
+def test_invalid_arguments_are_reported_to_the_model(wire: Wire, arguments: dict[str, Any], words: str) -> None:
     result = wire.call("run_code", **arguments)
     assert result["isError"] is True
     assert words in result["content"][0]["text"]
 
 
-def test_a_picture_arrives_whole(wire: Wire) -> None:
+def test_a_picture_arrives_complete(wire: Wire) -> None:
     result = wire.call("run_code", code=FIGURE)
     images = [block for block in result["content"] if block["type"] == "image"]
     assert [image["mimeType"] for image in images] == ["image/png"]
@@ -167,12 +167,12 @@ def test_a_picture_arrives_whole(wire: Wire) -> None:
     assert png.endswith(b"IEND\xaeB`\x82")
 
 
-def test_a_picture_without_words_comes_alone(wire: Wire) -> None:
+def test_a_picture_without_output_is_the_only_content(wire: Wire) -> None:
     result = wire.call("run_code", code="import matplotlib.pyplot as plt; plt.plot([1])")
     assert [block["type"] for block in result["content"]] == ["image"]
 
 
-def test_files_come_back_as_resources(wire: Wire) -> None:
+def test_artifacts_are_returned_as_resources(wire: Wire) -> None:
     code = "open('a.csv', 'w').write('x,y'); open('b.bin', 'wb').write(bytes([255, 0])); open('c', 'w').write('no')"
     result = wire.call("run_code", code=code, artifacts=["*.csv", "*.bin"])
     files = [block["resource"] for block in result["content"] if block["type"] == "resource"]
@@ -183,7 +183,7 @@ def test_files_come_back_as_resources(wire: Wire) -> None:
     assert [(each["path"], each["bytes"]) for each in listed] == [("a.csv", 3), ("b.bin", 2)]
 
 
-def test_files_that_are_too_large_are_named_and_left_out(wire: Wire) -> None:
+def test_artifacts_that_are_too_large_are_named_but_left_out(wire: Wire) -> None:
     code = "open('small', 'wb').write(b'x'); open('large', 'wb').write(bytes(9 << 20))"
     result = wire.call("run_code", code=code, artifacts=["*"])
     listed = {each["path"]: each["uri"] for each in result["structuredContent"]["artifacts"]}
@@ -209,16 +209,16 @@ def _failure(stderr: str) -> str:
         pytest.param("import sys; print('a'); sys.exit('gone')", _failure("gone"), id="failed"),
     ],
 )
-def test_run_python_code_answers_as_it_always_did(wire: Wire, code: str, text: str) -> None:
+def test_run_python_code_answers_as_the_original(wire: Wire, code: str, text: str) -> None:
     result = wire.call("run_python_code", code=code)
     assert result == {"content": [{"type": "text", "text": text}], "isError": False}
 
 
-def test_run_python_code_tells_an_exception(wire: Wire) -> None:
-    told = json.loads(wire.call("run_python_code", code="1/0")["content"][0]["text"])
-    assert list(told) == ["exit_code", "stderr", "stdout"]
-    assert told["stderr"].startswith("Traceback")
-    assert told["stderr"].endswith("ZeroDivisionError: division by zero")
+def test_run_python_code_reports_an_exception(wire: Wire) -> None:
+    answer = json.loads(wire.call("run_python_code", code="1/0")["content"][0]["text"])
+    assert list(answer) == ["exit_code", "stderr", "stdout"]
+    assert answer["stderr"].startswith("Traceback")
+    assert answer["stderr"].endswith("ZeroDivisionError: division by zero")
 
 
 def test_run_python_code_without_code_is_an_error(wire: Wire) -> None:
@@ -226,11 +226,11 @@ def test_run_python_code_without_code_is_an_error(wire: Wire) -> None:
 
 
 @pytest.mark.parametrize("limit", ["default_limits.memory_bytes=20000000"])
-def test_run_python_code_says_error_whatever_ended_the_program(plug: Plug, limit: str) -> None:
+def test_run_python_code_reports_an_error_at_every_limit(plug: Plug, limit: str) -> None:
     with plug("--set", limit) as wire:
         wire.greet()
-        told = json.loads(wire.call("run_python_code", code="x = 'x' * (1 << 28)")["content"][0]["text"])
-        assert "error" in told["stderr"].lower()
+        answer = json.loads(wire.call("run_python_code", code="x = 'x' * (1 << 28)")["content"][0]["text"])
+        assert "error" in answer["stderr"].lower()
 
 
 JAVASCRIPT = ("run_js_code", "run_javascript_code")
@@ -240,15 +240,15 @@ JAVASCRIPT = ("run_js_code", "run_javascript_code")
 def test_javascript_is_run_under_both_names(wire: Wire, tool: str) -> None:
     result = wire.call(tool, code="console.log([1, 2, 3].map(x => x * 2).join())")
     assert result == {"content": [{"type": "text", "text": "2,4,6"}], "isError": False}
-    told = json.loads(wire.call(tool, code="let x = 1")["content"][0]["text"])
-    assert told == {"exit_code": 1, "stderr": "No output, forgot console.logs?", "stdout": ""}
+    answer = json.loads(wire.call(tool, code="let x = 1")["content"][0]["text"])
+    assert answer == {"exit_code": 1, "stderr": "No output, forgot console.logs?", "stdout": ""}
     assert "ReferenceError" in wire.call(tool, code="console.log(nope)")["content"][0]["text"]
 
 
 # ---- safe_execute
 
 
-def test_python_code_execution_gives_what_was_printed(wire: Wire) -> None:
+def test_python_code_execution_returns_the_output(wire: Wire) -> None:
     result = wire.call("python_code_execution", code="import math\nprint(2 ** 10, math.floor(2.5))")
     assert result["isError"] is False
     assert [block["type"] for block in result["content"]] == ["text"]
@@ -265,7 +265,7 @@ def test_python_code_execution_gives_what_was_printed(wire: Wire) -> None:
         pytest.param("  ", "Error: ", id="blank"),
     ],
 )
-def test_python_code_execution_puts_what_went_wrong_into_its_block(wire: Wire, code: str, last: str) -> None:
+def test_python_code_execution_reports_errors_in_its_block(wire: Wire, code: str, last: str) -> None:
     text = wire.call("python_code_execution", code=code)["content"][0]["text"]
     assert "RESOURCE LIMIT EXCEEDED" in text
     assert text.splitlines()[-1].startswith(last)
@@ -279,9 +279,9 @@ def test_environments_can_be_read(wire: Wire) -> None:
     assert (listed["uri"], listed["name"]) == ("sandbox://environments", "environment_details")
     assert listed["mimeType"] == "text/plain"
     (content,) = wire.ask("resources/read", {"uri": "sandbox://environments"})["contents"]
-    told = json.loads(content["text"])
-    assert "numpy" in told["python"]["installed_libraries"]
-    assert content["text"] == json.dumps(told, indent=2)
+    answer = json.loads(content["text"])
+    assert "numpy" in answer["python"]["installed_libraries"]
+    assert content["text"] == json.dumps(answer, indent=2)
 
 
 def test_an_unknown_resource_is_an_error_of_the_protocol(wire: Wire) -> None:
@@ -289,7 +289,7 @@ def test_an_unknown_resource_is_an_error_of_the_protocol(wire: Wire) -> None:
     assert answer["error"]["code"] == -32002
 
 
-def test_the_prompt_teaches_to_print(wire: Wire) -> None:
+def test_the_prompt_says_to_print(wire: Wire) -> None:
     (listed,) = wire.ask("prompts/list")["prompts"]
     got = wire.ask("prompts/get", {"name": listed["name"], "arguments": {"task": "count the primes below 100"}})
     text = got["messages"][0]["content"]["text"]

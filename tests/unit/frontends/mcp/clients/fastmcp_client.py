@@ -1,4 +1,4 @@
-"""fastmcp, a client library of its own."""
+"""A client of fastmcp, which is independent of the official SDK's client."""
 
 import asyncio
 import json
@@ -8,7 +8,7 @@ from fastmcp import Client
 from fastmcp.client.transports import StdioTransport, StreamableHttpTransport
 
 
-def place(target):
+def transport_to(target):
     if "url" in target:
         return StreamableHttpTransport(target["url"])
     command, *arguments = target["command"]
@@ -16,7 +16,7 @@ def place(target):
 
 
 async def main(target, figure):
-    async with Client(place(target)) as client:
+    async with Client(transport_to(target)) as client:
         tools = await client.list_tools()
         answer = await client.call_tool("run_code", {"code": "print(6 * 7)"})
         picture = await client.call_tool("run_code", {"code": figure})
@@ -25,13 +25,13 @@ async def main(target, figure):
         await client.call_tool("run_code", {"code": "x = 41", "session_id": opened})
         cell = await client.call_tool("run_code", {"code": "x + 1", "session_id": opened})
         many = await asyncio.gather(*(client.call_tool("run_code", {"code": f"print({n})"}) for n in range(10)))
-        told = []
+        progress_messages = []
 
-        async def hear(progress, total, message):
-            told.append(message)
+        async def on_progress(progress, total, message):
+            progress_messages.append(message)
 
         slow = "import time\nprint('half', flush=True)\ntime.sleep(1.5)"
-        await client.call_tool("run_code", {"code": slow}, progress_handler=hear)
+        await client.call_tool("run_code", {"code": slow}, progress_handler=on_progress)
         resource = await client.read_resource("sandbox://environments")
         prompts = await client.list_prompts()
         return {
@@ -42,7 +42,7 @@ async def main(target, figure):
             "bad_is_error": bad.is_error,
             "cell": cell.content[0].text,
             "many": [each.content[0].text for each in many],
-            "progress": told,
+            "progress": progress_messages,
             "resource": resource[0].text,
             "prompts": [prompt.name for prompt in prompts],
         }

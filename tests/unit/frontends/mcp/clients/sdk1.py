@@ -1,4 +1,4 @@
-"""The official SDK, 1.x, which most clients of today are made of."""
+"""A client of the official SDK 1.x, which most clients use today."""
 
 import asyncio
 import contextlib
@@ -32,13 +32,13 @@ async def main(target, figure):
         await client.call_tool("run_code", {"code": "x = 41", "session_id": opened})
         cell = await client.call_tool("run_code", {"code": "x + 1", "session_id": opened})
         many = await asyncio.gather(*(client.call_tool("run_code", {"code": f"print({n})"}) for n in range(10)))
-        told = []
+        progress_messages = []
 
-        async def hear(progress, total, message):
-            told.append(message)
+        async def on_progress(progress, total, message):
+            progress_messages.append(message)
 
         slow = "import time\nprint('half', flush=True)\ntime.sleep(1.5)"
-        await client.call_tool("run_code", {"code": slow}, progress_callback=hear)
+        await client.call_tool("run_code", {"code": slow}, progress_callback=on_progress)
         resource = await client.read_resource("sandbox://environments")
         prompts = (await client.list_prompts()).prompts
         return {
@@ -49,7 +49,7 @@ async def main(target, figure):
             "bad_is_error": bad.isError,
             "cell": cell.content[0].text,
             "many": [each.content[0].text for each in many],
-            "progress": told,
+            "progress": progress_messages,
             "resource": resource.contents[0].text,
             "prompts": [prompt.name for prompt in prompts],
         }

@@ -1,4 +1,4 @@
-"""The official SDK, 2.x. Reads where to connect as JSON from the command line; prints what it got as JSON."""
+"""A client of the official SDK 2.x. Takes its target as JSON on the command line; prints its results as JSON."""
 
 import asyncio
 import json
@@ -23,13 +23,13 @@ async def main(target, figure):
         await client.call_tool("run_code", {"code": "x = 41", "session_id": opened})
         cell = await client.call_tool("run_code", {"code": "x + 1", "session_id": opened})
         many = await asyncio.gather(*(client.call_tool("run_code", {"code": f"print({n})"}) for n in range(10)))
-        told = []
+        progress_messages = []
 
-        async def hear(progress, total, message):
-            told.append(message)
+        async def on_progress(progress, total, message):
+            progress_messages.append(message)
 
         slow = "import time\nprint('half', flush=True)\ntime.sleep(1.5)"
-        await client.call_tool("run_code", {"code": slow}, progress_callback=hear)
+        await client.call_tool("run_code", {"code": slow}, progress_callback=on_progress)
         resource = await client.read_resource("sandbox://environments")
         prompts = (await client.list_prompts()).prompts
         return {
@@ -40,7 +40,7 @@ async def main(target, figure):
             "bad_is_error": bad.is_error,
             "cell": cell.content[0].text,
             "many": [each.content[0].text for each in many],
-            "progress": told,
+            "progress": progress_messages,
             "resource": resource.contents[0].text,
             "prompts": [prompt.name for prompt in prompts],
         }
