@@ -259,8 +259,8 @@ class Telemetry(Collector):
                 run.add_metric([language], histogram.buckets(), histogram.total)
             yield run
         for name, meaning, histogram in (
-            ("belljar_queue_seconds", "Time waited for a turn.", self._queue),
-            ("belljar_memory_peak_bytes", "Most memory a program held.", self._memory),
+            ("belljar_queue_seconds", "Time spent waiting for a slot.", self._queue),
+            ("belljar_memory_peak_bytes", "Peak memory of a program.", self._memory),
         ):
             yield HistogramMetricFamily(name, meaning, buckets=histogram.buckets(), sum_value=histogram.total)
 
@@ -295,7 +295,7 @@ class _FactsCollector(Collector):
 
     _GAUGES = (
         ("running", "belljar_running", "Programs running now."),
-        ("queued", "belljar_queue_depth", "Executions waiting for a turn."),
+        ("queued", "belljar_queue_depth", "Executions waiting for a slot."),
         ("max_running", "belljar_running_max", "Programs that may run at the same time."),
         ("max_queued", "belljar_queue_depth_max", "Executions that may wait."),
     )
@@ -307,13 +307,13 @@ class _FactsCollector(Collector):
         ("runners", "belljar_runners", "Processes that run programs for the server."),
     )
     _SANDBOX_COUNTERS = (
-        ("sandbox_faults", "belljar_sandbox_faults", "Programs that could not be run, through our own fault."),
+        ("sandbox_faults", "belljar_sandbox_faults", "Programs that could not be run because of a fault of the sandbox."),
         ("zygotes_replaced", "belljar_zygotes_replaced", "Warm processes that were replaced."),
         ("runners_replaced", "belljar_runners_replaced", "Runners that ended and were replaced."),
         ("network_connections", "belljar_network_connections", "Connections that programs made to the internet."),
-        ("network_refused", "belljar_network_refused", "Connections that were refused to programs."),
+        ("network_refused", "belljar_network_refused", "Connections of programs that were refused."),
         ("network_sent_bytes", "belljar_network_sent_bytes", "Bytes that programs sent to the internet."),
-        ("network_received_bytes", "belljar_network_received_bytes", "Bytes that programs received from there."),
+        ("network_received_bytes", "belljar_network_received_bytes", "Bytes that programs received from the internet."),
         ("containers_started", "belljar_containers_started", "Containers that were started."),
         ("containers_replaced", "belljar_containers_replaced", "Containers that died and were replaced."),
     )
@@ -347,8 +347,8 @@ class _FactsCollector(Collector):
         for key, name, meaning in self._SESSION_COUNTERS:
             yield CounterMetricFamily(name, meaning, sessions.get(key, 0))
         ended = {(reason,): count for reason, count in sessions.get("ended", {}).items()}
-        yield _counted("belljar_sessions_ended", "Sessions that are gone, by why.", ["reason"], ended)
-        calls = CounterMetricFamily("belljar_tool_calls", "Calls of tools by programs.", labels=["tool", "result"])
+        yield _counted("belljar_sessions_ended", "Sessions that have ended, by reason.", ["reason"], ended)
+        calls = CounterMetricFamily("belljar_tool_calls", "Tool calls by programs.", labels=["tool", "result"])
         for labels, count in facts.get("tools", {}).get("calls", {}).items():
             calls.add_metric(labels, count)
         yield calls

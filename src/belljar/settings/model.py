@@ -77,10 +77,10 @@ class PoolSettings:
     """How much is kept warm and how much runs at once."""
 
     max_running: int = max(8, 4 * _CORES)  # programs running at the same time
-    max_queued: int = 4096  # executions waiting for their turn; one more is refused
+    max_queued: int = 4096  # executions waiting for a slot; further ones are refused
     ready_guests: int = 2 * _CORES  # jailed forks waiting for a program, for each kind in use
     zygote_forks: int = 20_000  # a zygote is replaced after this many forks
-    zygote_seconds: float = 3600.0  # … or after this long
+    zygote_seconds: float = 3600.0  # … or at this age
     idle_seconds: float = 600.0  # a zygote of kind "packages" is ended when unused for this long
     jail_seconds: float = 300.0  # spare jails are destroyed this long after a burst, when nothing runs
 
@@ -96,7 +96,7 @@ class RequestSettings:
     env_bytes: int = 128 * 1024  # arguments and environment together
     display_count: int = 64
     display_bytes: int = 16 * MIB  # all pictures of one execution
-    flood_bytes: int = 128 * MIB  # output past this, pictures included, ends the program
+    flood_bytes: int = 128 * MIB  # more output than this, pictures included, ends the program
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +110,7 @@ class EnvironmentSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """How `belljar serve` meets the network."""
+    """How `belljar serve` is reached, and what its requests may use."""
 
     host: str = "127.0.0.1"  # any address but loopback needs a key
     port: int = 8000  # 0: any free one
@@ -119,14 +119,14 @@ class ServerSettings:
     api_key: str = ""  # a key in addition to those of `belljar key`; its name is "operator"
     keys_file: str = ""  # where `belljar key` keeps its hashes; empty: keys.json in the state directory
     allowed_hosts: tuple[str, ...] = ()  # names in the Host header beside localhost and addresses; "*" for any
-    allowed_origins: tuple[str, ...] = ()  # web pages of other origins that may call us, as https://example.org
+    allowed_origins: tuple[str, ...] = ()  # other origins whose pages may call the server, such as https://example.org
     body_bytes: int = 96 * MIB  # of one request
     bodies_bytes: int = field(default_factory=_bodies_bytes)  # of all requests and answers in progress together
     batch_executions: int = 10_000  # in one batch
     batch_bytes: int = 256 * MIB  # results of one batch that is not streamed; at most a quarter of bodies_bytes
     max_connections: int = 8192  # open at the same time
     head_seconds: float = 20.0  # to send a request's headers, and between two pieces of its body
-    send_seconds: float = 60.0  # a client that takes less than 16 KiB/s of its answer for so long is cut off
+    send_seconds: float = 60.0  # a client that takes less than 16 KiB/s of its answer for this long is disconnected
     keep_alive_seconds: float = 75.0  # an idle connection is kept this long
     grace_seconds: float = 10.0  # for running programs when the server is asked to stop
     probe_seconds: float = 10.0  # an idle server proves this often that it can still run a program
@@ -138,10 +138,10 @@ class ServerSettings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSettings:
     max_sessions: int = 64  # open at the same time
-    max_per_caller: int = 0  # … of one key; 0: as many as there may be
-    idle_seconds: float = 600.0  # unused for so long, one is closed
-    idle_seconds_max: float = 86400.0  # the most that a caller may ask for
-    when_full: str = "refuse"  # or replace_oldest_idle: close the session that was unused for longest
+    max_per_caller: int = 0  # … of one key; 0: no limit of its own
+    idle_seconds: float = 600.0  # a session that is unused for this long is closed
+    idle_seconds_max: float = 86400.0  # the longest that a caller may request
+    when_full: str = "refuse"  # or replace_oldest_idle: close the session that has been idle longest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +170,7 @@ class NetworkSettings:
     connections_at_once: int = 64
     total_bytes: int = GIB  # of one execution, or one cell, both ways together
     connect_seconds: float = 15.0  # to find and to reach a host
-    idle_seconds: float = 120.0  # a connection that is silent for so long ends
+    idle_seconds: float = 120.0  # a connection that is silent for this long is closed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +190,7 @@ class ToolSettings:
 
     builtin: tuple[str, ...] = ()  # of our own: web_search, web_parse, fetch_web, read_pdf, llm
     calls_max: int = 5000  # in one execution
-    calls_per_second: float = 2000.0  # in one execution; past it, the program waits
+    calls_per_second: float = 2000.0  # in one execution; beyond that, the program waits
     in_flight: int = 16  # calls of one execution that run at the same time; more wait
     call_seconds: float = 120.0  # one call; then it fails
     total_seconds: float = 1800.0  # all calls of one execution, added up
@@ -275,7 +275,7 @@ class LanguageSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerSettings:
-    engine: str = ""  # docker or podman; empty: whichever socket is there
+    engine: str = ""  # docker or podman; empty: the one whose socket exists
     socket: str = ""  # of the engine, as a path or an address; empty: its usual place
     runtime: str = ""  # runc, crun, runsc or another the engine knows; empty: its default
     image: str = "belljar-python:latest"  # of the environment "default"
@@ -283,7 +283,7 @@ class ContainerSettings:
     images: tuple[str, ...] = ()  # further environments, each as NAME=IMAGE
     allowed_images: tuple[str, ...] = ()  # patterns that a request's "image:NAME" must match, such as lab/*
     fresh: str = "never"  # a container of its own for each "session" or "run", which costs a start each time
-    pulls: bool = False  # fetch images that the engine does not hold
+    pulls: bool = False  # pull images that the engine does not have
     memory_bytes: int = 0  # of one container with all its programs; 0: three quarters of the machine's
     processes: int = 16_384  # in one container, threads included
     cpus: float = 0.0  # cores of one container; 0: all
