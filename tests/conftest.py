@@ -317,7 +317,7 @@ class PlainBox:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
         self.pid = process.pid
-        self.greeting = self._hear()
+        self.greeting = self._receive()
 
     def run(self, code: str, **asked: Any) -> SimpleNamespace:
         """Run one program to its end."""
@@ -339,11 +339,11 @@ class PlainBox:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
-        return self._hear()
+        return self._receive()
 
-    def _hear(self) -> dict[str, Any]:
+    def _receive(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line, "the plain user's process has ended"
-        heard: dict[str, Any] = json.loads(line)
-        return heard
+        answer: dict[str, Any] = json.loads(line)
+        return answer

@@ -71,7 +71,7 @@ def hostile(passer=None, copy=None, waits=True, answer=b'branched'):
     shell['_branch'] = _branch
 """
 
-WORDS = {
+ATTEMPTS = {
     "answer_is_nonsense": ("hostile(passer=lambda *_: None, answer=b'what?')", "what"),
     "answers_before_it_forks": (
         "def _branch(peer, order, descriptors):\n    send(peer, b'branched')\nshell['_branch'] = _branch",
@@ -205,7 +205,7 @@ SLOW = {  # these end by a timeout
 }
 
 
-@pytest.mark.parametrize("name", WORDS)
+@pytest.mark.parametrize("name", ATTEMPTS)
 def test_a_hostile_session_is_refused_and_leaves_nothing(
     roomy: belljar.Sandbox, bystander: Any, host: Host, name: str
 ) -> None:
@@ -214,11 +214,11 @@ def test_a_hostile_session_is_refused_and_leaves_nothing(
         return (left.processes,) if name in SLOW else (left.processes, left.cgroups, left.descriptors)
 
     if name not in SLOW:  # otherwise run once first, which creates what is kept for reuse
-        attempt(roomy, *WORDS[name])
+        attempt(roomy, *ATTEMPTS[name])
     settle(roomy, host)
     before = ours()
     began = time.monotonic()
-    attempt(roomy, *WORDS[name])
+    attempt(roomy, *ATTEMPTS[name])
     assert time.monotonic() - began < 40
     host.wait_until(lambda: all(now <= then for now, then in zip(ours(), before, strict=True)), f"{before} as before")
     assert output_of(bystander.run("print(x)")) == "1"

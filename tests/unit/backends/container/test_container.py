@@ -1,4 +1,4 @@
-"""The container back end where it differs from the local one: containers, engines, images, and what is left of them."""
+"""The container back end where it differs from the local one: containers, engines, images, and cleaning up."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Host = Any
 
 @pytest.fixture(scope="module")
 def plain_settings(settings: Settings, docker: Engine, plain_image: str) -> Settings:
-    """Debian's own Python, and any image whose name says that it is for tests."""
+    """Settings with an image of Debian's Python, which allow every image of these tests."""
     return container_settings(settings, docker, plain_image, allowed_images=("belljar-test-*",))
 
 
@@ -52,7 +52,7 @@ def plain_box(plain_settings: Settings) -> Iterator[belljar.Sandbox]:
 
 @pytest.fixture
 def own_box(plain_settings: Settings) -> Iterator[belljar.Sandbox]:
-    """One whose container may be hurt."""
+    """A sandbox whose containers a test may kill."""
     with belljar.Sandbox(settings=plain_settings) as box:
         yield box
 
@@ -69,7 +69,7 @@ def first_process(docker: Engine, container: dict[str, Any]) -> int:
 # ------------------------------------------------------------------------------------------------------ the walls
 
 
-def test_a_program_in_a_container_without_a_network_reaches_what_it_may(plain_settings: Settings) -> None:
+def test_network_access_works_in_a_container_without_a_network(plain_settings: Settings) -> None:
     with serving() as web:
         network = NetworkSettings(offered=True, hosts=("in.test=127.0.0.1",), allow_private=(f"in.test:{web.port}",))
         ask = f"import urllib.request\nprint(urllib.request.urlopen('http://in.test:{web.port}/').read())"
@@ -78,7 +78,7 @@ def test_a_program_in_a_container_without_a_network_reaches_what_it_may(plain_se
             assert box.run(ask).status == "failed"
 
 
-def test_a_container_is_shut_but_for_what_its_warden_needs(plain_box: belljar.Sandbox, docker: Engine) -> None:
+def test_a_container_has_only_the_rights_that_its_warden_needs(plain_box: belljar.Sandbox, docker: Engine) -> None:
     (container, *_) = ours(docker)
     config = docker.client.api.inspect_container(container["Id"])["HostConfig"]
     assert config["NetworkMode"] == "none"
@@ -91,21 +91,21 @@ def test_a_container_is_shut_but_for_what_its_warden_needs(plain_box: belljar.Sa
     assert config["Memory"] > 0
 
 
-def test_no_process_in_a_container_has_a_capability_once_it_is_set_up(
+def test_no_process_in_a_container_has_a_uid_of_the_host(
     plain_box: belljar.Sandbox, docker: Engine, host: Host
 ) -> None:
-    """Outside their own user namespace, that is: the host does not use such uids."""
+    """So none has a capability outside of its own user namespace."""
     assert plain_box.run("print(1)").ok
     for container in ours(docker):
         if docker.client.api.inspect_container(container["Id"])["HostConfig"]["Runtime"] == "runsc":
-            continue  # of the conformance tests, with a kernel and users of its own
+            continue  # a container of the conformance tests, with its own kernel and users
         top = docker.client.api.top(container["Id"], ps_args="-eo pid,uid")
         uids = {int(row[1]) & 0xFFFFFFFF for row in top["Processes"]}
         assert uids
         assert min(uids) >= 2_000_000_000
 
 
-def test_a_program_is_behind_both_walls(plain_box: belljar.Sandbox) -> None:
+def test_a_program_is_behind_both_sets_of_walls(plain_box: belljar.Sandbox) -> None:
     look = """
 import json, os, resource, socket
 status = dict(line.split(":\\t", 1) for line in open("/proc/self/status") if ":\\t" in line)
@@ -155,21 +155,21 @@ def test_statuses(plain_box: belljar.Sandbox, code: str, status: str) -> None:
     assert plain_box.run(code, timeout=seconds, memory_mb=128).status == status
 
 
-def test_limits_of_the_container_hold_for_all_its_programs_together(
+def test_limits_of_the_container_apply_to_all_its_programs_together(
     settings: Settings, docker: Engine, plain_image: str
 ) -> None:
     small = container_settings(settings, docker, plain_image, memory_bytes=256 << 20)
     hold = "held = bytearray(150_000_000)\nfor i in range(0, len(held), 4096): held[i] = 1\nimport time; time.sleep(3)"
     with belljar.Sandbox(settings=small) as box:
         outcomes = list(box.run_many([hold] * 4, max_in_flight=4))
-        assert any(not outcome.ok for outcome in outcomes)  # each may have 512 MiB, all together 256
+        assert any(not outcome.ok for outcome in outcomes)  # each may use 512 MiB, all together 256
         assert box.run("print(1)").ok
 
 
 # ----------------------------------------------------------------------------------------------------- the images
 
 
-def test_a_request_may_name_an_image_that_is_allowed(plain_box: belljar.Sandbox, plain_image: str) -> None:
+def test_a_request_may_name_an_allowed_image(plain_box: belljar.Sandbox, plain_image: str) -> None:
     outcome = plain_box.run("import sys; print(sys.prefix)", environment=f"image:{plain_image}")
     assert (outcome.status, outcome.stdout) == ("ok", "/usr\n")
 
@@ -182,9 +182,9 @@ def test_programs_of_two_containers_never_share_a_uid(plain_box: belljar.Sandbox
     assert len({(uid - policy.GUEST_UID_FIRST) // JAILS_MAX for uid in uids}) == 2
 
 
-def test_images_that_are_not_allowed_or_not_there_are_refused(plain_box: belljar.Sandbox) -> None:
+def test_images_that_are_not_allowed_or_do_not_exist_are_refused(plain_box: belljar.Sandbox) -> None:
     with pytest.raises(NotAllowed):
-        plain_box.run("1", environment="image:somebody/else:latest")
+        plain_box.run("1", environment="image:other/image:latest")
     with pytest.raises(UnknownEnvironment, match="no image 'belljar-test-missing'"):
         plain_box.run("1", environment="image:belljar-test-missing")
     with pytest.raises(UnknownEnvironment):
@@ -200,7 +200,7 @@ exit 1
 
 @pytest.fixture(scope="module")
 def shell_image(docker: Engine, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Bash and its libraries, and nothing else; what is called python3 in it tells what it may do, and fails."""
+    """An image of Bash and its libraries only; its python3 is a script that prints its capabilities and fails."""
     root = tmp_path_factory.mktemp("shell") / "root"
     (root / "usr" / "bin").mkdir(parents=True)
     shutil.copy("/bin/bash", root / "usr" / "bin" / "bash")
@@ -232,7 +232,7 @@ def test_an_image_without_python_runs_its_own_languages(shell_box: belljar.Sandb
     assert "cannot start gcc" in compilation.stderr
 
 
-def test_a_language_has_the_image_that_is_named_after_it(
+def test_a_language_uses_the_image_named_after_it(
     settings: Settings, docker: Engine, plain_image: str, shell_image: str
 ) -> None:
     chosen = container_settings(settings, docker, plain_image, images=(f"sh={shell_image}",))
@@ -242,24 +242,24 @@ def test_a_language_has_the_image_that_is_named_after_it(
 
 
 def _linked(*paths: str) -> list[str]:
-    """Those that the image has, as this machine's Bash names its libraries by them."""
+    """The paths that exist in the image, because Bash on this machine has libraries there."""
     listed = subprocess.run(["ldd", "/bin/bash"], check=True, capture_output=True, text=True).stdout
     return [path for path in paths if f"{path}/" in listed]
 
 
-def test_an_image_without_python_has_no_python(shell_box: belljar.Sandbox) -> None:
+def test_an_image_without_python_refuses_python(shell_box: belljar.Sandbox) -> None:
     with pytest.raises(NotOffered, match="has no Python"):
         shell_box.run("print(1)")
     with pytest.raises(NotOffered, match="has no IPython"), shell_box.session() as session:
         session.run("1")
 
 
-def test_nothing_of_an_image_runs_with_rights(shell_box: belljar.Sandbox, docker: Engine, shell_image: str) -> None:
+def test_nothing_in_an_image_has_capabilities(shell_box: belljar.Sandbox, docker: Engine, shell_image: str) -> None:
     (container,) = [each for each in ours(docker) if each["Image"] == shell_image]
     said = docker.client.api.logs(container["Id"]).decode()
     held = {line.split()[1]: int(line.split()[2], 16) for line in said.splitlines() if line.startswith("seen Cap")}
     assert {held[f"Cap{each}:"] for each in ("Inh", "Prm", "Eff", "Amb")} == {0}
-    assert "LD_PRELOAD" not in said  # our loader would say that it does not find the library
+    assert "LD_PRELOAD" not in said  # the loader would report that the library is missing
 
 
 def test_restricted_programs_run_in_containers(plain_box: belljar.Sandbox) -> None:
@@ -286,7 +286,7 @@ def test_fresh_containers_for_each_run(settings: Settings, docker: Engine, plain
 
 
 @pytest.mark.parametrize("fresh", ["never", "session"])
-def test_sessions_live_in_containers(settings: Settings, docker: Engine, guest_image: str, fresh: str) -> None:
+def test_sessions_run_in_containers(settings: Settings, docker: Engine, guest_image: str, fresh: str) -> None:
     chosen = container_settings(settings, docker, guest_image, fresh=fresh)
     with belljar.Sandbox(settings=chosen) as box, box.session() as session:
         assert session.run("x = 20").ok
@@ -316,7 +316,7 @@ def test_a_toolchain_that_the_image_lacks_is_named(plain_box: belljar.Sandbox) -
     assert "cannot start gcc" in outcome.compilation.stderr
 
 
-# ------------------------------------------------------------------------------------------- deaths, ours and theirs
+# ----------------------------------------------------------------------- crashes of containers, servers and engines
 
 
 def test_a_killed_container_is_replaced(own_box: belljar.Sandbox, docker: Engine, host: Host) -> None:
@@ -342,12 +342,14 @@ def test_a_killed_container_is_replaced(own_box: belljar.Sandbox, docker: Engine
     assert failures, "a program that died with its container has no outcome to give"
     assert own_box.run("print(2)").stdout == "2\n"
     assert own_box.facts()["sandbox"]["containers_replaced"] == 1
-    host.wait_until(lambda: newest["Id"] not in {each["Id"] for each in docker.containers()}, "the dead one is removed")
+    host.wait_until(
+        lambda: newest["Id"] not in {each["Id"] for each in docker.containers()}, "the dead container is removed"
+    )
     assert before
 
 
 def test_runs_survive_a_container_killed_under_load(own_box: belljar.Sandbox, docker: Engine) -> None:
-    """Runs that had not been seen to start are run again; nothing hangs."""
+    """Runs that are not known to have started are repeated; nothing hangs."""
     outcomes: list[Any] = []
 
     def work() -> None:
@@ -403,7 +405,7 @@ def _start_server(settings: Settings, docker: Engine, image: str, runtime_dir: P
     return process
 
 
-def test_containers_end_with_a_server_that_is_killed_and_the_next_one_removes_them(
+def test_containers_end_with_a_killed_server_and_the_next_one_removes_them(
     settings: Settings, docker: Engine, plain_image: str, tmp_path: Path, host: Host
 ) -> None:
     server = _start_server(settings, docker, plain_image, tmp_path / "run")
@@ -422,7 +424,7 @@ def test_containers_end_with_a_server_that_is_killed_and_the_next_one_removes_th
     assert not list((tmp_path / "run" / "containers").iterdir())
 
 
-def test_a_living_owner_is_no_orphan() -> None:
+def test_a_container_of_a_living_owner_is_not_an_orphan() -> None:
     marks = ownership.labels("instance-x")
     assert not ownership.is_orphan(marks)
     assert ownership.is_orphan({**marks, f"{ownership.LABEL}.born": "1"})
@@ -432,7 +434,7 @@ def test_a_living_owner_is_no_orphan() -> None:
     assert not ownership.is_orphan({})
 
 
-def test_an_engine_that_dies_is_survived_by_what_is_warm(settings: Settings, base_tar: Path) -> None:
+def test_warm_containers_survive_the_death_of_their_engine(settings: Settings, base_tar: Path) -> None:
     with docker_engine() as engine:
         image = engine.import_image(base_tar, "belljar-test-plain:1")
         chosen = container_settings(settings, engine, image, allowed_images=("*",), call_seconds=5.0)
@@ -450,13 +452,13 @@ def test_an_engine_that_dies_is_survived_by_what_is_warm(settings: Settings, bas
         assert not ours(engine)
 
 
-def test_an_absent_engine_is_an_error_that_says_what_to_do(settings: Settings, tmp_path: Path) -> None:
+def test_an_absent_engine_is_an_error_with_advice(settings: Settings, tmp_path: Path) -> None:
     absent = load(flags={"backend": "container", "container.socket": str(tmp_path / "no.sock")})
     with pytest.raises(EngineUnavailable, match="Is it running"), belljar.Sandbox(settings=absent):
         pass
 
 
-def test_a_deaf_engine_is_an_error_within_its_time(settings: Settings, tmp_path: Path) -> None:
+def test_a_silent_engine_is_an_error_after_a_time_limit(settings: Settings, tmp_path: Path) -> None:
     path = str(tmp_path / "deaf.sock")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as deaf:
         deaf.bind(path)
@@ -498,7 +500,7 @@ def test_nothing_is_left_after_a_close(settings: Settings, docker: Engine, plain
         return mounted, {each["Id"] for each in docker.containers()}, cgroups
 
     with belljar.Sandbox(settings=container_settings(settings, docker, plain_image)) as box:
-        assert box.run("print(1)").ok  # loads what is loaded once
+        assert box.run("print(1)").ok  # creates what is created once
     in_engine = left()
     before = host.settled_leftovers()
     for _ in range(2):
@@ -530,7 +532,7 @@ def test_nothing_is_left_after_a_close(settings: Settings, docker: Engine, plain
         ({"BELLJAR_CONTAINER_IMAGES": "js"}, "NAME=IMAGE"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(environ: dict[str, str], message: str) -> None:
+def test_invalid_settings_are_refused(environ: dict[str, str], message: str) -> None:
     with pytest.raises(InvalidSettings, match=message):
         load(environ=environ, takes_familiar_names=True)
 
@@ -541,7 +543,7 @@ def test_familiar_names_choose_engine_and_image() -> None:
     assert (chosen.backend, chosen.container.engine, chosen.container.image) == ("container", "podman", "lab/python:3")
 
 
-def test_the_outer_filter_allows_what_guests_may_and_no_kernel_module() -> None:
+def test_the_outer_filter_allows_what_guests_may_but_no_kernel_module() -> None:
     (rule,) = launch_config.seccomp_profile()["syscalls"]
     assert {"read", "unshare", "landlock_restrict_self"} <= set(rule["names"])
     assert not {"init_module", "kexec_load", "bpf", "ptrace", "keyctl", "open_by_handle_at"} & set(rule["names"])

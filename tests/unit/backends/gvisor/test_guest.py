@@ -1,4 +1,4 @@
-"""A guest inside gVisor as the host holds it, when descriptors run out or its container is gone."""
+"""The host's handle of a guest inside gVisor, when descriptors run out or its container is gone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from belljar.jail import live_files
 
 
 @pytest.mark.parametrize("left", range(8))
-def test_a_guest_that_lacks_descriptors_leaves_none_open(left: int) -> None:
+def test_a_guest_without_descriptors_leaks_none(left: int) -> None:
     async def open_one() -> None:
         before = sorted(int(each) for each in os.listdir("/proc/self/fd"))
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,4 +1,4 @@
-"""The container back end under gVisor: another kernel, relayed descriptors, plainer jails, the same answers."""
+"""The container back end under gVisor: another kernel, relayed descriptors and simpler jails, but the same results."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def vbox(settings: Settings, docker: Engine, guest_image: str) -> Iterator[bellj
         yield box
 
 
-def test_a_network_is_refused(vbox: belljar.Sandbox) -> None:
+def test_network_access_is_refused(vbox: belljar.Sandbox) -> None:
     with pytest.raises(NotOffered, match="network is not offered under runsc"):
         vbox.run("1", network=True)
 
@@ -46,7 +46,7 @@ def test_the_kernel_is_gvisors(vbox: belljar.Sandbox) -> None:
     assert vbox.run("import platform; print(platform.release())").stdout == "4.4.0\n"
 
 
-def test_the_doctor_says_whose_walls_are_whose(vbox: belljar.Sandbox, docker: Engine, settings: Settings) -> None:
+def test_the_doctor_reports_which_layers_are_gvisors(vbox: belljar.Sandbox, docker: Engine, settings: Settings) -> None:
     environ = {
         "PATH": "/usr/bin:/bin",
         "BELLJAR_BACKEND": "container",
@@ -163,20 +163,20 @@ def test_fork_bombs_are_stopped_by_the_limit(vbox: belljar.Sandbox) -> None:
     assert vbox.run("print(1)").ok
 
 
-def test_artifacts_and_their_bounds(vbox: belljar.Sandbox) -> None:
+def test_artifacts_and_their_limits(vbox: belljar.Sandbox) -> None:
     make = "import os\nos.makedirs('a/b')\nopen('a/b/c.txt', 'w').write('c')\nos.symlink('/etc/passwd', 'a/link.txt')"
     outcome = vbox.run(make, artifacts=["**/*.txt"])
     assert [(file.path, file.content) for file in outcome.artifacts] == [("a/b/c.txt", b"c")]
     outcome = vbox.run("for n in range(1200): open(f'{n}.txt', 'w')", artifacts=["*.txt"])
     assert outcome.stderr.startswith("[artifacts: 1200 files match, at most 1000 can be returned")
     assert (outcome.status, len(outcome.artifacts)) == ("ok", 1000)
-    made_for_each_other = ["wanted", *("d/*" + "[a-b]" * 48 + f"b*{n}" for n in range(7))]
+    slow_patterns = ["wanted", *("d/*" + "[a-b]" * 48 + f"b*{n}" for n in range(7))]
     code = "import os\nopen('wanted', 'w')\nos.mkdir('d')\nfor i in range(2000): open(f'd/{i:a>254}', 'w')"
-    outcome = vbox.run(code, artifacts=made_for_each_other)
+    outcome = vbox.run(code, artifacts=slow_patterns)
     assert outcome.stderr.startswith("[artifacts: these patterns")
 
 
-def test_output_is_cut_and_floods_end(vbox: belljar.Sandbox) -> None:
+def test_output_is_truncated_and_floods_are_ended(vbox: belljar.Sandbox) -> None:
     outcome = vbox.run("print('x' * 3_000_000)")
     assert (outcome.status, len(outcome.stdout), outcome.stdout_cut) == ("ok", 1 << 20, True)
     outcome = vbox.run("while True: print('x' * 65_536)", timeout=60)
@@ -185,18 +185,18 @@ def test_output_is_cut_and_floods_end(vbox: belljar.Sandbox) -> None:
     assert outcome.status == "output_limit"
 
 
-def test_output_of_a_program_that_ends_at_once_is_whole(vbox: belljar.Sandbox) -> None:
-    """It is more than a pipe holds, so most of it arrives after the end."""
+def test_output_of_a_program_that_exits_at_once_is_complete(vbox: belljar.Sandbox) -> None:
+    """A pipe holds less, so most of the output arrives after the exit."""
     outcome = vbox.run("import os, sys\nos.write(2, b'e' * 300_000)\nos.write(1, b'o' * 300_000)\nos._exit(3)")
     assert (outcome.exit_code, len(outcome.stdout), len(outcome.stderr)) == (3, 300_000, 300_000)
 
 
-def test_input_that_the_program_does_not_read_holds_nothing_up(vbox: belljar.Sandbox) -> None:
+def test_unread_input_does_not_block_the_program(vbox: belljar.Sandbox) -> None:
     assert vbox.run("import sys; print(sys.stdin.read(3))", stdin="abc" * 1_000_000).stdout == "abc\n"
     assert vbox.run("import os; os.close(0); print(1)", stdin="abc" * 1_000_000).stdout == "1\n"
 
 
-def test_files_whose_names_no_request_can_have_are_left_out(vbox: belljar.Sandbox) -> None:
+def test_artifacts_with_invalid_names_are_left_out(vbox: belljar.Sandbox) -> None:
     outcome = vbox.run("for name in ('a\\\\b', 'plain'): open(name, 'w').close()", artifacts=["*"])
     assert [file.path for file in outcome.artifacts] == ["main.py", "plain"]
 
@@ -218,7 +218,7 @@ def test_cancelling_ends_the_program(vbox: belljar.Sandbox) -> None:
 
 
 def test_memory_counts_for_all_processes_together(vbox: belljar.Sandbox) -> None:
-    """No cgroup does it here; each of these alone would be within the limit."""
+    """There is no cgroup; each process alone would be within the limit."""
     hold = "x = bytearray(80 << 20)\n    for i in range(0, len(x), 4096): x[i] = 1\n    time.sleep(60)"
     greedy = f"import os, time\nfor _ in range(8):\n  if not os.fork():\n    {hold}\ntime.sleep(60)"
     assert vbox.run(greedy, memory_mb=128, timeout=50).status == "out_of_memory"
@@ -271,7 +271,7 @@ def test_sessions(vbox: belljar.Sandbox) -> None:
         failed = session.run("1 / 0")
         assert (failed.status, failed.error and failed.error.type) == ("failed", "ZeroDivisionError")
         assert session.run("import time; time.sleep(60)", timeout=1).status == "timed_out"
-        assert session.run("print(x, end='')").stdout == "ggg", "it has survived the interrupt"
+        assert session.run("print(x, end='')").stdout == "ggg", "the session has survived the interrupt"
         much = session.run("print('y' * 700_000, flush=True); open('made.txt', 'w').write('m')", artifacts=["m*"])
         assert (len(much.stdout), [file.content for file in much.artifacts]) == (700_001, [b"m"])
         with pytest.raises(CannotBranch):
@@ -282,7 +282,7 @@ def test_files_of_sessions(vbox: belljar.Sandbox) -> None:
     with vbox.session() as session:
         session.write_file("deep/er/a.txt", "one")
         session.write_file("deep/er/a.txt", "other")
-        assert session.run("open('deep/er/a.txt', 'a').write('!')").ok, "it is the program's own"
+        assert session.run("open('deep/er/a.txt', 'a').write('!')").ok, "the file belongs to the program"
         assert session.read_file("deep/er/a.txt") == b"other!"
         assert [file.path for file in session.files()] == ["deep/er/a.txt"]
         assert session.run("import os; os.symlink('/etc', 'link'); os.mkfifo('pipe')").ok
@@ -295,7 +295,7 @@ def test_files_of_sessions(vbox: belljar.Sandbox) -> None:
         assert not session.files()
 
 
-def test_a_session_tells_how_it_ended(vbox: belljar.Sandbox) -> None:
+def test_a_session_reports_how_it_ended(vbox: belljar.Sandbox) -> None:
     with vbox.session() as session:
         ended = session.run("print('last', flush=True)\nimport os; os._exit(3)")
         assert (ended.stdout, ended.exit_code, ended.error and ended.error.type) == ("last\n", 3, "SessionEnded")
@@ -307,7 +307,7 @@ def test_a_session_tells_how_it_ended(vbox: belljar.Sandbox) -> None:
     assert vbox.facts()["sandbox"]["guests"] == 0
 
 
-def test_a_session_that_ends_leaves_the_others_of_its_container_alive(vbox: belljar.Sandbox) -> None:
+def test_the_end_of_a_session_leaves_others_in_its_container_alive(vbox: belljar.Sandbox) -> None:
     with vbox.session() as kept:
         assert kept.run("x = 1").ok
         with vbox.session() as closed:
@@ -328,8 +328,8 @@ def test_sessions_call_tools(vbox: belljar.Sandbox) -> None:
         assert session.run("print(tools.shout(text='b'))").stdout == "B\n"
 
 
-def test_a_forged_word_shows_nothing_of_the_container(vbox: belljar.Sandbox) -> None:
-    """A module of the caller's in the place of one that our own code imports says that /etc is the work directory."""
+def test_a_forged_message_reveals_no_file_of_the_container(vbox: belljar.Sandbox) -> None:
+    """A module of the caller replaces one that Belljar's code imports, and claims that /etc is the work directory."""
     code = """
 import _socket, os, time
 own = [os.open(path, os.O_PATH | os.O_DIRECTORY) for path in ("/etc", "/tmp", "/dev/shm")]
@@ -337,7 +337,7 @@ rights = b"".join(each.to_bytes(4, "little") for each in own)
 peer = _socket.socket(fileno=os.dup(3))
 for word in (b"started", b"here", b"ready"):
     peer.sendmsg([bytes(4) + word], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)])
-    time.sleep(5)  # in which it is believed, or not
+    time.sleep(5)  # time for the host to believe it
 time.sleep(1000)
 """
 
@@ -352,16 +352,16 @@ time.sleep(1000)
         assert {each.path for each in session.files()} <= set(files)
     with vbox.session() as session:
         session.run("open('closed', 'w').close(); import os; os.chmod('closed', 0)")
-        with pytest.raises(FileNotInSession):  # not even the program may
+        with pytest.raises(FileNotInSession):  # the program may not read it either
             session.read_file("closed")
 
 
-def test_many_at_once(vbox: belljar.Sandbox) -> None:
+def test_many_programs_at_once(vbox: belljar.Sandbox) -> None:
     outcomes = list(vbox.run_many([f"print({n})" for n in range(24)], max_in_flight=4))
     assert [outcome.stdout for outcome in outcomes] == [f"{n}\n" for n in range(24)]
 
 
-def test_a_killed_sandbox_is_replaced(settings: Settings, docker: Engine, plain_image: str) -> None:
+def test_a_killed_container_is_replaced(settings: Settings, docker: Engine, plain_image: str) -> None:
     needs("runsc")
     with belljar.Sandbox(settings=container_settings(settings, docker, plain_image, runtime="runsc")) as box:
         assert box.run("print(1)").ok
@@ -386,7 +386,7 @@ def test_a_killed_sandbox_is_replaced(settings: Settings, docker: Engine, plain_
     assert not [each for each in docker.containers() if each["Id"] == newest["Id"]]
 
 
-def test_output_of_a_session_that_ends_at_once_is_whole(vbox: belljar.Sandbox) -> None:
+def test_output_of_a_session_that_exits_at_once_is_complete(vbox: belljar.Sandbox) -> None:
     with vbox.session() as session:
         ended = session.run("import os\nos.write(2, b'e' * 300_000)\nos.write(1, b'o' * 300_000)\nos._exit(3)")
         assert (ended.exit_code, len(ended.stdout), len(ended.stderr)) == (3, 300_000, 300_000)

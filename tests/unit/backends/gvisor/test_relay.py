@@ -1,4 +1,4 @@
-"""Frames of a container that is not ours to trust, about the host's own descriptors."""
+"""Frames about relayed descriptors, from a container that the host does not trust."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from belljar.backends.gvisor.relay import DescriptorRelay
 
 
 def with_relay(main: Callable[[DescriptorRelay, Any, list[dict[str, Any]]], Coroutine[Any, Any, None]]) -> None:
-    """Relay a socket as descriptor 1; nothing may be open afterwards that was not before."""
+    """Relay a socket as descriptor 1, and check that no descriptor stays open."""
 
     async def run() -> None:
         before = set(os.listdir("/proc/self/fd"))
         ours, theirs = channel.pair()
-        said: list[dict[str, Any]] = []
-        relay = DescriptorRelay(1, lambda message, blob: said.append(message))
+        sent: list[dict[str, Any]] = []
+        relay = DescriptorRelay(1, lambda message, blob: sent.append(message))
         with ours, theirs:
             relay.describe([theirs.fileno()])
             try:
-                await main(relay, ours, said)
+                await main(relay, ours, sent)
             finally:
                 relay.close()
         assert set(os.listdir("/proc/self/fd")) == before
@@ -45,8 +45,8 @@ def with_relay(main: Callable[[DescriptorRelay, Any, list[dict[str, Any]]], Coro
         pytest.param({"descriptor": 1, "sent": [{"kind": "other"}] * 9}, id="too_many_descriptors"),
     ],
 )
-def test_a_frame_that_breaks_the_rules_is_refused(message: dict[str, Any]) -> None:
-    async def main(relay: DescriptorRelay, ours: Any, said: list[dict[str, Any]]) -> None:
+def test_a_malformed_frame_is_refused(message: dict[str, Any]) -> None:
+    async def main(relay: DescriptorRelay, ours: Any, sent: list[dict[str, Any]]) -> None:
         with pytest.raises(ValueError, match="a frame"):
             relay.receive(message, b"x")
         relay.receive({"descriptor": 1}, b"still there")
@@ -56,7 +56,7 @@ def test_a_frame_that_breaks_the_rules_is_refused(message: dict[str, Any]) -> No
 
 
 def test_a_packet_that_no_socket_takes_is_dropped() -> None:
-    async def main(relay: DescriptorRelay, ours: Any, said: list[dict[str, Any]]) -> None:
+    async def main(relay: DescriptorRelay, ours: Any, sent: list[dict[str, Any]]) -> None:
         relay.receive({"descriptor": 1}, b"x" * (64 << 20))
         relay.receive({"descriptor": 1}, b"next")
         assert channel.Peer.recv(ours, 100) == b"next"
@@ -64,26 +64,26 @@ def test_a_packet_that_no_socket_takes_is_dropped() -> None:
     with_relay(main)
 
 
-def test_a_container_that_does_not_wait_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Frames without a blob count as well: what is unread is held in our memory."""
+def test_a_container_that_ignores_a_pause_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frames without a blob count, too: unread frames are kept in the host's memory."""
     monkeypatch.setattr(module, "_UNREAD_BYTES_MAX", 2 << 20)
 
-    async def main(relay: DescriptorRelay, ours: Any, said: list[dict[str, Any]]) -> None:
+    async def main(relay: DescriptorRelay, ours: Any, sent: list[dict[str, Any]]) -> None:
         with pytest.raises(ValueError, match="more than is read"):
             for _ in range(100_000):
                 relay.receive({"descriptor": 1}, b"x")
-        assert said[-1]["is_paused"] is True
+        assert sent[-1]["is_paused"] is True
 
     with_relay(main)
 
 
-def test_a_descriptor_that_is_closed_while_it_is_waited_for_holds_nothing_up() -> None:
-    async def main(relay: DescriptorRelay, ours: Any, said: list[dict[str, Any]]) -> None:
+def test_a_descriptor_closed_while_it_is_full_does_not_block_the_others() -> None:
+    async def main(relay: DescriptorRelay, ours: Any, sent: list[dict[str, Any]]) -> None:
         other, theirs = channel.pair()
         with other, theirs:
             relay.describe([theirs.fileno()])
             for _ in range(1000):
-                relay.receive({"descriptor": 1}, b"x" * 4096)  # until its buffer is full, and then some
+                relay.receive({"descriptor": 1}, b"x" * 4096)  # more than its buffer holds
             relay.receive({"descriptor": 2}, b"for another descriptor")
             relay._drop(1)
             async with asyncio.timeout(10):

@@ -45,7 +45,7 @@ from belljar.contract.restriction import Restriction
 from belljar.environments import Environments
 from belljar.settings import LlmSettings, ModelSettings, ServerSettings, Settings
 
-SECRET = "nobody-else-should-know-this"
+SECRET = "a-secret-of-the-server"
 
 
 def build(settings: Settings, count: int = 1, **options: Any) -> RunnersSandbox:

@@ -321,17 +321,17 @@ class InterruptGrace:
 
     def __init__(self, pids: Iterable[int]) -> None:
         self._begun_at = time.monotonic()
-        self._stood_before = {pid: stood_in_line_seconds(pid) for pid in pids}
+        self._waited_before = {pid: cpu_wait_seconds(pid) for pid in pids}
 
     def left_seconds(self) -> float:
         """How long to wait before the next check; 0: the grace period is over."""
         elapsed = time.monotonic() - self._begun_at
-        stood = max((stood_in_line_seconds(pid) - before for pid, before in self._stood_before.items()), default=0.0)
-        left = min(GRACE_SECONDS - elapsed + max(0.0, stood), WALL_SECONDS_MAX - elapsed)
+        waited = max((cpu_wait_seconds(pid) - before for pid, before in self._waited_before.items()), default=0.0)
+        left = min(GRACE_SECONDS - elapsed + max(0.0, waited), WALL_SECONDS_MAX - elapsed)
         return max(_LOOK_AGAIN_SECONDS_MIN, left) if left > 0 else 0.0
 
 
-def stood_in_line_seconds(pid: int) -> float:
+def cpu_wait_seconds(pid: int) -> float:
     """How long the first thread of a process has waited for a CPU; 0 if that is unknown."""
     try:
         return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9

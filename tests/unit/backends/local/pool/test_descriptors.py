@@ -1,4 +1,4 @@
-"""A process that has no descriptors left says so, keeps nothing open, and goes on when it has some again."""
+"""A process without free descriptors reports that, leaks nothing, and goes on once it has some again."""
 
 from __future__ import annotations
 
@@ -46,13 +46,11 @@ def test_without_descriptors_runs_are_refused_and_nothing_is_lost(settings: Sett
 
 
 @pytest.mark.parametrize("spare", [0, 2, 4, 6])
-def test_a_cell_that_finds_no_descriptors_leaves_none_open_and_the_session_goes_on(
-    settings: Settings, spare: int
-) -> None:
-    nothing_ahead = dataclasses.replace(settings, pool=dataclasses.replace(settings.pool, ready_guests=0))
+def test_a_cell_without_descriptors_leaks_none_and_the_session_goes_on(settings: Settings, spare: int) -> None:
+    without_ready_guests = dataclasses.replace(settings, pool=dataclasses.replace(settings.pool, ready_guests=0))
 
     async def scene() -> None:
-        async with belljar.AsyncSandbox(settings=nothing_ahead) as box, box.session() as session:
+        async with belljar.AsyncSandbox(settings=without_ready_guests) as box, box.session() as session:
             assert (await session.run("x = 1")).ok
             before = await local_pool.settled_descriptors()
             with _no_descriptors_left(spare):
@@ -69,12 +67,12 @@ def test_a_cell_that_finds_no_descriptors_leaves_none_open_and_the_session_goes_
     asyncio.run(scene())
 
 
-def test_what_cannot_be_had_is_refused_and_sessions_live_on(settings: Settings) -> None:
-    """However many descriptors of an answer still fit, what was asked for fails alone."""
+def test_requests_without_descriptors_are_refused_and_sessions_live_on(settings: Settings) -> None:
+    """Only the request itself fails, however many of the descriptors of its answer still fit."""
     before = local_pool.descriptors()
 
     async def scene() -> None:
-        async with belljar.AsyncSandbox(settings=_nothing_ahead(settings)) as box, box.session() as session:
+        async with belljar.AsyncSandbox(settings=_without_ready_guests(settings)) as box, box.session() as session:
             assert (await session.run("x = 1")).ok
             warden, refused = local_pool.youngest_warden(), 0
             for spare in (0, 3, 6, 9, 12, 16, 20, 24, 30):
@@ -83,7 +81,7 @@ def test_what_cannot_be_had_is_refused_and_sessions_live_on(settings: Settings) 
                     with _no_descriptors_left(spare):
                         (done,) = await asyncio.gather(ask(), return_exceptions=True)
                     opened = done if isinstance(done, list) else [done]  # branches come as a list
-                    if isinstance(opened[0], belljar.AsyncSession):  # a cgroup that nobody needs was given up for it
+                    if isinstance(opened[0], belljar.AsyncSession):  # an unused cgroup was closed for it
                         await opened[0].close()
                     elif not isinstance(done, belljar.Outcome):
                         assert isinstance(done, Overloaded), (spare, ask, done)
@@ -91,19 +89,19 @@ def test_what_cannot_be_had_is_refused_and_sessions_live_on(settings: Settings) 
                         refused += 1
                 assert (await session.run("print(x)")).stdout == "1\n"
             assert refused >= 20
-            await _all_is_well(box, warden)
+            await _check_pool(box, warden)
 
     asyncio.run(scene())
     assert len(local_pool.descriptors()) <= len(before)
 
 
-@pytest.mark.parametrize("who", ["warden", "zygote"])
-def test_a_helper_without_descriptors_fails_what_it_was_asked_alone(settings: Settings, who: str) -> None:
+@pytest.mark.parametrize("role", ["warden", "zygote"])
+def test_a_helper_without_descriptors_fails_only_the_request(settings: Settings, role: str) -> None:
     async def scene() -> None:
-        async with belljar.AsyncSandbox(settings=_nothing_ahead(settings)) as box, box.session() as session:
+        async with belljar.AsyncSandbox(settings=_without_ready_guests(settings)) as box, box.session() as session:
             assert (await session.run("x = 1")).ok
             warden = local_pool.youngest_warden()
-            helpers = [warden] if who == "warden" else local_pool.zygotes(warden)
+            helpers = [warden] if role == "warden" else local_pool.zygotes(warden)
             refused = 0
             for spare in (0, 1, 2, 3, 5, 8, 12):
                 for helper in helpers:
@@ -123,18 +121,18 @@ def test_a_helper_without_descriptors_fails_what_it_was_asked_alone(settings: Se
             assert refused >= 4
             for helper in helpers:
                 local_pool.limit_descriptors(helper, 2048)
-            await _all_is_well(box, warden)
-            assert set(helpers) <= {warden, *local_pool.zygotes(warden)}, "none of them has died of it"
+            await _check_pool(box, warden)
+            assert set(helpers) <= {warden, *local_pool.zygotes(warden)}, "no helper has died"
 
     asyncio.run(scene())
 
 
-def _nothing_ahead(settings: Settings) -> Settings:
+def _without_ready_guests(settings: Settings) -> Settings:
     return dataclasses.replace(settings, pool=dataclasses.replace(settings.pool, ready_guests=0))
 
 
-async def _all_is_well(box: belljar.AsyncSandbox, warden: int) -> None:
-    """New programs and sessions run in the same pool, and every jail in it is known."""
+async def _check_pool(box: belljar.AsyncSandbox, warden: int) -> None:
+    """Check that programs and sessions run in the same pool, and that every jail in it is known."""
     assert (await box.run("print(2)")).stdout == "2\n"
     async with box.session() as another:
         assert (await another.run("print(3)")).stdout == "3\n"
@@ -144,7 +142,7 @@ async def _all_is_well(box: belljar.AsyncSandbox, warden: int) -> None:
             await asyncio.sleep(0.01)
 
 
-def test_a_server_without_descriptors_refuses_the_new_and_keeps_the_old(serve: Serve) -> None:
+def test_a_server_without_descriptors_refuses_new_sessions_and_keeps_open_ones(serve: Serve) -> None:
     with serve("serve", server__runners=1) as server:
         old = [server.ask("POST", "/v1/sessions", {}).body["id"] for _ in range(4)]
         for number, session in enumerate(old):
@@ -170,7 +168,7 @@ def test_a_server_without_descriptors_refuses_the_new_and_keeps_the_old(serve: S
         assert answer.body["stdout"] == "0\n"
 
 
-def test_too_low_a_limit_for_the_pool_is_refused_at_the_start(environ: dict[str, str]) -> None:
+def test_a_limit_too_low_for_the_pool_is_refused_at_startup(environ: dict[str, str]) -> None:
     def start(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         command = ["/bin/sh", "-c", 'ulimit -n 256; exec "$@"', "sh", sys.executable, "-m", "belljar", *arguments]
         return subprocess.run(
@@ -190,9 +188,9 @@ def test_too_low_a_limit_for_the_pool_is_refused_at_the_start(environ: dict[str,
 
 
 @pytest.mark.parametrize("spare", [0, 1, 2])
-def test_a_file_that_cannot_be_opened_is_not_said_to_be_missing(settings: Settings, spare: int) -> None:
+def test_a_file_that_cannot_be_opened_is_not_reported_as_missing(settings: Settings, spare: int) -> None:
     async def scene() -> None:
-        async with belljar.AsyncSandbox(settings=_nothing_ahead(settings)) as box, box.session() as session:
+        async with belljar.AsyncSandbox(settings=_without_ready_guests(settings)) as box, box.session() as session:
             await session.write_file("a/b", "kept")
             await local_pool.settled_descriptors()
             asked = [session.read_file("a/b"), session.files(), session.write_file("a/c", "x")]
@@ -206,7 +204,7 @@ def test_a_file_that_cannot_be_opened_is_not_said_to_be_missing(settings: Settin
     asyncio.run(scene())
 
 
-def test_a_directory_that_cannot_be_opened_leaves_none_open(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_opened_leaks_no_descriptor(tmp_path: Path) -> None:
     root = os.open(tmp_path, os.O_PATH | os.O_DIRECTORY)
     try:
         with _no_descriptors_left(spare=1), pytest.raises(NoDescriptors):
@@ -217,9 +215,9 @@ def test_a_directory_that_cannot_be_opened_leaves_none_open(tmp_path: Path) -> N
         os.close(root)
 
 
-def test_a_branch_that_is_closed_without_descriptors_is_ended_all_the_same(settings: Settings) -> None:
+def test_a_branch_closed_without_descriptors_still_ends(settings: Settings) -> None:
     async def scene() -> None:
-        async with belljar.AsyncSandbox(settings=_nothing_ahead(settings)) as box, box.session() as session:
+        async with belljar.AsyncSandbox(settings=_without_ready_guests(settings)) as box, box.session() as session:
             assert (await session.run("x = 1")).ok
             (copy,) = await session.branch()
             pid = int((await copy.run("import os; print(os.getpid())")).stdout)
@@ -235,10 +233,8 @@ def test_a_branch_that_is_closed_without_descriptors_is_ended_all_the_same(setti
     asyncio.run(scene())
 
 
-def test_a_branch_that_cannot_have_a_descriptor_leaves_no_cell(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whichever it is of those that a branch duplicates."""
+def test_a_branch_without_a_descriptor_leaves_no_jail(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever of the descriptors that a branch duplicates is missing."""
     real, left = os.dup, 0
 
     def dup(descriptor: int) -> int:
@@ -250,7 +246,7 @@ def test_a_branch_that_cannot_have_a_descriptor_leaves_no_cell(
 
     async def scene() -> None:
         nonlocal left
-        async with belljar.AsyncSandbox(settings=_nothing_ahead(settings)) as box:
+        async with belljar.AsyncSandbox(settings=_without_ready_guests(settings)) as box:
             for until_it_fails in range(20):
                 async with box.session() as session:
                     assert (await session.run("x = 1")).ok
@@ -262,7 +258,7 @@ def test_a_branch_that_cannot_have_a_descriptor_leaves_no_cell(
                     for copy in done if isinstance(done, list) else ():
                         await copy.close()
                 async with asyncio.timeout(20):
-                    while box.facts()["sandbox"]["jails"]:  # that of a session goes with its last branch
+                    while box.facts()["sandbox"]["jails"]:  # the jail of a session is destroyed with its last branch
                         await asyncio.sleep(0.01)
                 if isinstance(done, list):
                     break
@@ -272,7 +268,7 @@ def test_a_branch_that_cannot_have_a_descriptor_leaves_no_cell(
 
 
 @pytest.mark.parametrize("spare", [0, 2, 4])
-def test_a_process_to_wait_that_finds_no_descriptors_leaves_none_open(settings: Settings, spare: int) -> None:
+def test_a_standby_process_without_descriptors_leaks_none(settings: Settings, spare: int) -> None:
     async def scene() -> None:
         async with local_pool.opened(settings) as (_, pool):
             guest = await pool.guests.lease("bare", settings.default_limits)
@@ -286,7 +282,7 @@ def test_a_process_to_wait_that_finds_no_descriptors_leaves_none_open(settings: 
                     else:
                         Waiting(pool, guest, standby).close()
                 assert len(os.listdir("/proc/self/fd")) == before
-                assert spare == 4 or caught.tb  # which keeps what it had made alive
+                assert spare == 4 or caught.tb  # the traceback keeps what it had made alive
             finally:
                 pool.guests.release(guest)
 

@@ -1,7 +1,7 @@
-"""One program after another in the same jail: whatever the first leaves, the next finds a jail as it was made.
+"""Programs that run one after another in the same jail: whatever one leaves, the next finds the jail as it was made.
 
-What becomes of the jail is told, too: that it is kept is what makes a run cheap, and a test in which every jail was
-thrown away would show nothing.
+The tests also check what becomes of the jail: reuse is what makes a run cheap, and if every jail were destroyed, these
+tests would show nothing.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ LEAVE = [
     pytest.param("", KEPT, id="nothing"),
     pytest.param("for place in places: open(f'{place}/left', 'w').write('x')", KEPT, id="a_file_in_each"),
     pytest.param("for place in places: open(f'{place}/.left', 'w').write('x')", KEPT, id="a_hidden_file_in_each"),
-    pytest.param("os.close(os.open(b'/tmp/\\xff\\n ..', os.O_CREAT))", KEPT, id="a_name_that_is_no_text"),
+    pytest.param("os.close(os.open(b'/tmp/\\xff\\n ..', os.O_CREAT))", KEPT, id="a_name_that_is_not_text"),
     pytest.param("os.symlink('/', '/work/root'); os.symlink('..', '/tmp/up')", KEPT, id="links_that_lead_out"),
     pytest.param("os.link('/work/main.py', '/work/again.py')", KEPT, id="a_second_name_of_the_program"),
     pytest.param("os.mkfifo('/tmp/fifo'); socket.socket(socket.AF_UNIX).bind('/tmp/socket')", KEPT, id="special_files"),
-    pytest.param("os.close(os.open('/dev/shm/left', os.O_CREAT, 0))", KEPT, id="a_file_nobody_may_open"),
+    pytest.param("os.close(os.open('/dev/shm/left', os.O_CREAT, 0))", KEPT, id="an_unreadable_file"),
     pytest.param("for n in range(99): open(f'/tmp/{n}', 'w').close()", RENEWED, id="many_files"),
     pytest.param("for place in places: os.mkdir(f'{place}/left')", RENEWED, id="a_directory_in_each"),
-    pytest.param("os.makedirs('/tmp/a/b'); os.chmod('/tmp/a', 0)", RENEWED, id="a_directory_nobody_may_enter"),
+    pytest.param("os.makedirs('/tmp/a/b'); os.chmod('/tmp/a', 0)", RENEWED, id="an_unreadable_directory"),
     pytest.param("for n in range(200): os.mkdir('d'); os.chdir('d')", RENEWED, id="a_deep_tree"),
     pytest.param("open('/work/left', 'wb').write(bytes(16 << 20))", RENEWED, id="a_large_file"),
     pytest.param(
@@ -105,7 +105,7 @@ SPOIL = [
     pytest.param("os.utime(place, (1, 1))", id="times"),
     pytest.param("fcntl.ioctl(os.open(place, os.O_RDONLY), 0x40086602, struct.pack('l', 0x10))", id="flags"),
     pytest.param("os.rename(place, place + '2')", id="name"),
-    pytest.param("os.rmdir(place)", id="being_there"),
+    pytest.param("os.rmdir(place)", id="existence"),
 ]
 
 
@@ -117,7 +117,7 @@ def look(box: belljar.Sandbox) -> dict[str, Any]:
 
 
 def fate(before: dict[str, Any], after: dict[str, Any]) -> str:
-    """What became of a jail; a directory that was mounted anew counts its files from the beginning."""
+    """What became of a jail; a directory that was mounted again counts its files from the beginning."""
     if before["jail"] != after["jail"]:
         return REPLACED
     goes_on = [one < other for one, other in zip(before["files_ever"], after["files_ever"], strict=True)]
@@ -125,7 +125,7 @@ def fate(before: dict[str, Any], after: dict[str, Any]) -> str:
 
 
 def leave(box: belljar.Sandbox, code: str) -> str:
-    """Run a program that leaves something; the next one must find nothing. What became of their jail."""
+    """Run a program that leaves something, check that the next one finds nothing, return what became of the jail."""
     header = "import ctypes, os, socket\nlibc = ctypes.CDLL(None)\nplaces = ('/work', '/tmp', '/dev/shm')\n"
     before = look(box)
     left = box.run(header + code)
@@ -141,15 +141,15 @@ def test_nothing_is_left_to_the_next_program(narrow_box: belljar.Sandbox, code: 
 
 
 def test_no_posix_queue_is_left_to_the_next_program(settings: Settings) -> None:
-    """Without landlock, which would refuse it too."""
+    """Tested without landlock, which would refuse it, too."""
     pool = dataclasses.replace(settings.pool, max_running=1, ready_guests=0)
     own = dataclasses.replace(settings, pool=pool)
     with belljar.Sandbox(settings=own, without_walls=["landlock"]) as box:
         assert leave(box, "assert libc.mq_open(b'/left', os.O_CREAT, 0o600, None) == -1") == KEPT
 
 
-def test_a_new_cell_is_empty(narrow_box: belljar.Sandbox) -> None:
-    """What the others compare with."""
+def test_a_new_jail_is_empty(narrow_box: belljar.Sandbox) -> None:
+    """The other tests compare with this state."""
     found = look(narrow_box)["found"]
     assert [found[place]["names"] for place in PLACES] == [["main.py"], [], []]
     assert [found[place]["taken"] for place in PLACES] == [[1, 2], [0, 1], [0, 1]]
@@ -169,7 +169,7 @@ def test_no_program_can_change_the_directories_themselves(narrow_box: belljar.Sa
 
 
 def test_programs_of_every_kind_in_turn_find_nothing(settings: Settings) -> None:
-    """Many at once, so that jails go from one to the next in every order."""
+    """Many run at once, so that jails are reused in every order."""
     look_and_leave = LOOK + "import random; exec(random.choice({}))"
     kinds = [
         "pass",
@@ -184,10 +184,10 @@ def test_programs_of_every_kind_in_turn_find_nothing(settings: Settings) -> None
     seen = [json.loads(each.stdout) for each in outcomes]
     assert all(each["found"] == seen[0]["found"] for each in seen)
     assert [seen[0]["found"][place]["names"] for place in PLACES] == [["main.py"], [], []]
-    assert len({each["jail"] for each in seen}) < 300, "hardly any jail was used again"
+    assert len({each["jail"] for each in seen}) < 300, "hardly any jail was reused"
 
 
-def test_other_allowances_and_sessions_leave_nothing_in_a_cell(narrow_box: belljar.Sandbox) -> None:
+def test_other_limits_and_sessions_leave_nothing_in_a_jail(narrow_box: belljar.Sandbox) -> None:
     before = look(narrow_box)
     outcome = narrow_box.run(
         "import os; open('/tmp/x', 'w').close(); print(os.statvfs('/work').f_blocks)", limits={"disk_mb": 3}
@@ -200,7 +200,7 @@ def test_other_allowances_and_sessions_leave_nothing_in_a_cell(narrow_box: bellj
     assert look(narrow_box)["found"] == before["found"]
 
 
-def test_compiled_and_other_languages_leave_their_files_nowhere(narrow_box: belljar.Sandbox) -> None:
+def test_other_languages_leave_no_files(narrow_box: belljar.Sandbox) -> None:
     before = look(narrow_box)["found"]
     for _ in range(3):
         outcome = narrow_box.run("ls -A /work /tmp /dev/shm; mkdir -p /tmp/a/b", language="sh")
@@ -208,7 +208,7 @@ def test_compiled_and_other_languages_leave_their_files_nowhere(narrow_box: bell
     assert look(narrow_box)["found"] == before
 
 
-def test_artifacts_are_read_before_they_are_taken_away(narrow_box: belljar.Sandbox) -> None:
+def test_artifacts_are_read_before_they_are_removed(narrow_box: belljar.Sandbox) -> None:
     for number in range(5):
         outcome = narrow_box.run(
             f"import os\nassert os.listdir() == ['main.py']\nos.mkdir('d')\nopen('d/a', 'w').write('{number}')",
@@ -220,8 +220,8 @@ def test_artifacts_are_read_before_they_are_taken_away(narrow_box: belljar.Sandb
 
 
 @pytest.mark.parametrize("end", ["closed", "lost", "killed"])
-def test_whatever_happens_while_directories_are_renewed_nothing_is_lost(settings: Settings, end: str) -> None:
-    """Each berth is given back once, and each descriptor closed, though the answer comes late or never."""
+def test_nothing_is_lost_while_directories_are_renewed(settings: Settings, end: str) -> None:
+    """Each slot is freed once and each descriptor closed, even if the warden answers late or never."""
     trouble: list[object] = []
 
     async def scene() -> None:
@@ -230,7 +230,7 @@ def test_whatever_happens_while_directories_are_renewed_nothing_is_lost(settings
             async with asyncio.timeout(20):
                 while not pool.guests._jails._renewals:
                     assert (await sandbox.run(execution)).exit_code == 0
-                    await asyncio.sleep(0)  # its jail is looked at after the answer, and soon done with
+                    await asyncio.sleep(0)  # its jail is checked after the result, and soon renewed
             *_, jail = pool.guests._jails._renewals
             if end == "lost":
                 pool._warden.kill()
@@ -243,7 +243,7 @@ def test_whatever_happens_while_directories_are_renewed_nothing_is_lost(settings
                 assert jail not in pool.guests._jails.idle
                 assert (await sandbox.run(execution)).exit_code == 0
                 async with asyncio.timeout(10):
-                    while pool.guests._jails._being_made:  # in a berth that is neither free nor a jail's yet
+                    while pool.guests._jails._being_made:  # in a slot that is neither free nor used by a jail yet
                         await asyncio.sleep(0.001)
                 free = [jail_slot.number for jail_slot in pool.guests.jail_slots._free]
                 assert len(free) == len(set(free))
@@ -256,12 +256,12 @@ def test_whatever_happens_while_directories_are_renewed_nothing_is_lost(settings
     assert len(os.listdir("/proc/self/fd")) <= len(before)
 
 
-def test_without_the_rules_of_its_cell_nothing_runs(settings: Settings) -> None:
-    """The jail's landlock rules are put up by its guest: what is no ruleset ends that one before it has its program."""
-    nothing_ahead = dataclasses.replace(settings, pool=dataclasses.replace(settings.pool, ready_guests=0))
+def test_nothing_runs_without_the_landlock_rules_of_its_jail(settings: Settings) -> None:
+    """The guest applies the jail's landlock rules; if that fails, it ends before it gets its program."""
+    without_ready_guests = dataclasses.replace(settings, pool=dataclasses.replace(settings.pool, ready_guests=0))
 
     async def scene() -> None:
-        async with local_pool.opened(nothing_ahead) as (sandbox, pool):
+        async with local_pool.opened(without_ready_guests) as (sandbox, pool):
             jail = await pool.guests._jails.make()
             assert jail.has_rules
             os.close(jail._rules.pop())

@@ -1,4 +1,4 @@
-"""One timer waits with all runs: each settles in when its own time has come, and not after it has ended."""
+"""One timer serves all runs: each is monitored once its own time has passed, unless it has ended before."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ class Run:
 
 
 async def play() -> None:
-    patience = SettleTimer()
+    timer = SettleTimer()
     late, early, ended, last = Run(), Run(), Run(), Run()
-    patience.wait_with(late, 0.04)
-    patience.wait_with(early, 0.01)  # before the timer that is set
-    patience.wait_with(ended, 0.02)
-    patience.wait_with(last, 0.06)
-    patience.forget(ended)
+    timer.wait_with(late, 0.04)
+    timer.wait_with(early, 0.01)  # earlier than the timer that is set
+    timer.wait_with(ended, 0.02)
+    timer.wait_with(last, 0.06)
+    timer.forget(ended)
     async with asyncio.timeout(30):
         await early.settled.wait()
         await last.settled.wait()
     assert late.settled.is_set()
     assert not ended.settled.is_set()
-    patience.forget(last)  # who has settled in may be forgotten as well
-    patience.wait_with(ended, 0.01)  # after a rest
+    timer.forget(last)  # a run that is monitored already may be forgotten, too
+    timer.wait_with(ended, 0.01)  # after the timer was idle
     async with asyncio.timeout(30):
         await ended.settled.wait()
-    patience.wait_with(late, 60.0)
-    patience.close()
+    timer.wait_with(late, 60.0)
+    timer.close()
 
 
-def test_each_settles_in_when_its_time_has_come() -> None:
+def test_each_run_is_monitored_once_its_time_has_passed() -> None:
     asyncio.run(play())

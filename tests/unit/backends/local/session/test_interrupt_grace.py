@@ -1,4 +1,4 @@
-"""An interrupted cell is not blamed for the time in which the machine gave it no processor."""
+"""The grace period of an interrupted cell does not count time in which it waited for a CPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def running(code: str) -> Iterator[int]:
-    """A process that shares one processor with every other one that was started here."""
+    """A process on the same CPU as every other one started here."""
     core = min(os.sched_getaffinity(0))
     with subprocess.Popen([sys.executable, "-c", f"import os; os.sched_setaffinity(0, {{{core}}})\n{code}"]) as process:
         try:
@@ -29,23 +29,23 @@ def running(code: str) -> Iterator[int]:
             process.kill()
 
 
-def test_standing_in_line_is_not_held_against_it(host: Host) -> None:
+def test_waiting_for_a_cpu_does_not_count(host: Host) -> None:
     with running("while True: pass") as first, running("while True: pass"):
         began = time.monotonic()
         waiting = cell_run.InterruptGrace([first])
-        host.wait_until(lambda: cell_run.stood_in_line_seconds(first) > 0.5, "it stood in line")
+        host.wait_until(lambda: cell_run.cpu_wait_seconds(first) > 0.5, "it has waited for a CPU")
         left, elapsed = waiting.left_seconds(), time.monotonic() - began
         assert left > cell_run.GRACE_SECONDS - elapsed + 0.1
 
 
-def test_sleeping_is(monkeypatch: pytest.MonkeyPatch, host: Host) -> None:
+def test_sleeping_counts(monkeypatch: pytest.MonkeyPatch, host: Host) -> None:
     monkeypatch.setattr(cell_run, "GRACE_SECONDS", 0.5)
-    with running("import time; time.sleep(600)") as jail_init:
-        waiting = cell_run.InterruptGrace([jail_init, 2**22 + 1])  # and one that does not exist
+    with running("import time; time.sleep(600)") as sleeping:
+        waiting = cell_run.InterruptGrace([sleeping, 2**22 + 1])  # and a pid that does not exist
         host.wait_until(lambda: waiting.left_seconds() == 0.0, "its time is up")
 
 
-def test_the_wait_has_an_end(monkeypatch: pytest.MonkeyPatch, host: Host) -> None:
+def test_the_grace_period_is_bounded(monkeypatch: pytest.MonkeyPatch, host: Host) -> None:
     monkeypatch.setattr(cell_run, "WALL_SECONDS_MAX", 0.5)
     with running("while True: pass") as first, running("while True: pass"):
         waiting = cell_run.InterruptGrace([first])
