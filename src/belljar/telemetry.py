@@ -307,7 +307,11 @@ class _FactsCollector(Collector):
         ("runners", "belljar_runners", "Processes that run programs for the server."),
     )
     _SANDBOX_COUNTERS = (
-        ("sandbox_faults", "belljar_sandbox_faults", "Programs that could not be run because of a fault of the sandbox."),
+        (
+            "sandbox_faults",
+            "belljar_sandbox_faults",
+            "Programs that could not be run because of a fault of the sandbox.",
+        ),
         ("zygotes_replaced", "belljar_zygotes_replaced", "Warm processes that were replaced."),
         ("runners_replaced", "belljar_runners_replaced", "Runners that ended and were replaced."),
         ("network_connections", "belljar_network_connections", "Connections that programs made to the internet."),
