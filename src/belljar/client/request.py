@@ -56,7 +56,7 @@ def build_body(code: str, **fields: Any) -> Body:
         InvalidExecution: something cannot be sent.
         TypeError: a field is unknown.
     """
-    return {"code": code} | _write("run", RunOptions, _join_limits(fields))
+    return {"code": code} | _write("run", RunOptions, fields)
 
 
 def build_program(program: object) -> Body:
@@ -94,7 +94,7 @@ def build_session(**fields: Any) -> Body:
         InvalidExecution: something cannot be sent.
         TypeError: a field is unknown.
     """
-    body = _write("session", SessionOptions, _join_limits(fields))
+    body = _write("session", SessionOptions, fields)
     wall_seconds = body.pop("timeout", None)  # the API has no short name for it here
     if (
         wall_seconds is not None
@@ -178,6 +178,8 @@ def _reads_paths(programs: Iterable[object]) -> bool:
 def _write(call: str, known: type, fields: Mapping[str, Any]) -> Body:
     """Write the fields as the API has them, without those that are None."""
     refuse_unknown(call, fields, known)
+    if "memory_mb" in known.__annotations__:
+        fields = _join_limits(fields)
     written = {name: _WRITERS[name](name, value) if name in _WRITERS else value for name, value in fields.items()}
     return _given(written)
 

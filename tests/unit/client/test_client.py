@@ -164,6 +164,10 @@ def test_what_cannot_be_sent_is_refused_here(client: Client, server: Any, asked:
 def test_a_misspelt_name_is_an_error(client: Client) -> None:
     with pytest.raises(TypeError, match="tiemout"):
         client.execute("1", tiemout=1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="tiemout"):  # reported before the invalid limits
+        client.execute("1", tiemout=1, limits=5)  # type: ignore[call-arg, arg-type]
+    with pytest.raises(TypeError, match="tiemout"):
+        client.session(tiemout=1, limits=5)  # type: ignore[call-arg, arg-type]
     with pytest.raises(InvalidExecution, match="tiemout"):
         list(client.run_many([{"code": "1", "tiemout": 1}]))
 
