@@ -310,7 +310,7 @@ class _FactsCollector(Collector):
         (
             "sandbox_faults",
             "belljar_sandbox_faults",
-            "Programs that could not be run because of a fault of the sandbox.",
+            "Programs that could not be run: faults of the sandbox.",
         ),
         ("zygotes_replaced", "belljar_zygotes_replaced", "Warm processes that were replaced."),
         ("runners_replaced", "belljar_runners_replaced", "Runners that ended and were replaced."),

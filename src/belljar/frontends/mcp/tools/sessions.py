@@ -58,7 +58,7 @@ class OpenSession(msgspec.Struct, forbid_unknown_fields=True):
     files: Annotated[list[GivenFile], Meta(description="put into its work directory at the start")] = []
     idle_seconds: Annotated[
         Annotated[float, Meta(gt=0)] | None,
-        Meta(description="closed when unused for so long; the server has a default"),
+        Meta(description="the session is closed when unused for this long; the server has a default"),
     ] = None
     memory_mb: Annotated[
         Annotated[float, Meta(gt=0)] | None, Meta(description="for its whole life; the server has a default")
