@@ -1,7 +1,7 @@
-"""The ASGI application: checks every request, finds its route, and turns every error into an answer.
+"""The ASGI application: checks every request, has Starlette find its route, and turns every error into an answer.
 
-Plain ASGI instead of a framework: a route costs a dictionary look-up, and the checks that every request must pass are
-in one function that can be read from top to bottom. Other ASGI applications (MCP) are mounted under a prefix.
+The checks that every request must pass are in one method, `App.__call__`. Of Starlette, the router, the requests and
+the responses are used, but not its application class and middlewares. Other ASGI applications (MCP) are mounted.
 
 Why the Host header is checked: a web page can let its own name resolve to 127.0.0.1, and the browser then treats this
 server as that page's own. The name stays in the Host header. An IP address cannot be made to resolve elsewhere, so
@@ -17,22 +17,23 @@ import asyncio
 import ipaddress
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from starlette.routing import BaseRoute, Router
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from belljar.frontends.access.callers import Callers, MemoryBudget
 from belljar.frontends.access.refusals import Headers, Refusal
 from belljar.frontends.api import batch, pages, sessions, v1
 from belljar.frontends.api.context import Service
 from belljar.frontends.api.request import CONNECTION, Request
-from belljar.frontends.api.responses import Message, Receive, Send, encode_json, reply
-from belljar.frontends.api.routing import Answer, Dialect, Methods, RouteTable
+from belljar.frontends.api.responses import Answer, NoContent
+from belljar.frontends.api.routing import Dialect, ExactRoute, Methods, Mounted, routes_of
 from belljar.settings import ServerSettings
 
 _log = logging.getLogger("belljar.api")
 _HOSTS_MAX = 1024
 _ONCE = frozenset({b"host", b"origin", b"authorization", b"x-api-key", b"content-type", b"content-length"})
-
-Application = Callable[[Mapping[str, Any], Receive, Send], Awaitable[None]]
 
 ROUTES: Mapping[str, Methods] = {
     "/v1/execute": {"POST": v1.execute},
@@ -43,7 +44,7 @@ ROUTES: Mapping[str, Methods] = {
     "/v1/sessions/{id}/branch": {"POST": sessions.branch_session},
     "/v1/sessions/{id}/interrupt": {"POST": sessions.interrupt_session},
     "/v1/sessions/{id}/files": {"GET": sessions.list_files},
-    "/v1/sessions/{id}/files/{path*}": {
+    "/v1/sessions/{id}/files/{path:rest}": {
         "GET": sessions.read_file,
         "PUT": sessions.write_file,
         "DELETE": sessions.delete_file,
@@ -146,40 +147,45 @@ def _is_address(name: str) -> bool:
 
 
 class App:
-    """Serves the native API together with the dialects, or one dialect alone."""
+    """One listener's application: the boundary at which every request is checked, and every error becomes an answer."""
 
-    def __init__(self, service: Service, dialects: Sequence[Dialect] = (), *, is_native: bool = True) -> None:
-        self._service = service
-        self._guard = Guard(service.settings.server)
-        self._mounted: list[tuple[str, Application]] = []
-        self._table = RouteTable()
-        self._alone = None if is_native else dialects[0]
-        if is_native:
-            self._table.add(ROUTES, OPEN_TO_ALL)
-        for dialect in dialects:
-            self._table.add(dialect.routes, dialect.open_to_all, dialect)
+    def __init__(
+        self,
+        server: ServerSettings,
+        callers: Callers,
+        memory: MemoryBudget,
+        refuse: Callable[[Exception], Refusal],
+        routes: Iterable[BaseRoute],
+        alone: Dialect | None = None,
+    ) -> None:
+        """`refuse` counts and logs errors; `alone` is the dialect if only one is served."""
+        self._guard = Guard(server)
+        self._callers = callers
+        self._memory = memory
+        self._refusal_of = refuse
+        self._alone = alone
+        self._router = Router(list(routes), redirect_slashes=False, default=self._find_nothing)
 
-    def mount(self, prefix: str, application: Application) -> None:
-        """Pass every request below `prefix` to another application, after the caller has been identified."""
-        self._mounted.append((prefix, application))
+    def mount(self, prefix: str, application: ASGIApp) -> None:
+        """Pass requests for `prefix` and everything below to another application, once their caller is identified."""
+        mounted = Mounted(self._callers, application)
+        self._router.routes += (ExactRoute(prefix, mounted), ExactRoute(prefix + "/{rest:path}", mounted))
 
-    async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        service = self._service
-        headers = dict(scope["headers"])
-        request = Request(scope, headers, receive, send, service.memory, service.callers.unidentified)
+        request = Request(scope, receive, send, self._memory, self._callers.unidentified)
         request.dialect = self._alone
         try:
-            if len(headers) != len(scope["headers"]):
+            if len(request.header_bytes) != len(scope["headers"]):
                 check_repeated(scope["headers"])
-            allowed = self._guard.check(headers)
+            allowed = self._guard.check(request.header_bytes)
             if allowed:
                 request.send = send = _with_headers(send, allowed)
                 if scope["method"] == "OPTIONS":
-                    await reply(send, b"", 204)
+                    await NoContent()(scope, receive, send)
                     return
-            await self._route(scope, request)
+            await self._router(scope, receive, send)
             await request.drained()
         except ConnectionError:
             scope[CONNECTION].abandon()  # the client has left
@@ -190,56 +196,38 @@ class App:
         finally:
             request.release()
 
-    async def _route(self, scope: Mapping[str, Any], request: Request) -> None:
-        path, method = scope["path"], scope["method"]
-        found = self._table.find(path)
-        if found is None:
-            await self._enter_mounted(path, request)
-            return
-        match, request.parameters = found
-        request.dialect = match.dialect
-        if not match.is_open:
-            self._identify(request)
-        route = match.methods.get("GET" if method == "HEAD" else method)
-        if route is None:
-            offered = ", ".join(match.methods)
-            raise Refusal(
-                405,
-                "method_not_allowed",
-                f"{path} does not support {method}; use {offered}",
-                headers=((b"allow", offered.encode()),),
-            )
-        await route(self._service, request)
-
-    async def _enter_mounted(self, path: str, request: Request) -> None:
-        for prefix, application in self._mounted:
-            if path == prefix or path.startswith(prefix.rstrip("/") + "/"):
-                self._identify(request)
-                scope = {**request.scope, "belljar.caller": request.caller}
-                await application(scope, request.receive, request.send)
-                return
-        raise Refusal(404, "not_found", "this path does not exist; /docs lists those that do")
-
-    def _identify(self, request: Request) -> None:
-        client = request.scope["client"]
-        request.caller = self._service.callers.identify(request.headers, client[0] if client else "")
+    async def _find_nothing(self, scope: Scope, receive: Receive, send: Send) -> None:
+        hint = "; /docs lists those that do" if self._alone is None else ""
+        raise Refusal(404, "not_found", f"this path does not exist{hint}")
 
     async def _refuse(self, request: Request, error: Exception) -> None:
-        refusal = self._service.refuse(error)
-        answer = Answer(encode_json(refusal.as_json())) if request.dialect is None else request.dialect.refuse(refusal)
-        body, status = answer.body, answer.status or refusal.status
-        target = request.scope["method"], request.scope["path"]
-        if self._alone is not None and target == ("GET", "/") and status in (401, 403):
-            status = 404  # clients of other systems check here whether a server runs, and take 401 and 403 for "no"
-        content_type = (b"content-type", answer.content_type)
+        refusal = self._refusal_of(error)
+        dialect = request.dialect
+        answer = Answer(refusal.as_json(), refusal.status) if dialect is None else dialect.refuse(refusal)
+        target = request.method, request.scope["path"]
+        if self._alone is not None and target == ("GET", "/") and answer.status_code in (401, 403):
+            answer.status_code = 404  # clients of other systems ask here if a server runs, and take 401 for "no"
+        answer.raw_headers += refusal.headers
         if refusal.status != 413:
-            await reply(request.send, body, status, content_type, headers=refusal.headers)
+            await answer(request.scope, request.receive, request.send)
             return
-        head = [content_type, (b"content-length", b"%d" % len(body)), (b"connection", b"close")]
-        await request.send({"type": "http.response.start", "status": status, "headers": head})
-        await request.send({"type": "http.response.body", "body": body, "more_body": True})
+        answer.raw_headers.append((b"connection", b"close"))
+        head = {"type": "http.response.start", "status": answer.status_code, "headers": answer.raw_headers}
+        await request.send(head)
+        await request.send_piece(bytes(answer.body))
         await request.linger()
-        await request.send({"type": "http.response.body", "body": b""})
+        await request.end()
+
+
+def build_app(service: Service, dialects: Sequence[Dialect] = (), *, is_native: bool = True) -> App:
+    """The native API together with the dialects, or one dialect alone. The first route for a path counts."""
+    routes: list[BaseRoute] = []
+    if is_native:
+        routes += routes_of(service, ROUTES, OPEN_TO_ALL)
+    for dialect in dialects:
+        routes += routes_of(service, dialect.routes, dialect.open_to_all, dialect)
+    alone = None if is_native else dialects[0]
+    return App(service.settings.server, service.callers, service.memory, service.refuse, routes, alone)
 
 
 def _with_headers(send: Send, headers: Headers) -> Send:

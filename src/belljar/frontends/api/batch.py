@@ -31,7 +31,7 @@ from belljar.frontends.api.bodies import (
 from belljar.frontends.api.context import Service
 from belljar.frontends.api.large_answers import LARGE, LATER, pieces_of
 from belljar.frontends.api.request import Request, decode
-from belljar.frontends.api.responses import JSON_TYPE, NO_SNIFFING, encode_json
+from belljar.frontends.api.responses import JSON_TYPE, encode_json
 from belljar.frontends.api.streaming import Stream
 from belljar.frontends.api.verdicts import PASSED, judge_case
 
@@ -109,7 +109,7 @@ async def run_batch(service: Service, request: Request) -> None:
     """POST /v1/batch."""
     request.caller.count_request()
     check = lambda body: _admit(service, request, body)  # noqa: E731
-    batch = await decode(await request.read(), read_batch, check, _ADMITTED_BYTES)
+    batch = await decode(await request.json_body(), read_batch, check, _ADMITTED_BYTES)
     if (kind := request.wanted_stream()) is None:
         await _answer_whole(service, request, batch)
     else:
@@ -170,10 +170,9 @@ class _Kept:
         """Answer, and drop each result once it is sent."""
         tail = b"]," + encode_json(rest)[1:]
         length = self._bytes + max(0, len(self._results) - 1) + len(b'{"results":[') + len(tail)
-        head = [JSON_TYPE, (b"content-length", b"%d" % length), NO_SNIFFING]
-        await self._request.send({"type": "http.response.start", "status": 200, "headers": head})
+        await self._request.begin(JSON_TYPE, (b"content-length", b"%d" % length))
         await self._request.send_pieces(self._joined(tail))
-        await self._request.send({"type": "http.response.body", "body": b""})
+        await self._request.end()
 
     def _joined(self, tail: bytes) -> Iterator[bytes]:
         """The answer in pieces large enough for a write each."""
@@ -217,7 +216,7 @@ async def _answer_as_they_finish(service: Service, request: Request, batch: Batc
         await stream.send({"event": "error", **service.refuse(error).as_json()})
     else:
         await stream.send({"event": "finished", "passed": batch.passed, "failed": batch.failed})
-    await stream.end()
+    await request.end()
 
 
 async def _run_all(

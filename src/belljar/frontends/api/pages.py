@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from starlette.responses import Response
+
 from belljar import __version__
 from belljar.frontends.access.refusals import Headers, Refusal, retry_after
 from belljar.frontends.api import openapi
 from belljar.frontends.api.context import Service
 from belljar.frontends.api.request import Request
-from belljar.frontends.api.responses import encode_json, reply
+from belljar.frontends.api.responses import Answer
 from belljar.telemetry import METRICS_TYPE
 
-_HTML = (b"content-type", b"text/html; charset=utf-8")
+_HTML = "text/html; charset=utf-8"
 _RETRY_SECONDS = 5.0
 
 #: The pages are self-contained, so nothing else may be loaded. Pictures are data URLs.
@@ -29,7 +31,7 @@ _PAGE_HEADERS: Headers = (
 _HOME = (Path(__file__).parent / "home.html").read_bytes()
 
 
-async def show_health(service: Service, request: Request) -> None:
+async def show_health(service: Service, request: Request) -> Response:
     trouble = service.health.trouble
     if trouble:
         raise Refusal(
@@ -40,25 +42,24 @@ async def show_health(service: Service, request: Request) -> None:
         )
     facts = service.engine.facts()
     body = {"status": "ok", "version": __version__, "running": facts["running"], "queued": facts["queued"]}
-    await reply(request.send, encode_json(body), headers=((b"cache-control", b"no-store"),))
+    return Answer(body, headers=((b"cache-control", b"no-store"),))
 
 
-async def show_metrics(service: Service, request: Request) -> None:
-    await reply(request.send, service.telemetry.expose(), content_type=(b"content-type", METRICS_TYPE.encode()))
+async def show_metrics(service: Service, request: Request) -> Response:
+    return Answer(service.telemetry.expose(), media_type=METRICS_TYPE)
 
 
-async def show_schema(service: Service, request: Request) -> None:
-    await reply(request.send, openapi.SCHEMA_JSON)
+async def show_schema(service: Service, request: Request) -> Response:
+    return Answer(openapi.SCHEMA_JSON)
 
 
-async def show_docs(service: Service, request: Request) -> None:
-    await reply(request.send, openapi.DOCS_HTML, content_type=_HTML, headers=_PAGE_HEADERS)
+async def show_docs(service: Service, request: Request) -> Response:
+    return Answer(openapi.DOCS_HTML, media_type=_HTML, headers=_PAGE_HEADERS)
 
 
-async def show_home(service: Service, request: Request) -> None:
+async def show_home(service: Service, request: Request) -> Response:
     """The page for browsers, JSON for other clients."""
-    if b"text/html" in request.headers.get(b"accept", b""):
-        await reply(request.send, _HOME, content_type=_HTML, headers=_PAGE_HEADERS)
-        return
+    if "text/html" in request.headers.get("accept", ""):
+        return Answer(_HOME, media_type=_HTML, headers=_PAGE_HEADERS)
     body = {"name": "belljar", "message": f"Belljar v{__version__}", "version": __version__, "docs": "/docs"}
-    await reply(request.send, encode_json(body), headers=((b"vary", b"accept"),))
+    return Answer(body, headers=((b"vary", b"accept"),))

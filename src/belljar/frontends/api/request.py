@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import starlette.requests
+from starlette.types import Message, Receive, Scope, Send
+
 from belljar.contract.execution import Outcome
-from belljar.frontends.access.callers import Caller, MemoryBudget
+from belljar.frontends.access.callers import Caller, Callers, MemoryBudget
 from belljar.frontends.access.refusals import Refusal
 from belljar.frontends.api import large_bodies
 from belljar.frontends.api.large_answers import LARGE, LATER, pieces_of
-from belljar.frontends.api.responses import JSON_TYPE, NO_SNIFFING, Receive, Send, encode_json, reply
+from belljar.frontends.api.responses import JSON_TYPE, NO_SNIFFING, Answer
 
 if TYPE_CHECKING:
     from belljar.frontends.api.routing import Dialect
 
+REQUEST = "belljar.request"  # in a request's scope: the `Request` itself
 CONNECTION = "belljar.connection"  # in a request's scope: the `Connection` that it arrived on
 NDJSON = b"application/x-ndjson"
 SSE = b"text/event-stream"
@@ -42,67 +46,69 @@ async def decode(
     return await large_bodies.decode(body, read, use)
 
 
-class Request:
-    """Valid until its route returns."""
+class Request(starlette.requests.Request):
+    """A request that counts the memory of its body and its answer. Valid until its handler returns."""
 
-    __slots__ = (
-        *("_kept", "_memory", "_taken", "caller", "dialect", "headers", "is_read", "parameters", "receive", "scope"),
-        "send",
-    )
-
-    def __init__(
-        self,
-        scope: Mapping[str, Any],
-        headers: dict[bytes, bytes],
-        receive: Receive,
-        send: Send,
-        memory: MemoryBudget,
-        caller: Caller,
-    ) -> None:
-        self.scope = scope
-        self.headers = headers
-        self.receive = receive
+    def __init__(self, scope: Scope, receive: Receive, send: Send, memory: MemoryBudget, caller: Caller) -> None:
+        super().__init__(scope, receive, send)
+        scope[REQUEST] = self
         self.send = send
-        self.parameters: Mapping[str, str] = {}
+        self.header_bytes: dict[bytes, bytes] = dict(scope["headers"])  # what every request is checked for is here
         self.caller = caller
         self.dialect: Dialect | None = None
         self._memory = memory
         self._taken = 0  # of the body
         self._kept = 0  # of the answer
-        self.is_read = False
 
-    async def read(self, *, is_json: bool = True) -> bytes:
+    def identify(self, callers: Callers) -> None:
+        """Set the caller to the one whose key the request has.
+
+        Raises:
+            Refusal: the key is missing or unknown.
+        """
+        self.caller = callers.identify(self.header_bytes, self.address)
+
+    @property
+    def address(self) -> str:
+        """The client's IP address; empty if unknown."""
+        client = self.scope["client"]
+        return client[0] if client else ""
+
+    async def json_body(self) -> bytes:
+        """Like `body`, for one that must be declared as JSON."""
+        self._check_type()
+        return await self.body()
+
+    async def body(self) -> bytes:
         """The whole body.
 
         Raises:
-            Refusal: it is too large, or not declared to be JSON.
+            Refusal: it is too large.
             Overloaded: too many large bodies are being read.
             ConnectionError: the client left before sending all of it.
         """
-        if is_json:
-            self._check_type()
-        declared = self.headers.get(b"content-length")
+        declared = self.header_bytes.get(b"content-length")
         if declared is not None:
             size = int(declared) if _LENGTH.fullmatch(declared) else 0
             if size > self._memory.each_bytes:
                 raise self._too_large()
-        message = await self.receive()
-        body = self._piece(message)
-        if not message.get("more_body"):
-            self.is_read = True
-            return body
-        pieces = [body]
-        while message.get("more_body"):
-            message = await self.receive()
-            pieces.append(self._piece(message))
-        self.is_read = True
+        pieces = [await self._next_piece()]
+        while not self._stream_consumed:
+            pieces.append(await self._next_piece())
+        if len(pieces) == 1:
+            return pieces[0]
         if self._taken > _JOINED_BYTES_MAX:
             return await asyncio.to_thread(b"".join, pieces)
         return b"".join(pieces)
 
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        """The body piece by piece, within the same bounds."""
+        while not self._stream_consumed:
+            yield await self._next_piece()
+
     def wanted_stream(self) -> bytes | None:
         """The kind of stream that the client accepts (NDJSON or SSE), or None for one JSON document."""
-        accept = self.headers.get(b"accept")
+        accept = self.header_bytes.get(b"accept")
         if accept is None or accept == b"*/*":
             return None
         for part in accept.split(b","):
@@ -113,8 +119,8 @@ class Request:
                 return None
         return None
 
-    async def reply_outcome(self, outcome: Outcome) -> None:
-        """Answer with an outcome; a large one is sent in pieces, and counted until the client has read it.
+    async def answer_outcome(self, outcome: Outcome) -> Answer | None:
+        """The answer with an outcome; a large one is sent here in pieces, and counted until the client has read it.
 
         The pieces are made twice: first for their length, which clients rely on.
 
@@ -123,21 +129,32 @@ class Request:
         """
         size = outcome.size_bytes
         if size <= LARGE:
-            await reply(self.send, encode_json(outcome.as_json()))
-            return
+            return Answer(outcome.as_json())
         self.keep(size)
         tree = outcome.as_json(LATER)
         length = 0
         for piece in pieces_of(tree):
             length += len(piece)
             await asyncio.sleep(0)
-        head = [JSON_TYPE, (b"content-length", b"%d" % length), NO_SNIFFING]
-        await self.send({"type": "http.response.start", "status": 200, "headers": head})
+        await self.begin(JSON_TYPE, (b"content-length", b"%d" % length))
         await self.send_pieces(pieces_of(tree))
+        await self.end()
+        return None
+
+    async def begin(self, *headers: tuple[bytes, bytes]) -> None:
+        """Begin an answer that is sent in pieces."""
+        await self.send({"type": "http.response.start", "status": 200, "headers": [*headers, NO_SNIFFING]})
+
+    async def send_piece(self, piece: bytes) -> None:
+        """Send a piece of an answer; waits while the client reads more slowly."""
+        await self.send({"type": "http.response.body", "body": piece, "more_body": True})
+
+    async def end(self) -> None:
+        """End an answer that was sent in pieces."""
         await self.send({"type": "http.response.body", "body": b""})
 
     async def send_pieces(self, pieces: Iterable[bytes]) -> None:
-        """Send more of an answer that has begun; waits while the client reads more slowly.
+        """Like `send_piece` for each of them.
 
         Raises:
             ConnectionError: the client left.
@@ -146,7 +163,7 @@ class Request:
         for piece in pieces:
             if connection.transport.is_closing():
                 raise ConnectionError("the client left")
-            await self.send({"type": "http.response.body", "body": piece, "more_body": True})
+            await self.send_piece(piece)
             await asyncio.sleep(0)
 
     async def drained(self) -> None:
@@ -198,7 +215,7 @@ class Request:
 
     async def linger(self) -> None:
         """Read what a client is still sending, for a while: closing at once would lose the answer."""
-        if self.is_read:
+        if self._stream_consumed:
             return
         taken = 0
         try:
@@ -212,7 +229,8 @@ class Request:
             return
 
     def release(self) -> None:
-        """Give back all memory that was counted for this request."""
+        """Give back all memory that was counted for this request; forget its scope's reference to it."""
+        self.scope.pop(REQUEST, None)
         if self._taken:
             self._memory.give_back(self.caller, self._taken)
             self._taken = 0
@@ -221,7 +239,7 @@ class Request:
 
     def _check_type(self) -> None:
         """A web page of another origin can make a browser send text/plain without a preflight request, but not JSON."""
-        kind = self.headers.get(b"content-type", b"")
+        kind = self.header_bytes.get(b"content-type", b"")
         if kind != b"application/json" and kind.partition(b";")[0].strip().lower() != b"application/json":
             raise Refusal(
                 400, "not_json", "the body is not declared as JSON; send it with 'Content-Type: application/json'"
@@ -236,13 +254,15 @@ class Request:
             {"max": most},
         )
 
-    def _piece(self, message: Mapping[str, Any]) -> bytes:
+    async def _next_piece(self) -> bytes:
+        message: Message = await self.receive()
         if message["type"] != "http.request":
             raise ConnectionError("the client left")
-        body: bytes = message.get("body", b"")
-        size = len(body)
+        piece: bytes = message.get("body", b"")
+        size = len(piece)
         if self._taken + size > self._memory.each_bytes:
             raise self._too_large()
         self._memory.take(self.caller, size, self._taken)
         self._taken += size
-        return body
+        self._stream_consumed = not message.get("more_body")
+        return piece

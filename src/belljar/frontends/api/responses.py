@@ -1,17 +1,13 @@
-"""Sending whole answers over ASGI."""
+"""Whole answers, as Starlette responses; `request.py` sends those that are too large for one piece, and streams."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 import msgspec
+from starlette.responses import Response
 
 from belljar.frontends.access.refusals import Headers
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 
 JSON_TYPE = (b"content-type", b"application/json")
 NO_SNIFFING = (b"x-content-type-options", b"nosniff")
@@ -19,15 +15,22 @@ NO_SNIFFING = (b"x-content-type-options", b"nosniff")
 encode_json = msgspec.json.Encoder(enc_hook=repr).encode
 
 
-async def reply(
-    send: Send, body: bytes, status: int = 200, content_type: tuple[bytes, bytes] = JSON_TYPE, headers: Headers = ()
-) -> None:
-    head = [content_type, (b"content-length", b"%d" % len(body)), NO_SNIFFING, *headers]
-    await send({"type": "http.response.start", "status": status, "headers": head})
-    await send({"type": "http.response.body", "body": body})
+class Answer(Response):
+    """An answer whose content is bytes, or a value to be sent as JSON."""
+
+    media_type = "application/json"
+
+    def __init__(
+        self, content: Any, status_code: int = 200, *, media_type: str | None = None, headers: Headers = ()
+    ) -> None:
+        body = content if isinstance(content, bytes) else encode_json(content)
+        super().__init__(body, status_code, media_type=media_type)
+        self.raw_headers += (NO_SNIFFING, *headers)
 
 
-async def reply_nothing(send: Send) -> None:
-    """Answer 204 No Content."""
-    await send({"type": "http.response.start", "status": 204, "headers": [NO_SNIFFING]})
-    await send({"type": "http.response.body", "body": b""})
+class NoContent(Response):
+    """204."""
+
+    def __init__(self) -> None:
+        super().__init__(status_code=204)
+        self.raw_headers.append(NO_SNIFFING)

@@ -1,25 +1,37 @@
-"""Finds the route for a path: an exact look-up first, then patterns such as /v1/sessions/{id}/files/{path*}."""
+"""Routes as tables: a path in Starlette's syntax, and a handler for each method.
+
+A handler gets the server's context and the request, and returns its answer; None if it has sent the answer itself.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+import re
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from typing import Any
 
+from starlette.convertors import StringConvertor, register_url_convertor
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from belljar.frontends.access.callers import Callers
 from belljar.frontends.access.refusals import Refusal
 from belljar.frontends.api.context import Service
-from belljar.frontends.api.request import Request
+from belljar.frontends.api.request import REQUEST, Request
 
-Route = Callable[[Service, Request], Awaitable[None]]
-Methods = Mapping[str, Route]
+Handler = Callable[[Service, Request], Awaitable[Response | None]]
+Methods = Mapping[str, Handler]
 
 
-class Answer(NamedTuple):
-    """A refusal as it is sent."""
+class _RestConvertor(StringConvertor):
+    """`{name:rest}` matches one segment or more; Starlette's `{name:path}` also matches nothing, but no line breaks."""
 
-    body: bytes
-    content_type: bytes = b"application/json"
-    status: int = 0  # 0: that of the refusal
+    regex = "(?s:.+)"
+
+
+register_url_convertor("rest", _RestConvertor())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,58 +42,71 @@ class Dialect:
     title: str
     port: int  # that the system's clients use by default
     routes: Mapping[str, Methods]
-    refuse: Callable[[Refusal], Answer]
+    refuse: Callable[[Refusal], Response]
     open_to_all: frozenset[str] = frozenset()  # paths that need no key
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
-    """The routes at a path, by method."""
+class Endpoint:
+    """All methods of one path: identifies the caller, and sends what the handler of the method returns."""
 
-    methods: Methods
-    is_open: bool
-    dialect: Dialect | None  # None: the native API
+    def __init__(
+        self,
+        callers: Callers,
+        handlers: Mapping[str, Callable[[Request], Awaitable[Response | None]]],
+        dialect: Dialect | None = None,  # None: the native API
+        *,
+        is_open: bool,
+    ) -> None:
+        self._callers = callers
+        self._handlers = handlers
+        self._dialect = dialect
+        self._is_open = is_open
 
-
-class RouteTable:
-    """All paths with their routes. If a path is added twice, the first one counts."""
-
-    def __init__(self) -> None:
-        self._exact: dict[str, Match] = {}
-        self._patterns: list[tuple[tuple[str, ...], Match]] = []
-
-    def add(self, routes: Mapping[str, Methods], open_to_all: frozenset[str], dialect: Dialect | None = None) -> None:
-        """Add routes. `{name}` in a path matches one segment, `{name*}` at its end all that follow."""
-        for path, methods in routes.items():
-            match = Match(methods, path in open_to_all, dialect)
-            if "{" not in path:
-                self._exact.setdefault(path, match)
-            else:
-                self._patterns.append((tuple(path.split("/")), match))
-
-    def find(self, path: str) -> tuple[Match, Mapping[str, str]] | None:
-        """The match for `path`, with the segments that a pattern captured."""
-        match = self._exact.get(path)
-        if match is not None:
-            return match, {}
-        segments = path.split("/")
-        for pattern, candidate in self._patterns:
-            found = _match(pattern, segments)
-            if found is not None:
-                return candidate, found
-        return None
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request: Request = scope[REQUEST]
+        request.dialect = self._dialect
+        if not self._is_open:
+            request.identify(self._callers)
+        method = scope["method"]
+        handler = self._handlers.get("GET" if method == "HEAD" else method)
+        if handler is None:
+            offered = ", ".join(self._handlers)
+            raise Refusal(
+                405,
+                "method_not_allowed",
+                f"{scope['path']} does not support {method}; use {offered}",
+                headers=((b"allow", offered.encode()),),
+            )
+        response = await handler(request)
+        if response is not None:
+            await response(scope, receive, send)
 
 
-def _match(pattern: tuple[str, ...], segments: list[str]) -> dict[str, str] | None:
-    takes_rest = pattern[-1].endswith("*}")
-    if len(segments) != len(pattern) and not (takes_rest and len(segments) > len(pattern)):
-        return None
-    found: dict[str, str] = {}
-    for at, wanted in enumerate(pattern):
-        if wanted.endswith("*}"):
-            found[wanted[1:-2]] = "/".join(segments[at:])
-        elif wanted.startswith("{"):
-            found[wanted[1:-1]] = segments[at]
-        elif wanted != segments[at]:
-            return None
-    return found if all(found.values()) else None
+class Mounted:
+    """Another ASGI application, which is reached only by identified callers."""
+
+    def __init__(self, callers: Callers, application: ASGIApp) -> None:
+        self._callers = callers
+        self._application = application
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request: Request = scope[REQUEST]
+        request.identify(self._callers)
+        await self._application(scope, receive, send)
+
+
+class ExactRoute(Route):
+    """A route for the whole path: Starlette's patterns end in `$`, which also matches before a last line break."""
+
+    def __init__(self, path: str, endpoint: Endpoint | Mounted) -> None:
+        super().__init__(path, endpoint)
+        self.path_regex = re.compile(self.path_regex.pattern.removesuffix("$") + r"\Z")
+
+
+def routes_of(
+    service: Service, table: Mapping[str, Methods], open_to_all: frozenset[str], dialect: Dialect | None = None
+) -> Iterator[Route]:
+    """The routes of a table, whose handlers get `service`."""
+    for path, methods in table.items():
+        handlers: dict[str, Any] = {method: partial(handler, service) for method, handler in methods.items()}
+        yield ExactRoute(path, Endpoint(service.callers, handlers, dialect, is_open=path in open_to_all))

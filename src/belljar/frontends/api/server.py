@@ -23,7 +23,7 @@ from belljar.engine.engine import Engine
 from belljar.frontends.access.callers import AnswerReservations, Callers, MemoryBudget, is_loopback
 from belljar.frontends.access.keys import KeyFile, KeyRing, keys_path
 from belljar.frontends.api import dialects
-from belljar.frontends.api.app import App
+from belljar.frontends.api.app import build_app
 from belljar.frontends.api.connection import Bounds, bounded_connection, sweep_all
 from belljar.frontends.api.context import Service
 from belljar.frontends.api.dialects import find_listener
@@ -201,7 +201,8 @@ async def serve(settings: Settings, log: Log) -> None:
             if web is not None:
                 await web.open()
             service = _assemble(settings, engine, keys, log, web)
-            apps = [App(service, dialects.ALL), *(App(service, [dialect], is_native=False) for dialect, _ in extra)]
+            apps = [build_app(service, dialects.ALL)]
+            apps += [build_app(service, [dialect], is_native=False) for dialect, _ in extra]
             endpoint = mcp.Endpoint(service, mcp_config)
             for app, prefix in itertools.product(apps, mcp.PREFIXES):
                 app.mount(prefix, endpoint)

@@ -10,6 +10,8 @@ import asyncio
 import urllib.parse
 from collections.abc import Sequence
 
+from starlette.responses import Response
+
 from belljar.contract.errors import UnsafePath
 from belljar.contract.files import check_relative_path
 from belljar.contract.sessions import WorkFile, rfc3339
@@ -18,14 +20,13 @@ from belljar.engine.outcomes import new_id
 from belljar.frontends.api.bodies import admit_session_body, read_branch, read_cell, read_session
 from belljar.frontends.api.context import Service
 from belljar.frontends.api.request import Request, decode
-from belljar.frontends.api.responses import encode_json, reply, reply_nothing
+from belljar.frontends.api.responses import Answer, NoContent, encode_json
 from belljar.frontends.api.streaming import Stream, send_events
 
 _FILES_AT_ONCE = 1000  # more are described in a thread
-_RAW = (b"content-type", b"application/octet-stream")
 
 
-async def open_session(service: Service, request: Request) -> None:
+async def open_session(service: Service, request: Request) -> Response:
     caller = request.caller
     caller.count_request()
     order = await decode(await _read_optional(request), read_session, lambda body: admit_session_body(caller, body))
@@ -34,30 +35,30 @@ async def open_session(service: Service, request: Request) -> None:
         state = await request.while_connected(sessions.open(order))
     service.telemetry.opened(caller.name, state)
     location = (b"location", f"/v1/sessions/{state.id}".encode())
-    await reply(request.send, encode_json(state.as_json()), 201, headers=(location,))
+    return Answer(state.as_json(), 201, headers=(location,))
 
 
-async def list_sessions(service: Service, request: Request) -> None:
+async def list_sessions(service: Service, request: Request) -> Response:
     """The sessions of this key."""
     states = service.engine.sessions.list(request.caller.owner)
-    await reply(request.send, encode_json({"sessions": [state.as_json() for state in states]}))
+    return Answer({"sessions": [state.as_json() for state in states]})
 
 
-async def show_session(service: Service, request: Request) -> None:
-    state = service.engine.sessions.get(request.caller.owner, request.parameters["id"])
-    await reply(request.send, encode_json(state.as_json()))
+async def show_session(service: Service, request: Request) -> Response:
+    state = service.engine.sessions.get(request.caller.owner, request.path_params["id"])
+    return Answer(state.as_json())
 
 
-async def close_session(service: Service, request: Request) -> None:
+async def close_session(service: Service, request: Request) -> Response:
     """The session and every process that it started are gone when this is answered."""
-    await service.engine.sessions.close(request.caller.owner, request.parameters["id"])
-    await reply_nothing(request.send)
+    await service.engine.sessions.close(request.caller.owner, request.path_params["id"])
+    return NoContent()
 
 
-async def run_cell(service: Service, request: Request) -> None:
-    caller, session_id = request.caller, request.parameters["id"]
+async def run_cell(service: Service, request: Request) -> Response | None:
+    caller, session_id = request.caller, request.path_params["id"]
     caller.count_request()
-    body = await decode(await request.read(), read_cell, lambda body: body)
+    body = await decode(await request.json_body(), read_cell, lambda body: body)
     sessions = service.engine.sessions
     limits = sessions.get(caller.owner, session_id).limits
     cell = admit_cell(caller.settings, limits, body, caller.name)
@@ -68,69 +69,69 @@ async def run_cell(service: Service, request: Request) -> None:
         try:
             if kind is None:
                 running = sessions.run(caller.owner, session_id, cell, waits=body.wait, execution_id=cell_id)
-                await request.reply_outcome(await request.while_connected(running))
-            else:
-                events = sessions.stream(caller.owner, session_id, cell, waits=body.wait, execution_id=cell_id)
-                stream = Stream(request, kind)
-                await request.while_connected(send_events(service, stream, events))
-                await stream.end()
+                return await request.answer_outcome(await request.while_connected(running))
+            events = sessions.stream(caller.owner, session_id, cell, waits=body.wait, execution_id=cell_id)
+            stream = Stream(request, kind)
+            await request.while_connected(send_events(service, stream, events))
+            await request.end()
+            return None
         except ConnectionError:
             service.telemetry.left_cell(session_id, cell, cell_id)
             raise
 
 
-async def branch_session(service: Service, request: Request) -> None:
+async def branch_session(service: Service, request: Request) -> Response:
     caller = request.caller
     caller.count_request()
     body = await decode(await _read_optional(request), read_branch, lambda body: body)
     sessions = service.engine.sessions
     with caller.opening(body.count, lambda: sessions.list(caller.owner)):
-        branching = sessions.branch(caller.owner, request.parameters["id"], body.count, reseed=body.reseed)
+        branching = sessions.branch(caller.owner, request.path_params["id"], body.count, reseed=body.reseed)
         states = await request.while_connected(branching)
     for state in states:
         service.telemetry.opened(caller.name, state)
-    await reply(request.send, encode_json({"sessions": [state.as_json() for state in states]}))
+    return Answer({"sessions": [state.as_json() for state in states]})
 
 
-async def interrupt_session(service: Service, request: Request) -> None:
+async def interrupt_session(service: Service, request: Request) -> Response:
     """Not counted as a request: a key over its quota must still be able to stop what it started."""
-    was_running = service.engine.sessions.interrupt(request.caller.owner, request.parameters["id"])
-    await reply(request.send, encode_json({"interrupted": was_running}))
+    was_running = service.engine.sessions.interrupt(request.caller.owner, request.path_params["id"])
+    return Answer({"interrupted": was_running})
 
 
-async def list_files(service: Service, request: Request) -> None:
+async def list_files(service: Service, request: Request) -> Response:
     request.caller.count_request()
-    files = await service.engine.sessions.list_files(request.caller.owner, request.parameters["id"])
+    files = await service.engine.sessions.list_files(request.caller.owner, request.path_params["id"])
     body = await asyncio.to_thread(_encode_files, files) if len(files) > _FILES_AT_ONCE else _encode_files(files)
-    await reply(request.send, body)
+    return Answer(body)
 
 
-async def write_file(service: Service, request: Request) -> None:
+async def write_file(service: Service, request: Request) -> Response:
     """The body is the file."""
     request.caller.count_request()
     path = read_path(request)
-    sessions, owner, session_id = service.engine.sessions, request.caller.owner, request.parameters["id"]
+    sessions, owner, session_id = service.engine.sessions, request.caller.owner, request.path_params["id"]
     sessions.get(owner, session_id)  # before reading a body that no session can take
-    await sessions.write_file(owner, session_id, path, await request.read(is_json=False))
-    await reply_nothing(request.send)
+    await sessions.write_file(owner, session_id, path, await request.body())
+    return NoContent()
 
 
-async def read_file(service: Service, request: Request) -> None:
+async def read_file(service: Service, request: Request) -> Response:
     """The answer is the file."""
     request.caller.count_request()
     path = read_path(request)
     ahead = await request.keep_ahead(service.settings.request.files_bytes)
-    content = await service.engine.sessions.read_file(request.caller.owner, request.parameters["id"], path)
+    content = await service.engine.sessions.read_file(request.caller.owner, request.path_params["id"], path)
     request.let_go(ahead - min(ahead, len(content)))
     # The program chose the content: no browser may treat it as a page of this server.
     headers = ((b"content-disposition", b"attachment"), (b"content-security-policy", b"sandbox"))
-    await reply(request.send, content, content_type=_RAW, headers=headers)
+    return Answer(content, media_type="application/octet-stream", headers=headers)
 
 
-async def delete_file(service: Service, request: Request) -> None:
+async def delete_file(service: Service, request: Request) -> Response:
     request.caller.count_request()
-    await service.engine.sessions.delete_file(request.caller.owner, request.parameters["id"], read_path(request))
-    await reply_nothing(request.send)
+    await service.engine.sessions.delete_file(request.caller.owner, request.path_params["id"], read_path(request))
+    return NoContent()
 
 
 def _encode_files(files: Sequence[WorkFile]) -> bytes:
@@ -142,10 +143,10 @@ def _encode_files(files: Sequence[WorkFile]) -> bytes:
 
 async def _read_optional(request: Request) -> bytes:
     """The body of a call that needs none: an empty one means `{}`."""
-    has_length = request.headers.get(b"content-length", b"0") != b"0"
-    if has_length or b"transfer-encoding" in request.headers:
-        return await request.read()
-    await request.read(is_json=False)
+    has_length = request.header_bytes.get(b"content-length", b"0") != b"0"
+    if has_length or b"transfer-encoding" in request.header_bytes:
+        return await request.json_body()
+    await request.body()
     return b"{}"
 
 

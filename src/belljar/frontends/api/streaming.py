@@ -16,7 +16,7 @@ from belljar.engine.outcomes import new_id
 from belljar.frontends.api.context import Service
 from belljar.frontends.api.large_answers import LARGE, LATER, pieces_of
 from belljar.frontends.api.request import SSE, Request
-from belljar.frontends.api.responses import NO_SNIFFING, encode_json
+from belljar.frontends.api.responses import encode_json
 
 _LINE_BREAKS = tuple((chr(each).encode(), b"\\u%04x" % each) for each in (0x85, 0x2028, 0x2029))
 
@@ -38,7 +38,7 @@ class Stream:
             body = b"event: %b\ndata: %b\n\n" % (event["event"].encode(), line)
         else:
             body = line + b"\n"
-        await self._request.send({"type": "http.response.body", "body": body, "more_body": True})
+        await self._request.send_piece(body)
 
     async def send_whole(self, event: Display | Finished) -> None:
         """Send an event that may be large; a large one is counted until it is sent."""
@@ -60,18 +60,13 @@ class Stream:
         lines = map(_on_one_line, pieces_of(event))
         await self._request.send_pieces(itertools.chain((begin,), lines, (end,)))
 
-    async def end(self) -> None:
-        await self._request.send({"type": "http.response.body", "body": b""})
-
     async def _begin(self) -> None:
         self.has_begun = True
-        head = [
+        await self._request.begin(
             (b"content-type", self._kind + b"; charset=utf-8" if self._kind == SSE else self._kind),
             (b"cache-control", b"no-store"),
             (b"x-accel-buffering", b"no"),  # else a proxy may buffer the whole stream
-            NO_SNIFFING,
-        ]
-        await self._request.send({"type": "http.response.start", "status": 200, "headers": head})
+        )
 
 
 def _on_one_line(text: bytes) -> bytes:
@@ -89,7 +84,7 @@ async def stream_execution(service: Service, request: Request, execution: Execut
     events = service.engine.stream(execution, id=execution_id)
     stream = Stream(request, kind)
     await send_events(service, stream, events)
-    await stream.end()
+    await request.end()
 
 
 async def send_events(service: Service, stream: Stream, events: AsyncGenerator[Event, None]) -> None:

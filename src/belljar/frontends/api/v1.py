@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from starlette.responses import Response
+
 from belljar import __version__
 from belljar.engine.outcomes import new_id
 from belljar.environments import Environments
@@ -12,43 +14,43 @@ from belljar.frontends.access.callers import Caller
 from belljar.frontends.api.bodies import admit_body, read_execute
 from belljar.frontends.api.context import Service
 from belljar.frontends.api.request import Request, decode
-from belljar.frontends.api.responses import encode_json, reply
+from belljar.frontends.api.responses import Answer
 from belljar.frontends.api.streaming import stream_execution
 from belljar.frontends.languages import describe_languages
 from belljar.settings import Settings
 
 
-async def execute(service: Service, request: Request) -> None:
+async def execute(service: Service, request: Request) -> Response | None:
     caller = request.caller
     caller.count_request()
-    execution = await decode(await request.read(), read_execute, lambda body: admit_body(caller, body))
+    execution = await decode(await request.json_body(), read_execute, lambda body: admit_body(caller, body))
     with caller.running_up_to(1):
         kind = request.wanted_stream()
         if kind is not None:
             await stream_execution(service, request, execution, kind)
-            return
+            return None
         execution_id = new_id()
         request.on_hang_up(lambda: service.engine.cancel(execution_id))
         outcome = await service.engine.run(execution, id=execution_id)
-        await request.reply_outcome(outcome)
+        return await request.answer_outcome(outcome)
 
 
-async def list_languages(service: Service, request: Request) -> None:
+async def list_languages(service: Service, request: Request) -> Response:
     languages = await describe_languages(service.settings, service.environments)
-    await reply(request.send, encode_json({"languages": languages}))
+    return Answer({"languages": languages})
 
 
-async def list_environments(service: Service, request: Request) -> None:
+async def list_environments(service: Service, request: Request) -> Response:
     """Environments that are configured but not built yet have no packages and are not warm."""
     if service.settings.backend == "container":
         described = _describe_images(service.settings)
     else:
         environments = service.environments
         described = await asyncio.to_thread(lambda: [_describe(environments, name) for name in environments.known()])
-    await reply(request.send, encode_json({"environments": described}))
+    return Answer({"environments": described})
 
 
-async def show_info(service: Service, request: Request) -> None:
+async def show_info(service: Service, request: Request) -> Response:
     isolation = await service.isolation.describe()
     settings = request.caller.settings
     body = {
@@ -60,7 +62,7 @@ async def show_info(service: Service, request: Request) -> None:
             "ceiling": settings.ceiling_limits.as_json(),
         },
     }
-    await reply(request.send, encode_json(body))
+    return Answer(body)
 
 
 def _describe_network(caller: Caller) -> dict[str, str]:

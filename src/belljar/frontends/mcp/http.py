@@ -27,6 +27,7 @@ from contextvars import ContextVar
 from typing import Any, cast
 
 import msgspec
+from starlette.types import Message, Receive, Scope, Send
 
 from belljar.contract.sessions import SessionState
 from belljar.engine.engine import Engine
@@ -34,8 +35,7 @@ from belljar.frontends.access.callers import Caller
 from belljar.frontends.access.refusals import Refusal
 from belljar.frontends.api.context import Service
 from belljar.frontends.api.large_bodies import AT_ONCE_BYTES, check
-from belljar.frontends.api.request import Request
-from belljar.frontends.api.responses import Message, Receive, Send
+from belljar.frontends.api.request import REQUEST, Request
 from belljar.frontends.mcp.config import ServerConfig
 from belljar.frontends.mcp.tool_call import log_fault
 
@@ -73,7 +73,7 @@ class Endpoint:
         self._task: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
 
-    async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         prefix = scope["path"].rstrip("/")
         if prefix not in PREFIXES:
             raise Refusal(404, "not_found", "this path does not exist; MCP is at /mcp")
@@ -81,21 +81,20 @@ class Endpoint:
             message = f"{prefix} has no MCP sessions; use POST"
             raise Refusal(405, "method_not_allowed", message, headers=((b"allow", b"POST"),))
         managers = self._managers or await self._start()
-        mcp_request = HttpRequest(scope["belljar.caller"], receive, send)
-        request = Request(scope, dict(scope["headers"]), receive, send, self._service.memory, mcp_request.caller)
+        request: Request = scope[REQUEST]
+        mcp_request = HttpRequest(request.caller, receive, send)
         try:
             if scope["method"] == "POST":
-                mcp_request.body = await request.read()
+                mcp_request.body = await request.json_body()
                 if len(mcp_request.body) > AT_ONCE_BYTES:
                     await check(mcp_request.body)
-                if wants_only_its_result(request.headers, mcp_request.body):
+                if wants_only_its_result(request.header_bytes, mcp_request.body):
                     mcp_request.shorten()
                     request.on_hang_up(mcp_request.hang_up)
             inner = {**scope, _REQUEST: mcp_request, "user": self._user_of(mcp_request.caller.owner)}
             await managers[prefix].handle_request(inner, mcp_request.receive, mcp_request.send)
         finally:
             mcp_request.close()
-            request.release()
 
     async def start_engine(self) -> Engine:
         """The engine, which is open as long as the server runs."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from api_server import JSON, Server, Start
@@ -368,6 +369,14 @@ def test_files_go_in_and_out(talk: Talk) -> None:
     assert talk.ask("DELETE", f"/{opened}/files/data/deep/a%20b.bin").status == 204
     gone = talk.ask("GET", f"/{opened}/files/data/deep/a%20b.bin")
     assert (gone.status, gone.code) == (404, "file_not_found")
+
+
+@pytest.mark.parametrize("path", ["a%0Ab", "a%0A", "%0A/b"])
+def test_file_names_may_have_line_breaks(talk: Talk, path: str) -> None:
+    opened = talk.open()
+    assert talk.put(opened, path, b"x").status == 204
+    assert talk.ask("GET", f"/{opened}/files/{path}").content == b"x"
+    assert [each["path"] for each in talk.ask("GET", f"/{opened}/files").body["files"]] == [unquote(path)]
 
 
 @pytest.mark.parametrize(

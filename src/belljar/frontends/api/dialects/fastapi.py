@@ -9,8 +9,7 @@ import msgspec
 
 from belljar.frontends.access.refusals import Refusal
 from belljar.frontends.api.request import decode
-from belljar.frontends.api.responses import encode_json
-from belljar.frontends.api.routing import Answer
+from belljar.frontends.api.responses import Answer
 
 _T = TypeVar("_T")
 
@@ -52,4 +51,4 @@ def _invalid(message: str) -> Refusal:
 
 def refuse(refusal: Refusal) -> Answer:
     """Every error as {"detail": …}."""
-    return Answer(encode_json({"detail": refusal.details.get("detail", refusal.message)}))
+    return Answer({"detail": refusal.details.get("detail", refusal.message)}, refusal.status)

@@ -10,14 +10,14 @@ import time
 from typing import Any
 
 from msgspec import Struct
+from starlette.responses import Response
 
 from belljar.contract.errors import NotAllowed, ToolFailed
-from belljar.frontends.access.callers import Caller
 from belljar.frontends.access.refusals import Refusal, retry_after
 from belljar.frontends.api.context import Service
 from belljar.frontends.api.dialects.fastapi import read_whole, refuse
 from belljar.frontends.api.request import Request
-from belljar.frontends.api.responses import encode_json, reply
+from belljar.frontends.api.responses import Answer
 from belljar.frontends.api.routing import Dialect
 from belljar.tools.web.access import Web
 
@@ -94,20 +94,17 @@ class Proxy:
             raise Refusal(429, "too_many_requests", message, headers=retry_after(1.0))
 
 
-def check_may_use(caller: Caller) -> None:
-    """Raises NotAllowed unless the caller may use tools."""
-    if not caller.grants.tools:
-        raise NotAllowed(f"key {caller.name!r} may not use tools, and so not this; ask the operator")
-
-
-async def _answer(service: Service, request: Request) -> None:
-    if service.proxy is None:
+async def answer(proxy: Proxy | None, request: Request) -> Response:
+    """The handler of all three paths."""
+    if proxy is None:
         raise Refusal(404, "not_found", "Not Found")
-    check_may_use(request.caller)
-    client = request.scope["client"]
-    body = await request.read(is_json=False)
-    answer = await service.proxy.answer(request.scope["path"], body, client[0] if client else "")
-    await reply(request.send, encode_json(answer))
+    if not request.caller.grants.tools:
+        raise NotAllowed(f"key {request.caller.name!r} may not use tools, and so not this; ask the operator")
+    return Answer(await proxy.answer(request.scope["path"], await request.body(), request.address))
+
+
+async def _answer(service: Service, request: Request) -> Response:
+    return await answer(service.proxy, request)
 
 
 PATHS = ("/search", "/read_pdf", "/fetch_web")

@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Mapping
-from typing import Any
+from functools import partial
 
 import uvicorn
+from starlette.responses import Response
 
 from belljar import __version__
 from belljar.frontends.access.callers import Callers, MemoryBudget
 from belljar.frontends.access.keys import KeyFile, KeyRing, keys_path
 from belljar.frontends.access.refusals import Refusal, refusal_of
-from belljar.frontends.api.app import Guard, check_repeated
-from belljar.frontends.api.dialects import fastapi
-from belljar.frontends.api.dialects.api_proxy.routes import PATHS, Proxy, check_may_use
+from belljar.frontends.api.app import App
+from belljar.frontends.api.dialects.api_proxy.routes import DIALECT, PATHS, Proxy, answer
 from belljar.frontends.api.request import Request
-from belljar.frontends.api.responses import Receive, Send, encode_json, reply
+from belljar.frontends.api.responses import Answer
+from belljar.frontends.api.routing import Endpoint, ExactRoute
 from belljar.frontends.api.server import begin, bind, finish, listen, prepare, stopping_at_signals, sweep
 from belljar.settings import Settings
 from belljar.telemetry import Log
@@ -29,47 +29,25 @@ _BODY_BYTES = 1024 * 1024
 _BODIES_BYTES = 64 * _BODY_BYTES
 
 
-class ProxyApp:
-    """An ASGI application with the proxy's paths and a /health."""
+def build_app(settings: Settings, keys: KeyRing, proxy: Proxy) -> App:
+    """The proxy's paths and /health."""
+    callers = Callers(settings, keys)
+    handlers = {"POST": partial(answer, proxy)}
+    routes = [ExactRoute(path, Endpoint(callers, handlers, DIALECT, is_open=False)) for path in PATHS]
+    routes.append(ExactRoute("/health", Endpoint(callers, {"GET": _show_health}, DIALECT, is_open=True)))
+    memory = MemoryBudget(_BODY_BYTES, _BODIES_BYTES)
+    return App(settings.server, callers, memory, _refuse, routes, DIALECT)
 
-    def __init__(self, settings: Settings, keys: KeyRing, proxy: Proxy) -> None:
-        self._guard = Guard(settings.server)
-        self._callers = Callers(settings, keys)
-        self._proxy = proxy
-        self._memory = MemoryBudget(_BODY_BYTES, _BODIES_BYTES)
 
-    async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
-        request = Request(scope, dict(scope["headers"]), receive, send, self._memory, self._callers.unidentified)
-        try:
-            check_repeated(scope["headers"])
-            self._guard.check(request.headers)
-            await reply(send, encode_json(await self._answer(scope, request)))
-        except ConnectionError:
-            return
-        except Exception as error:  # noqa: BLE001  the boundary of this API: every error becomes an answer
-            refusal = refusal_of(error)
-            if refusal.code == "internal_error":
-                _log.error("a request could not be answered: %s", error, exc_info=error)
-            await reply(send, fastapi.refuse(refusal).body, refusal.status, headers=refusal.headers)
-        except asyncio.CancelledError:
-            _log.warning("a request was still open at the end of the grace period")
-        finally:
-            request.release()
+async def _show_health(request: Request) -> Response:
+    return Answer({"status": "ok"})
 
-    async def _answer(self, scope: Mapping[str, Any], request: Request) -> Any:
-        path, method = scope["path"], scope["method"]
-        if path == "/health" and method == "GET":
-            return {"status": "ok"}
-        if path not in PATHS:
-            raise Refusal(404, "not_found", "Not Found")
-        if method != "POST":
-            raise Refusal(405, "method_not_allowed", "Method Not Allowed", headers=((b"allow", b"POST"),))
-        address = scope["client"][0] if scope["client"] else ""
-        request.caller = self._callers.identify(request.headers, address)
-        check_may_use(request.caller)
-        return await self._proxy.answer(path, await request.read(is_json=False), address)
+
+def _refuse(error: Exception) -> Refusal:
+    refusal = refusal_of(error)
+    if refusal.code == "internal_error":
+        _log.error("a request could not be answered: %s", error, exc_info=error)
+    return refusal
 
 
 async def serve_proxy(settings: Settings, log: Log) -> None:
@@ -83,7 +61,7 @@ async def serve_proxy(settings: Settings, log: Log) -> None:
     await web.open()
     try:
         with bind(settings, keys, settings.server.port) as listener, stopping_at_signals() as stop:
-            app = ProxyApp(settings, keys, Proxy(web, settings.web.proxy_requests_per_second))
+            app = build_app(settings, keys, Proxy(web, settings.web.proxy_requests_per_second))
             log.write("listening", url=listen(listener), api="proxy", version=__version__)
             await _run(prepare(settings, app), listener, stop)
     finally:

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 from msgspec import Struct
+from starlette.responses import Response
 
 from belljar.contract.errors import CallerError, Draining, Overloaded
 from belljar.contract.execution import Execution, Outcome, Status, cut_note
@@ -27,10 +28,9 @@ from belljar.frontends.api.context import Service
 from belljar.frontends.api.dialects.code_exec.hashed_tests import HashedTests
 from belljar.frontends.api.dialects.code_exec.multipl_e import evaluate, find_evaluator
 from belljar.frontends.api.request import Request, decode
-from belljar.frontends.api.responses import encode_json, reply
-from belljar.frontends.api.routing import Answer, Dialect
+from belljar.frontends.api.responses import Answer, encode_json
+from belljar.frontends.api.routing import Dialect
 
-_TEXT = b"text/plain; charset=utf-8"
 _QUEUE_SECONDS = 600.0  # how long a request waits for a full queue
 _RETRY_SECONDS = 0.25
 _SECONDS_MAX = 2**64 - 1
@@ -63,23 +63,20 @@ class CodeExec:
     def __init__(self) -> None:
         self._tests = HashedTests()
 
-    async def run_python(self, service: Service, request: Request) -> None:
+    async def run_python(self, service: Service, request: Request) -> Response:
         body, is_wrapped = await _read(request)
         if body is None:
-            await _answer_text(request, "1\nInvalid JSON input")
-            return
+            return _text("1\nInvalid JSON input")
         code = await self._with_test(service, body)
         if code is None:
-            await _answer_text(request, "-1\nFailed to get test from test bank")
-            return
+            return _text("-1\nFailed to get test from test bank")
         status, text = await _run_python(service, request, body, code)
         if is_wrapped:
             inner = json.dumps({"output": text, "status": status})
-            await _answer_text(request, encode_json({"status": "SUCCESS", "result": {"result": inner}}))
-        elif body.json_resp:
-            await _answer_text(request, encode_json({"output": text, "status": status}))
-        else:
-            await _answer_text(request, f"{status}\n{text}")
+            return _text(encode_json({"status": "SUCCESS", "result": {"result": inner}}))
+        if body.json_resp:
+            return _text(encode_json({"output": text, "status": status}))
+        return _text(f"{status}\n{text}")
 
     async def _with_test(self, service: Service, body: Body) -> str | None:
         if body.testhash is None:
@@ -88,50 +85,46 @@ class CodeExec:
         test = await asyncio.to_thread(self._tests.find, directory, *body.testhash)
         return None if test is None else f"{body.code}\n\n{test}"
 
-    async def run_any(self, service: Service, request: Request) -> None:
+    async def run_any(self, service: Service, request: Request) -> Response:
         body, _ = await _read(request)
         if body is None:
-            await _answer_text(request, "1\nInvalid JSON input")
-        elif body.testhash is not None:
-            await _answer_text(request, "-1\nTesthash is not supported for this endpoint")
-        else:
-            await _answer_text(request, await _run_any(service, request, body))
+            return _text("1\nInvalid JSON input")
+        if body.testhash is not None:
+            return _text("-1\nTesthash is not supported for this endpoint")
+        return _text(await _run_any(service, request, body))
 
-    async def measure(self, service: Service, request: Request) -> None:
+    async def measure(self, service: Service, request: Request) -> Response:
         body, _ = await _read(request)
         if body is None:
-            await _answer_text(request, "-1")
-            return
+            return _text("-1")
         percent = await _measure(service, request, body)
-        await _answer_text(request, encode_json({"coverage": percent}))
+        return _text(encode_json({"coverage": percent}))
 
-    async def run_wrapped(self, service: Service, request: Request) -> None:
+    async def run_wrapped(self, service: Service, request: Request) -> Response:
         """POST /, used by clients with an EXECUTOR_AUTH. Unlike GET /, it needs a key."""
-        client = request.scope["client"]
-        request.caller = service.callers.identify(request.headers, client[0] if client else "")
-        await self.run_python(service, request)
+        request.identify(service.callers)
+        return await self.run_python(service, request)
 
 
-async def _answer_alive(service: Service, request: Request) -> None:
+async def _answer_alive(service: Service, request: Request) -> Response:
     """Clients check here whether a server runs: they wait forever unless they get 200 or 404."""
-    await _answer_text(request, "OK")
+    return _text("OK")
 
 
-async def _answer_healthy(service: Service, request: Request) -> None:
+async def _answer_healthy(service: Service, request: Request) -> Response:
     if service.health.trouble:
         raise Refusal(503, service.health.trouble, "no program can be run here at the moment")
-    await _answer_text(request, "OK")
+    return _text("OK")
 
 
-async def _answer_text(request: Request, text: str | bytes) -> None:
-    content = text.encode() if isinstance(text, str) else text
-    await reply(request.send, content, content_type=(b"content-type", _TEXT))
+def _text(text: str | bytes) -> Response:
+    return Answer(text.encode() if isinstance(text, str) else text, media_type="text/plain")
 
 
 async def _read(request: Request) -> tuple[Body | None, bool]:
     """The body, None if it is invalid; and whether it was wrapped."""
     request.caller.count_request()
-    content = await request.read(is_json=False)
+    content = await request.body()
     try:
         found = await decode(content, _read_either, lambda found: found)
     except Refusal as refusal:
@@ -268,9 +261,9 @@ def _gate(service: Service, caller: Caller) -> asyncio.Semaphore:
     return gate
 
 
-def refuse(refusal: Refusal) -> Answer:
+def refuse(refusal: Refusal) -> Response:
     """The form that clients raise as an error, whichever call it was."""
-    return Answer(encode_json({"detail": refusal.message}), _TEXT)
+    return Answer({"detail": refusal.message}, refusal.status, media_type="text/plain")
 
 
 _routes = CodeExec()

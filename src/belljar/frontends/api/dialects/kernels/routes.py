@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from msgspec import Struct
+from starlette.responses import Response
 
 from belljar import __version__
 from belljar.contract.errors import CallerError
@@ -34,8 +35,8 @@ from belljar.frontends.api.dialects.kernels.sessions import (
     wrap,
 )
 from belljar.frontends.api.request import Request
-from belljar.frontends.api.responses import NO_SNIFFING, encode_json, reply
-from belljar.frontends.api.routing import Answer, Dialect, Methods
+from belljar.frontends.api.responses import Answer, encode_json
+from belljar.frontends.api.routing import Dialect, Methods
 
 PREFIXES = ("/api/v1", "/ai/sandbox/v1/api")
 _NDJSON = b"application/x-ndjson; charset=utf-8"
@@ -76,7 +77,7 @@ async def execute(service: Service, request: Request) -> None:
         await stream.end()
 
 
-async def execute_sync(service: Service, request: Request) -> None:
+async def execute_sync(service: Service, request: Request) -> Response:
     """Answer with all lines at once."""
     data: dict[str, list[Any]] = {"texts": [], "images": [], "errors": []}
 
@@ -87,7 +88,7 @@ async def execute_sync(service: Service, request: Request) -> None:
 
     async with _prepare(service, request) as cell:
         await request.while_connected(_run(cell, collect))
-        await reply(request.send, wrap(data), headers=cell.headers)
+        return Answer(wrap(data), headers=cell.headers)
 
 
 @contextlib.asynccontextmanager
@@ -95,7 +96,7 @@ async def _prepare(service: Service, request: Request) -> AsyncIterator[_Cell]:
     """The cell in the body, and its session, which is opened if no session has that name."""
     caller = request.caller
     caller.count_request()
-    body = await read_whole(ExecuteBody, await request.read())
+    body = await read_whole(ExecuteBody, await request.json_body())
     state = await find_or_open(service, request, id_of(body.session_id))
     timeout = None
     if body.timeout is not None and body.timeout > 0:
@@ -136,30 +137,28 @@ class _EventStream:
     async def send(self, line: Line) -> None:
         """Send one line; waits while the client reads more slowly than the cell writes."""
         await self._begin()
-        await self._request.send({"type": "http.response.body", "body": encode_json(line) + b"\n", "more_body": True})
+        await self._request.send_piece(encode_json(line) + b"\n")
 
     async def end(self) -> None:
         await self._begin()
-        await self._request.send({"type": "http.response.body", "body": b""})
+        await self._request.end()
 
     async def _begin(self) -> None:
         if self.has_begun:
             return
         self.has_begun = True
-        head = [
+        await self._request.begin(
             (b"content-type", _NDJSON),
             (b"cache-control", b"no-cache"),
             (b"x-accel-buffering", b"no"),  # else a proxy may buffer the whole stream
-            NO_SNIFFING,
             *self._headers,
-        ]
-        await self._request.send({"type": "http.response.start", "status": 200, "headers": head})
+        )
 
 
 # ---- health and errors
 
 
-async def show_health(service: Service, request: Request) -> None:
+async def show_health(service: Service, request: Request) -> Response:
     trouble = service.health.trouble
     body = {
         "status": "unhealthy" if trouble else "healthy",
@@ -167,10 +166,10 @@ async def show_health(service: Service, request: Request) -> None:
         "active_sessions": service.engine.sessions.facts()["open"],
         "uptime": round(time.monotonic() - _started_at, 3),
     }
-    await reply(request.send, encode_json(body), 503 if trouble else 200)
+    return Answer(body, 503 if trouble else 200)
 
 
-async def show_info(service: Service, request: Request) -> None:
+async def show_info(service: Service, request: Request) -> Response:
     """GET / on the dialect's own port."""
     body = {
         "name": "Python Sandbox MCP Server",
@@ -179,10 +178,10 @@ async def show_info(service: Service, request: Request) -> None:
         "api_endpoint": PREFIXES[1],
         "served_by": "belljar",
     }
-    await reply(request.send, encode_json(body))
+    return Answer(body)
 
 
-def refuse(refusal: Refusal) -> Answer:
+def refuse(refusal: Refusal) -> Response:
     """`{"detail": …}`, with the messages that its clients and tests look for."""
     if refusal.code == "unauthorized":
         detail: Any = "Invalid API key" if refusal.details.get("key") == "unknown" else "API key required"
@@ -193,7 +192,7 @@ def refuse(refusal: Refusal) -> Answer:
         detail = refusal.details.get("detail", unnamed)
     else:
         detail = refusal.message
-    return Answer(encode_json({"detail": detail}), status=422 if refusal.status == 400 else 0)
+    return Answer({"detail": detail}, 422 if refusal.status == 400 else refusal.status)
 
 
 _BELOW: dict[str, Methods] = {

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from msgspec import Struct
+from starlette.responses import Response
 
 from belljar.contract.errors import CallerError, NotFound, TooManySessions
 from belljar.contract.files import File
@@ -26,7 +27,7 @@ from belljar.frontends.api.context import Service
 from belljar.frontends.api.dialects.fastapi import read_body
 from belljar.frontends.api.dialects.kernels.names import id_of, name_of
 from belljar.frontends.api.request import Request, decode
-from belljar.frontends.api.responses import encode_json, reply
+from belljar.frontends.api.responses import Answer, encode_json
 
 _WORK_DIR = "/work"  # as a program sees it
 _FILES_AT_ONCE = 1000  # a thread describes more
@@ -51,10 +52,10 @@ class SessionBody(Struct):
     files: list[UploadBody] | None = None
 
 
-async def create_session(service: Service, request: Request) -> None:
+async def create_session(service: Service, request: Request) -> Response:
     """Open a session with files in it. A session that exists already gets the files."""
     request.caller.count_request()
-    body = await request.read()
+    body = await request.json_body()
     wanted, files, errors = await decode(body, lambda text: read_body(SessionBody, text), _read_files)
     state = await find_or_open(service, request, id_of(wanted.session_id))
     sessions, owner = service.engine.sessions, request.caller.owner
@@ -71,17 +72,17 @@ async def create_session(service: Service, request: Request) -> None:
         "downloaded_files": written,
         "errors": errors,
     }
-    await reply(request.send, wrap(data))
+    return Answer(wrap(data))
 
 
-async def list_sessions(service: Service, request: Request) -> None:
+async def list_sessions(service: Service, request: Request) -> Response:
     """The sessions of this caller."""
     states = service.engine.sessions.list(request.caller.owner)
     found = {name_of(state.id): _describe(state) for state in states}
-    await reply(request.send, encode_json({"sessions": found, "total": len(found)}))
+    return Answer({"sessions": found, "total": len(found)})
 
 
-async def show_session(service: Service, request: Request) -> None:
+async def show_session(service: Service, request: Request) -> Response:
     request.caller.count_request()
     sessions, owner, session_id = service.engine.sessions, request.caller.owner, _requested_id(request)
     state = sessions.get(owner, session_id)
@@ -99,21 +100,21 @@ async def show_session(service: Service, request: Request) -> None:
         )
 
     body = await asyncio.to_thread(describe) if len(files) > _FILES_AT_ONCE else describe()
-    await reply(request.send, body)
+    return Answer(body)
 
 
-async def terminate_session(service: Service, request: Request) -> None:
+async def terminate_session(service: Service, request: Request) -> Response:
     """The session and every process that it started are gone when this is answered."""
     session_id = _requested_id(request)
     await service.engine.sessions.close(request.caller.owner, session_id)
-    await reply(request.send, encode_json({"message": f"Session {name_of(session_id)} terminated"}))
+    return Answer({"message": f"Session {name_of(session_id)} terminated"})
 
 
-async def interrupt_session(service: Service, request: Request) -> None:
+async def interrupt_session(service: Service, request: Request) -> Response:
     """Answers the same if no cell runs."""
     session_id = _requested_id(request)
     service.engine.sessions.interrupt(request.caller.owner, session_id)
-    await reply(request.send, encode_json({"message": f"Session {name_of(session_id)} interrupted"}))
+    return Answer({"message": f"Session {name_of(session_id)} interrupted"})
 
 
 async def find_or_open(service: Service, request: Request, session_id: str) -> SessionState:
@@ -181,7 +182,7 @@ def _no_download(url: str) -> str:
 
 
 def _requested_id(request: Request) -> str:
-    return id_of(request.parameters["id"])
+    return id_of(request.path_params["id"])
 
 
 def wrap(data: dict[str, Any]) -> bytes:

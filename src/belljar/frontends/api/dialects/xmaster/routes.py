@@ -13,9 +13,9 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-from urllib.parse import parse_qs
 
 from msgspec import UNSET, Struct, UnsetType
+from starlette.responses import Response
 
 from belljar.contract.errors import BelljarError, NotFound, ToolFailed
 from belljar.contract.execution import Event, Execution, Finished, Outcome, Status, ToolAnswered, ToolCalled, cut_note
@@ -37,7 +37,7 @@ from belljar.frontends.api.dialects.xmaster.wrapping import (
 )
 from belljar.frontends.api.large_bodies import AT_ONCE_BYTES, check
 from belljar.frontends.api.request import Request, decode
-from belljar.frontends.api.responses import NO_SNIFFING, encode_json, reply
+from belljar.frontends.api.responses import JSON_TYPE, Answer, encode_json
 from belljar.frontends.api.routing import Dialect
 
 _WAIT_SECONDS = 600.0  # for a run whose events a client wants to read
@@ -101,13 +101,13 @@ class XMaster:
 
     # ---- running
 
-    async def execute(self, service: Service, request: Request) -> None:
+    async def execute(self, service: Service, request: Request) -> Response:
         caller = request.caller
         caller.count_request()
-        submission = await decode(await request.read(is_json=False), _read, _check)
+        submission = await decode(await request.body(), _read, _check)
         with caller.running_up_to(1):
             answer = await self._run(service, request, submission)
-        await reply(request.send, encode_json({**answer, "session_id": submission.shown_id}))
+        return Answer({**answer, "session_id": submission.shown_id})
 
     async def _run(self, service: Service, request: Request, submission: _Submission) -> dict[str, Any]:
         caller, execution_id = request.caller, new_id()
@@ -153,17 +153,17 @@ class XMaster:
 
     # ---- in the background
 
-    async def submit(self, service: Service, request: Request) -> None:
+    async def submit(self, service: Service, request: Request) -> Response:
         caller = request.caller
         caller.count_request()
-        body = await request.read(is_json=False)
+        body = await request.body()
         submission = await decode(body, _read, _check)
         with contextlib.ExitStack() as held:
             held.enter_context(caller.running_up_to(1))
             held.enter_context(self._jobs.room(service.settings, caller.name, len(body)))
             log = self._logs.new((_owner(caller), submission.shown_id))
             self._jobs.start(self._run_logged(service, caller, submission, log), held.pop_all())
-        await reply(request.send, encode_json({"status": "success", "session_id": submission.shown_id}))
+        return Answer({"status": "success", "session_id": submission.shown_id})
 
     async def _run_logged(self, service: Service, caller: Caller, submission: _Submission, log: EventLog) -> None:
         log.put(make_line("tool_result", "start"))
@@ -203,10 +203,10 @@ class XMaster:
         raise AssertionError("a stream ends with its outcome")
 
     async def stream(self, service: Service, request: Request) -> None:
-        key = _owner(request.caller), request.parameters["session_id"]
+        key = _owner(request.caller), request.path_params["session_id"]
         if not self._logs.knows(key) and not _has_session(service, request.caller, key[1]):
             raise Refusal(404, "not_found", "Session not found")
-        await request.read(is_json=False)
+        await request.body()
         session_logs = self._logs.touch(key)
         reading = asyncio.ensure_future(self._logs.take(key))
         gone = asyncio.ensure_future(request.receive())
@@ -225,8 +225,7 @@ class XMaster:
                 session_logs.put_back(log)
 
     async def _send_all(self, request: Request, log: EventLog, gone: asyncio.Future[Any]) -> None:
-        head = [(b"content-type", b"application/json"), (b"cache-control", b"no-store"), NO_SNIFFING]
-        await request.send({"type": "http.response.start", "status": 200, "headers": head})
+        await request.begin(JSON_TYPE, (b"cache-control", b"no-store"))
         while True:
             waiting = asyncio.ensure_future(log.next())
             await asyncio.wait([waiting, gone], return_when=asyncio.FIRST_COMPLETED)
@@ -237,34 +236,34 @@ class XMaster:
             line = waiting.result()
             if line is None:
                 break
-            await request.send({"type": "http.response.body", "body": line, "more_body": True})
-        await request.send({"type": "http.response.body", "body": b""})
+            await request.send_piece(line)
+        await request.end()
 
     # ---- the rest
 
-    async def delete(self, service: Service, request: Request) -> None:
-        given = parse_qs(request.scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True)
-        if "session_id" not in given:
+    async def delete(self, service: Service, request: Request) -> Response:
+        session_ids = request.query_params.getlist("session_id")
+        if not session_ids:
             raise unprocessable([{"type": "missing", "loc": ["query", "session_id"], "msg": "Field required"}])
-        session_id, owner = given["session_id"][-1], _owner(request.caller)
+        session_id, owner = session_ids[-1], _owner(request.caller)
         self._logs.forget((owner, session_id))
         with contextlib.suppress(NotFound):
             await service.engine.sessions.close(owner, _session_key(session_id))
-        await reply(request.send, encode_json({"status": "success"}))
+        return Answer({"status": "success"})
 
-    async def list_tools(self, service: Service, request: Request) -> None:
+    async def list_tools(self, service: Service, request: Request) -> Response:
         """Every agent has the same tools."""
         tools = service.engine.tools
         allowed = set(_tools(service, request.caller))
         specs = [] if tools is None else [spec.as_json() for spec in tools.specs if spec.name in allowed]
-        await reply(request.send, encode_json(specs))
+        return Answer(specs)
 
-    async def call_tool(self, service: Service, request: Request) -> None:
+    async def call_tool(self, service: Service, request: Request) -> Response:
         caller = request.caller
         caller.count_request()
-        name = request.parameters["name"].replace("-", "_")
+        name = request.path_params["name"].replace("-", "_")
         tools = service.engine.tools
-        body = await request.read(is_json=False)
+        body = await request.body()
         if tools is None or name not in _tools(service, caller):
             raise Refusal(404, "not_found", "Tool not found")
         arguments = await read_whole(dict[str, Any], body or b"{}")
@@ -272,19 +271,19 @@ class XMaster:
             answer = {"status": True, "result": await tools.call(name, arguments)}
         except ToolFailed as error:
             answer = {"status": False, "result": error.message}
-        await reply(request.send, encode_json(answer))
+        return Answer(answer)
 
-    async def put_item(self, service: Service, request: Request) -> None:
-        put = await read_whole(PutBody, await request.read(is_json=False))
+    async def put_item(self, service: Service, request: Request) -> Response:
+        put = await read_whole(PutBody, await request.body())
         try:
             flag = self._put(service, request.caller, put)
         except NotFound:
             raise Refusal(500, "not_found", f"there is no session {put.session_id[:100]!r}") from None
-        await reply(request.send, encode_json({"session_id": put.session_id, "flag": flag}))
+        return Answer({"session_id": put.session_id, "flag": flag})
 
-    async def put_items(self, service: Service, request: Request) -> None:
+    async def put_items(self, service: Service, request: Request) -> Response:
         """The body has one object per line."""
-        body = await request.read(is_json=False)
+        body = await request.body()
         if len(body) > AT_ONCE_BYTES:
             await check(body)
         lines = body.split(b"\n", _LINES_MAX)
@@ -300,7 +299,7 @@ class XMaster:
                 errors.append({"line": number, "error": f"there is no session {put.session_id[:100]!r}"})
             except Refusal as refusal:
                 errors.append({"line": number, "error": str(refusal.details.get("detail"))})
-        await reply(request.send, encode_json({"status": "ok", "processed_items": count, "errors": errors}))
+        return Answer({"status": "ok", "processed_items": count, "errors": errors})
 
     def _put(self, service: Service, caller: Caller, put: PutBody) -> bool:
         key = _owner(caller), put.session_id
@@ -384,8 +383,8 @@ def _describe(submission: _Submission, execution: Execution, outcome: Outcome) -
     return {"output": output, "error": error, "execution_time": outcome.usage.wall_seconds}
 
 
-async def _answer_healthy(service: Service, request: Request) -> None:
-    await reply(request.send, b'{"status":"ok"}')
+async def _answer_healthy(service: Service, request: Request) -> Response:
+    return Answer(b'{"status":"ok"}')
 
 
 _routes = XMaster()
@@ -397,7 +396,7 @@ DIALECT = Dialect(
     routes={
         "/execute": {"POST": _routes.execute},
         "/submit": {"POST": _routes.submit},
-        "/get_mcp_result/{session_id*}": {"GET": _routes.stream},
+        "/get_mcp_result/{session_id:rest}": {"GET": _routes.stream},
         "/del_session": {"POST": _routes.delete},
         "/get_tool": {"GET": _routes.list_tools},
         "/get_tool/{agent}": {"GET": _routes.list_tools},
