@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
+from belljar.aio import cancel_all
 from belljar.contract.errors import CallerError, Draining, Overloaded, SandboxFault, TooLarge
 from belljar.contract.execution import Execution, Outcome, Status, Usage
 from belljar.engine.outcomes import new_id
@@ -256,9 +257,7 @@ async def _run_all(
         try:
             await asyncio.gather(*workers)
         finally:
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
+            await cancel_all(workers)
 
 
 async def _run_one(service: Service, batch: Batch, index: int) -> tuple[dict[str, Any], int]:

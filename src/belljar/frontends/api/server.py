@@ -17,6 +17,7 @@ from typing import Any
 import uvicorn
 
 from belljar import __version__
+from belljar.aio import cancel_all
 from belljar.assembly import build_engine, build_environments
 from belljar.contract.errors import InvalidSettings
 from belljar.engine.engine import Engine
@@ -278,9 +279,7 @@ async def _run(
         await asyncio.wait([*serving, stopping], return_when=asyncio.FIRST_COMPLETED)
         await _stop(servers, service, endpoint, serving, stop)
     finally:
-        for each in (*helpers, stopping):
-            each.cancel()
-        await asyncio.gather(*helpers, stopping, return_exceptions=True)
+        await cancel_all([*helpers, stopping])
 
 
 async def _stop(

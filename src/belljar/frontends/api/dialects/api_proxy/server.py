@@ -11,6 +11,7 @@ import uvicorn
 from starlette.responses import Response
 
 from belljar import __version__
+from belljar.aio import cancel_all
 from belljar.frontends.access.callers import Callers, MemoryBudget
 from belljar.frontends.access.keys import KeyFile, KeyRing, keys_path
 from belljar.frontends.access.refusals import Refusal, refusal_of
@@ -79,6 +80,4 @@ async def _run(server: uvicorn.Server, listener: socket.socket, stop: asyncio.Ev
         stop.clear()
         await finish([server], [serving], stop)
     finally:
-        for each in (sweeping, stopping):
-            each.cancel()
-        await asyncio.gather(sweeping, stopping, return_exceptions=True)
+        await cancel_all([sweeping, stopping])
