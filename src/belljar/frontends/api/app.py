@@ -17,9 +17,9 @@ import asyncio
 import ipaddress
 import logging
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from starlette.routing import BaseRoute, Router
+from starlette.routing import Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from belljar.frontends.access.callers import Callers, MemoryBudget
@@ -155,7 +155,7 @@ class App:
         callers: Callers,
         memory: MemoryBudget,
         refuse: Callable[[Exception], Refusal],
-        routes: Iterable[BaseRoute],
+        routes: Sequence[ExactRoute],
         alone: Dialect | None = None,
     ) -> None:
         """`refuse` counts and logs errors; `alone` is the dialect if only one is served."""
@@ -164,7 +164,9 @@ class App:
         self._memory = memory
         self._refusal_of = refuse
         self._alone = alone
-        self._router = Router(list(routes), redirect_slashes=False, default=self._find_nothing)
+        # The router tries one pattern after the other, so paths without parameters are looked up first.
+        self._exact: dict[str, ASGIApp] = {each.path: each.app for each in reversed(routes) if "{" not in each.path}
+        self._router = Router(routes, redirect_slashes=False, default=self._find_nothing)
 
     def mount(self, prefix: str, application: ASGIApp) -> None:
         """Pass requests for `prefix` and everything below to another application, once their caller is identified."""
@@ -185,7 +187,7 @@ class App:
                 if scope["method"] == "OPTIONS":
                     await NoContent()(scope, receive, send)
                     return
-            await self._router(scope, receive, send)
+            await self._exact.get(scope["path"], self._router)(scope, receive, send)
             await request.drained()
         except ConnectionError:
             scope[CONNECTION].abandon()  # the client has left
@@ -221,7 +223,7 @@ class App:
 
 def build_app(service: Service, dialects: Sequence[Dialect] = (), *, is_native: bool = True) -> App:
     """The native API together with the dialects, or one dialect alone. The first route for a path counts."""
-    routes: list[BaseRoute] = []
+    routes: list[ExactRoute] = []
     if is_native:
         routes += routes_of(service, ROUTES, OPEN_TO_ALL)
     for dialect in dialects:

@@ -18,14 +18,15 @@ encode_json = msgspec.json.Encoder(enc_hook=repr).encode
 class Answer(Response):
     """An answer whose content is bytes, or a value to be sent as JSON."""
 
-    media_type = "application/json"
-
     def __init__(
         self, content: Any, status_code: int = 200, *, media_type: str | None = None, headers: Headers = ()
     ) -> None:
-        body = content if isinstance(content, bytes) else encode_json(content)
-        super().__init__(body, status_code, media_type=media_type)
-        self.raw_headers += (NO_SNIFFING, *headers)
+        # Without `super().__init__`, which encodes every header of every answer: 20 µs when caches are cold.
+        self.status_code = status_code
+        self.background = None
+        self.body = content if isinstance(content, bytes) else encode_json(content)
+        kind = JSON_TYPE if media_type is None else (b"content-type", media_type.encode("latin-1"))
+        self.raw_headers = [kind, (b"content-length", b"%d" % len(self.body)), NO_SNIFFING, *headers]
 
 
 class NoContent(Response):

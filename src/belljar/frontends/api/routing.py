@@ -105,7 +105,7 @@ class ExactRoute(Route):
 
 def routes_of(
     service: Service, table: Mapping[str, Methods], open_to_all: frozenset[str], dialect: Dialect | None = None
-) -> Iterator[Route]:
+) -> Iterator[ExactRoute]:
     """The routes of a table, whose handlers get `service`."""
     for path, methods in table.items():
         handlers: dict[str, Any] = {method: partial(handler, service) for method, handler in methods.items()}

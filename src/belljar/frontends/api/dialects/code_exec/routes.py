@@ -31,6 +31,7 @@ from belljar.frontends.api.request import Request, decode
 from belljar.frontends.api.responses import Answer, encode_json
 from belljar.frontends.api.routing import Dialect
 
+_TEXT = "text/plain; charset=utf-8"
 _QUEUE_SECONDS = 600.0  # how long a request waits for a full queue
 _RETRY_SECONDS = 0.25
 _SECONDS_MAX = 2**64 - 1
@@ -118,7 +119,7 @@ async def _answer_healthy(service: Service, request: Request) -> Response:
 
 
 def _text(text: str | bytes) -> Response:
-    return Answer(text.encode() if isinstance(text, str) else text, media_type="text/plain")
+    return Answer(text.encode() if isinstance(text, str) else text, media_type=_TEXT)
 
 
 async def _read(request: Request) -> tuple[Body | None, bool]:
@@ -263,7 +264,7 @@ def _gate(service: Service, caller: Caller) -> asyncio.Semaphore:
 
 def refuse(refusal: Refusal) -> Response:
     """The form that clients raise as an error, whichever call it was."""
-    return Answer({"detail": refusal.message}, refusal.status, media_type="text/plain")
+    return Answer({"detail": refusal.message}, refusal.status, media_type=_TEXT)
 
 
 _routes = CodeExec()
