@@ -275,6 +275,21 @@ class TestProxy:
         assert answer.body["detail"][0]["loc"] == ["body", "query"]
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "status", "body"),
+    [
+        ("GET", "/health", 200, {"status": "ok"}),
+        ("GET", "/nope", 404, {"detail": "Not Found"}),
+        ("GET", "/search", 405, {"detail": "Method Not Allowed"}),
+    ],
+)
+def test_the_proxy_alone_answers_as_its_original(
+    alone: XMaster, method: str, path: str, status: int, body: Any
+) -> None:
+    answer = alone.ask(method, path, api="proxy")
+    assert (answer.status, answer.body) == (status, body)
+
+
 def test_too_many_requests_in_a_second(alone: XMaster) -> None:
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:

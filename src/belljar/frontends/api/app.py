@@ -171,7 +171,7 @@ class App:
     def mount(self, prefix: str, application: ASGIApp) -> None:
         """Pass requests for `prefix` and everything below to another application, once their caller is identified."""
         mounted = Mounted(self._callers, application)
-        self._router.routes += (ExactRoute(prefix, mounted), ExactRoute(prefix + "/{rest:path}", mounted))
+        self._router.routes += (ExactRoute(prefix, mounted), ExactRoute(prefix + "/{rest:any}", mounted))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

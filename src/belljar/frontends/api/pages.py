@@ -59,7 +59,7 @@ async def show_docs(service: Service, request: Request) -> Response:
 
 async def show_home(service: Service, request: Request) -> Response:
     """The page for browsers, JSON for other clients."""
-    if "text/html" in request.headers.get("accept", ""):
+    if b"text/html" in request.header_bytes.get(b"accept", b""):
         return Answer(_HOME, media_type=_HTML, headers=_PAGE_HEADERS)
     body = {"name": "belljar", "message": f"Belljar v{__version__}", "version": __version__, "docs": "/docs"}
     return Answer(body, headers=((b"vary", b"accept"),))

@@ -86,6 +86,7 @@ class Request(starlette.requests.Request):
             Refusal: it is too large.
             Overloaded: too many large bodies are being read.
             ConnectionError: the client left before sending all of it.
+            RuntimeError: it was read before. It is not kept: a large one would hold its memory for the whole run.
         """
         declared = self.header_bytes.get(b"content-length")
         if declared is not None:
@@ -102,9 +103,11 @@ class Request(starlette.requests.Request):
         return b"".join(pieces)
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        """The body piece by piece, within the same bounds."""
-        while not self._stream_consumed:
+        """The body piece by piece, within the same bounds, and once."""
+        while True:
             yield await self._next_piece()
+            if self._stream_consumed:
+                return
 
     def wanted_stream(self) -> bytes | None:
         """The kind of stream that the client accepts (NDJSON or SSE), or None for one JSON document."""
@@ -255,6 +258,8 @@ class Request(starlette.requests.Request):
         )
 
     async def _next_piece(self) -> bytes:
+        if self._stream_consumed:
+            raise RuntimeError("the body was read already")
         message: Message = await self.receive()
         if message["type"] != "http.request":
             raise ConnectionError("the client left")

@@ -26,12 +26,19 @@ Methods = Mapping[str, Handler]
 
 
 class _RestConvertor(StringConvertor):
-    """`{name:rest}` matches one segment or more; Starlette's `{name:path}` also matches nothing, but no line breaks."""
+    """`{name:rest}` matches one character or more. Starlette's `{name:path}` also matches none, but no line breaks."""
 
     regex = "(?s:.+)"
 
 
+class _AnyConvertor(StringConvertor):
+    """`{name:any}` matches everything, even nothing."""
+
+    regex = "(?s:.*)"
+
+
 register_url_convertor("rest", _RestConvertor())
+register_url_convertor("any", _AnyConvertor())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -85,6 +85,12 @@ def test_key_in_the_query_is_not_taken(keyed: tuple[Server, dict[str, str]]) -> 
     assert server.ask("GET", f"/v1/info?key={texts['plain']}&api_key={texts['plain']}").status == 401
 
 
+@pytest.mark.parametrize("path", ["/mcp", "/mcp/", "/mcp/x", "/mcp/%0A", "/mcp/x%0Ay", "/ai/sandbox/v1/mcp/%0A"])
+def test_nothing_below_mcp_is_reached_without_a_key(keyed: tuple[Server, dict[str, str]], path: str) -> None:
+    server, _ = keyed
+    assert server.ask("POST", path, {}).status == 401
+
+
 def test_both_headers_work_and_the_name_is_logged(keyed: tuple[Server, dict[str, str]]) -> None:
     server, texts = keyed
     assert server.execute("print(1)", key=texts["plain"]).status == 200

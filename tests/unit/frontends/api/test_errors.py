@@ -105,7 +105,7 @@ def test_code_over_its_own_limit_is_too_large(start: Start) -> None:
     "path",
     [
         *("/nope", "/v1", "/v1/execute/", "/v1/%65xecute/..", "//", "/v1/sessions/x/y", "/v1/sessions/x/files/"),
-        *("/health%0A", "/mcp%0A", "/v1/sessions//execute"),
+        *("/health%0A", "/mcp%0A", "/mcp/%0A", "/mcp/x%0Ay", "/v1/sessions//execute"),
     ],
 )
 def test_unknown_route_is_404(server: Server, path: str) -> None:

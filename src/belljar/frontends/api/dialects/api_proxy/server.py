@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import socket
 from functools import partial
@@ -16,6 +17,7 @@ from belljar.frontends.access.callers import Callers, MemoryBudget
 from belljar.frontends.access.keys import KeyFile, KeyRing, keys_path
 from belljar.frontends.access.refusals import Refusal, refusal_of
 from belljar.frontends.api.app import App
+from belljar.frontends.api.dialects import fastapi
 from belljar.frontends.api.dialects.api_proxy.routes import DIALECT, PATHS, Proxy, answer
 from belljar.frontends.api.request import Request
 from belljar.frontends.api.responses import Answer
@@ -33,11 +35,19 @@ _BODIES_BYTES = 64 * _BODY_BYTES
 def build_app(settings: Settings, keys: KeyRing, proxy: Proxy) -> App:
     """The proxy's paths and /health."""
     callers = Callers(settings, keys)
+    dialect = dataclasses.replace(DIALECT, refuse=_refuse_as_original)
     handlers = {"POST": partial(answer, proxy)}
-    routes = [ExactRoute(path, Endpoint(callers, handlers, DIALECT, is_open=False)) for path in PATHS]
-    routes.append(ExactRoute("/health", Endpoint(callers, {"GET": _show_health}, DIALECT, is_open=True)))
+    routes = [ExactRoute(path, Endpoint(callers, handlers, dialect, is_open=False)) for path in PATHS]
+    routes.append(ExactRoute("/health", Endpoint(callers, {"GET": _show_health}, dialect, is_open=True)))
     memory = MemoryBudget(_BODY_BYTES, _BODIES_BYTES)
-    return App(settings.server, callers, memory, _refuse, routes, DIALECT)
+    return App(settings.server, callers, memory, _refuse, routes, dialect)
+
+
+def _refuse_as_original(refusal: Refusal) -> Response:
+    """Paths and methods that do not exist are refused in the words of the original's framework."""
+    answer = fastapi.refuse(refusal)
+    text = {404: "Not Found", 405: "Method Not Allowed"}.get(refusal.status)
+    return answer if text is None else Answer({"detail": text}, refusal.status)
 
 
 async def _show_health(request: Request) -> Response:
