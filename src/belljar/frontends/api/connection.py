@@ -30,6 +30,7 @@ _JOINED_BYTES_MAX = 64 * 1024  # copying more costs more than a second write
 _BYTES_PER_SECOND = 16 * 1024  # slower clients, in sending or reading, are disconnected
 _PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _PROBED_SECONDS = (0.02, 0.1, 0.4)  # after a probe; then with every sweep
+_REST_SECONDS = 1.0  # for the rest of an answer that had begun when the client closed its side
 _WITHOUT_WAITING = struct.pack("ii", 1, 0)  # reset: the kernel drops unread data, too
 _TCP_CLOSE = 7  # the state of a connection that was reset
 
@@ -192,16 +193,19 @@ class Connection(HttpToolsProtocol):
         """The client sends nothing more: it has left, or has only closed its side and waits for the answer.
 
         Both look alike until the server sends something, so it sends an interim answer: a client that has left resets
-        the connection.
+        the connection. Within an answer there are no interim answers, so the rest of it gets only a short time.
         """
         if self._waits_since is not None or self.transport.is_closing():  # for a request or the rest of one
             return False
         cycle = self.cycle
-        if cycle.response_started or cycle.scope["http_version"] != "1.1":
+        if cycle.response_complete or cycle.scope["http_version"] != "1.1":
             return False
         cycle.keep_alive = False
         self._is_half_closed = True
-        self._outlet.write_at_once(_PROBE)
+        if cycle.response_started:
+            self.loop.call_later(_REST_SECONDS, self.transport.close)
+        else:
+            self._outlet.write_at_once(_PROBE)
         for seconds in _PROBED_SECONDS:
             self.loop.call_later(seconds, self._look_if_reset)
         return True

@@ -46,6 +46,31 @@ def test_a_half_closed_client_gets_its_stream(server: Server) -> None:
         assert b'"late\\n"' in take_answer(wire).content
 
 
+def test_a_client_that_half_closes_within_a_stream_gets_the_rest_that_comes_soon(server: Server) -> None:
+    code = "import time; print('soon', flush=True); time.sleep(0.3); print('late')"
+    with server.dial() as wire:
+        wire.sendall(_request(server, _code(code), "Accept: application/x-ndjson"))
+        taken = b""
+        while b"soon" not in taken:
+            taken += wire.recv(65536)
+        wire.shutdown(socket.SHUT_WR)
+        while data := wire.recv(65536):
+            taken += data
+    assert b'"late\\n"' in taken
+    assert taken.endswith(b"\r\n0\r\n\r\n")
+
+
+def test_a_client_that_closes_both_ways_within_a_stream_ends_its_program(start: Start) -> None:
+    with start() as server:
+        with server.dial() as wire:
+            code = "import time; print('soon', flush=True); time.sleep(9)"
+            wire.sendall(_request(server, _code(code), "Accept: application/x-ndjson"))
+            taken = b""
+            while b"soon" not in taken:
+                taken += wire.recv(65536)
+        assert server.wait_for_line("execution")["status"] == "cancelled"
+
+
 def test_a_client_that_closes_both_ways_ends_its_program(server: Server) -> None:
     with server.dial() as wire:
         wire.sendall(_request(server, _code("import time; time.sleep(9)")))
