@@ -190,7 +190,7 @@ def test_a_full_buffer_does_not_block(pair: Pair) -> None:
             channel.send(pair[0], {}, bytes(10_000))
 
 
-# ---- descriptors nobody asked for
+# ---- unexpected descriptors
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""Who asks. A front end only translates: its own words into an Execution, an Outcome into its own words."""
+"""The servers and commands that callers use. They translate: requests into Executions, Outcomes into answers."""

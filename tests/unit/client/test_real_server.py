@@ -181,7 +181,7 @@ def test_the_compilers_words_come_back(client: Client, box: belljar.Sandbox) -> 
         assert outcome is not None
         assert outcome.status is Status.COMPILE_FAILED
         assert outcome.compilation is not None
-        same = {"wall_seconds": here.wall_seconds, "was_cached": here.was_cached}  # whoever comes later finds it
+        same = {"wall_seconds": here.wall_seconds, "was_cached": here.was_cached}  # the later one finds it in the cache
         assert dataclasses.replace(outcome.compilation, **same) == here
 
 

@@ -90,7 +90,7 @@ def test_retry_after_as_a_date_is_honoured(server: Any, execute: Execute) -> Non
 def test_a_refused_connection_is_tried_again() -> None:
     """The server comes up while the client still tries."""
     with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))  # taken, but nobody listens yet: connections are refused
+        listener.bind(("127.0.0.1", 0))  # bound, but not listening yet: connections are refused
 
         def serve() -> None:
             listener.listen()

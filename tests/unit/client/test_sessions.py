@@ -313,5 +313,5 @@ def test_nonsense_is_said_to_be(server: ScriptedServer, far: Client) -> None:
         far.session()
     with pytest.raises(CallerError):
         Client("nope://x").session()
-    with pytest.raises(Unreachable), Client("http://127.0.0.1:1", retries=Retries(attempts=1)) as nobody:
-        nobody.session()
+    with pytest.raises(Unreachable), Client("http://127.0.0.1:1", retries=Retries(attempts=1)) as client:
+        client.session()

@@ -212,14 +212,14 @@ def test_programs_get_no_network_by_default(netbox: belljar.Sandbox) -> None:
 def test_other_processes_cannot_reach_a_programs_listener(netbox: belljar.Sandbox) -> None:
     knock = (
         "import socket\ntry:\n    socket.create_connection(('127.0.0.1', {port}), 5)\n    print('reached')\n"
-        "except ConnectionRefusedError:\n    print('nobody')"
+        "except ConnectionRefusedError:\n    print('refused')"
     )
     events = netbox.stream(PORT + "print(port, flush=True)\nimport time; time.sleep(60)", network=True, timeout=60)
     port = next(int(event.text) for event in events if isinstance(event, Output))
     try:
-        assert netbox.run(knock.format(port=port)).stdout == "nobody\n"
+        assert netbox.run(knock.format(port=port)).stdout == "refused\n"
         own = netbox.run(PORT + "print(port)\n" + knock.format(port=port), network=True).stdout.split()
-        assert own[1] == ("reached" if int(own[0]) == port else "nobody")
+        assert own[1] == ("reached" if int(own[0]) == port else "refused")
     finally:
         events.close()
 

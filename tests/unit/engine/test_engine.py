@@ -431,7 +431,7 @@ def test_a_slow_reader_slows_the_program(open_engine: OpenEngine) -> None:
         times = [float(line) for line in text_of(rest, "stdout").removeprefix("up\n").split()]
         assert len(times) == lines
         unread_bytes = sum(at < woke for at in times) * 1024
-        assert unread_bytes < 2 * UNREAD_BYTES_MAX, "the program went on while nobody read"
+        assert unread_bytes < 2 * UNREAD_BYTES_MAX, "the program continued though its output was not read"
 
     in_engine(open_engine, scene)
 

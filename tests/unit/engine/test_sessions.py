@@ -427,7 +427,7 @@ def test_a_session_that_cannot_be_ended_does_not_keep_others_open(
 
         def hear(id: str, reason: str, cells: int) -> None:
             if id == "odd":
-                raise RuntimeError("nobody can be told of it")
+                raise RuntimeError("its caller has left")
 
         engine.sessions.on_end = hear
         await engine.close(grace_seconds=0.0)
@@ -437,7 +437,7 @@ def test_a_session_that_cannot_be_ended_does_not_keep_others_open(
     assert not list(Path(full_settings.runtime_dir).glob("*/*"))
     (told,) = (each for each in caplog.records if each.name == "belljar.sessions")
     assert told.exc_info is not None
-    assert str(told.exc_info[1]) == "nobody can be told of it"
+    assert str(told.exc_info[1]) == "its caller has left"
 
 
 def test_an_environment_without_ipython_is_reported(open_engine: OpenEngine) -> None:

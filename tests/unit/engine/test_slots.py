@@ -49,7 +49,7 @@ class Crowd:
             for _, leave in self.holding:
                 leave.set()
             await tick()
-        assert all(visit.done() for visit in self.visits), "somebody was never served"
+        assert all(visit.done() for visit in self.visits), "an execution was never served"
 
 
 async def tick(times: int = 1) -> None:
@@ -96,7 +96,7 @@ async def follow(crowd: Crowd, steps: Iterable[tuple[str, Any]]) -> None:
             await tick(which)
         assert len(crowd.holding) <= queue.running <= queue.max_running
         assert 0 <= queue.depth <= queue.max_queued
-        assert queue.running == queue.max_running or not queue.depth, "a slot is free while somebody waits"
+        assert queue.running == queue.max_running or not queue.depth, "a slot is free while an execution waits"
     await crowd.dismiss_all()
     assert (queue.running, queue.depth) == (0, 0)
     assert [queue.take_free() for _ in range(queue.max_running + 1)] == [True] * queue.max_running + [False]
@@ -181,7 +181,7 @@ async def test_a_queue_full_of_one_callers_runs_makes_room_for_another_caller() 
     assert crowd.visits[3].done(), "the newest of the longest line pays"
     crowd.send("greedy")
     await tick()
-    assert crowd.refused == ["greedy", "greedy"], "who has more waiting takes nobody's place"
+    assert crowd.refused == ["greedy", "greedy"], "a caller with more waiting takes no other caller's place"
     await crowd.dismiss_all()
 
 

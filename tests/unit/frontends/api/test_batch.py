@@ -28,7 +28,7 @@ def test_executions_are_answered_in_order(server: Server) -> None:
 
 
 def test_executions_of_a_lone_batch_do_not_wait_for_each_other(server: Server) -> None:
-    """Whoever frees a slot takes it again: standing in line costs every execution a turn of the loop."""
+    """The task that frees a slot takes it again: waiting in line costs every execution a turn of the loop."""
     body = post(server, executions=[{"code": "pass"}] * 64)
     assert {result["usage"]["queue_seconds"] for result in body["results"]} == {0}
 

@@ -58,7 +58,7 @@ NESTED = b"[" * 200_000
 def test_bad_request_is_refused(server: Server, body: bytes, status: int, code: str) -> None:
     answer = server.ask("POST", "/v1/execute", body)
     assert (answer.status, answer.code) == (status, code), answer.body
-    assert answer.body["error"]["message"].count("JSON") <= 2, "said by us, and by nobody else once more"
+    assert answer.body["error"]["message"].count("JSON") <= 2, "our message names it, and no library repeats it"
     assert "jSON" not in answer.body["error"]["message"]
 
 

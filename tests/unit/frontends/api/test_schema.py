@@ -1,4 +1,4 @@
-"""What /openapi.json promises, tried with requests nobody would think of."""
+"""What /openapi.json promises, tried with generated requests."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def talk(server: Server) -> Iterator[Talk]:
 
 @pytest.fixture(scope="module")
 def keyed(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Talk]]:
-    """A server with keys: one plain, one of somebody else, one that may have two sessions, one that asks rarely."""
+    """A server with keys: one plain, one of another caller, one that may have two sessions, one that asks rarely."""
     file = KeyFile(tmp_path_factory.mktemp("session-keys") / "keys.json")
     keys = {
         "own": Key(name="own"),
@@ -68,7 +68,7 @@ def test_open_answers_with_the_session(talk: Talk) -> None:
     created, expires = (datetime.fromisoformat(body[name]) for name in ("created_at", "expires_at"))
     assert body["created_at"].endswith("Z")
     assert 89 < (expires - created).total_seconds() < 91
-    assert len(body["id"]) >= 32, "nobody can guess it"
+    assert len(body["id"]) >= 32, "it cannot be guessed"
 
 
 def test_open_needs_no_body(talk: Talk) -> None:
@@ -549,7 +549,7 @@ def test_server_has_a_ceiling(start: Start) -> None:
         answer = talk.ask("POST")
         assert (answer.status, answer.code) == (429, "too_many_sessions")
         assert int(answer.headers["retry-after"]) >= 1
-        assert talk.value(first, "1") == "1", "nobody's session died for it"
+        assert talk.value(first, "1") == "1", "no session was ended for it"
         talk.ask("DELETE", f"/{first}")
         talk.open()
 

@@ -67,8 +67,8 @@ class Model:
     generation: int = 0
     last_cell: int = 0
     ended: str | None = None
-    is_leaving: bool = False  # somebody is ending it at this moment
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # whoever holds it knows exactly what must come
+    is_leaving: bool = False  # a request is ending it at this moment
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # the task that holds it knows exactly what must come
     story: deque[str] = field(default_factory=lambda: deque(maxlen=30))
 
     def __repr__(self) -> str:
@@ -258,7 +258,7 @@ class Person:
             return
         try:
             branches = await session.branch(count)
-        except (TooManySessions, SessionBusy):  # the server is full, or somebody has pushed in
+        except (TooManySessions, SessionBusy):  # the server is full, or another request came first
             self.world.done["branch refused"] += 1
             return
         for each in branches:
@@ -272,7 +272,7 @@ class Person:
                 await each.close()
 
     async def leave_while_it_branches(self, model: Model, session: AsyncSession) -> None:
-        """The session is as it was. Copies of which nobody has heard may be there, until somebody closes them."""
+        """The session is as it was. Copies whose answer was lost may exist until they are closed."""
         branching = asyncio.create_task(session.branch(2))
         await asyncio.sleep(self.dice.random() / 20)
         branching.cancel()
