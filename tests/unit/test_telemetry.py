@@ -106,7 +106,7 @@ def test_a_line_that_cannot_be_written_down_is_dropped_alone(
     assert ["before" in told[0], "after" in told[1], len(told)] == [True, True, 2]
 
 
-def test_lines_that_nobody_takes_are_counted_and_the_next_are_written(reader: Reader, host: Host) -> None:
+def test_lines_that_are_not_read_are_counted_and_the_next_are_written(reader: Reader, host: Host) -> None:
     full, gone = os.open("/dev/full", os.O_WRONLY), Reader(host)
     gone.leave()
     with contextlib.ExitStack() as stack:

@@ -406,14 +406,14 @@ def test_an_outcome_that_makes_no_sense_is_an_answer_lost(server: Any, client: C
         client.execute("1")
 
 
-def test_a_status_word_of_tomorrow_is_told_as_such(server: Any, client: Client) -> None:
+def test_an_unknown_status_word_asks_for_a_newer_version(server: Any, client: Client) -> None:
     server.script = [server.outcome(status="enlightened")]
     with pytest.raises(AnswerLost, match="version"):
         client.execute("1")
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b'{"error": 1}', b'{"error": {"code": 1}}', b"[" * 100_000])
-def test_a_garbled_error_is_told_by_its_status(server: Any, client: Client, content: bytes) -> None:
+def test_a_garbled_error_is_reported_by_its_status(server: Any, client: Client, content: bytes) -> None:
     server.script = [server.reply(404, content)]
     with pytest.raises(CallerError, match="404"):
         client.execute("1")

@@ -185,7 +185,7 @@ def test_the_compilers_words_come_back(client: Client, box: belljar.Sandbox) -> 
         assert dataclasses.replace(outcome.compilation, **same) == here
 
 
-def test_what_was_compiled_is_told_of_a_program_that_runs(client: Client) -> None:
+def test_the_compile_step_of_a_program_that_runs_is_reported(client: Client) -> None:
     outcome = client.execute('#include <stdio.h>\nint main(void) { puts("hi"); return 0; }', language="c")
     assert (outcome.status, outcome.stdout) == (Status.OK, "hi\n")
     assert outcome.compilation is not None

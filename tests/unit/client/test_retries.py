@@ -204,7 +204,7 @@ def test_a_pause_past_the_total_time_is_not_begun(server: Any, execute: Execute)
     assert len(server.seen) == 1
 
 
-def test_nobody_listening_is_unreachable_in_the_end() -> None:
+def test_a_closed_port_is_unreachable_in_the_end() -> None:
     with socket.socket() as unheard:
         unheard.bind(("127.0.0.1", 0))
         client = Client(f"http://127.0.0.1:{unheard.getsockname()[1]}", retries=QUICK)
@@ -230,7 +230,7 @@ def test_pauses_grow_to_a_bound_and_are_spread() -> None:
     assert [longest.pause_seconds(refused) for _ in range(5)] == [1.0, 2.0, 4.0, 4.0, 4.0]
 
 
-def test_nobody_comes_back_before_the_time_the_server_named() -> None:
+def test_retries_wait_as_long_as_the_server_says() -> None:
     refused = Refused(QueueFull("full"), may_send_again=True, retry_after_seconds=8.0)
     pauses = [Tries(Retries(attempts=2), spread=lambda s=spread: s).pause_seconds(refused) for spread in (0.0, 0.5, 1)]
     assert pauses == [8.0, 9.0, 10.0]

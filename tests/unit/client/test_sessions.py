@@ -307,7 +307,7 @@ def test_failure_inside_counts_more_than_failure_to_close(server: ScriptedServer
             pass
 
 
-def test_nonsense_is_said_to_be(server: ScriptedServer, far: Client) -> None:
+def test_malformed_answers_and_urls_raise_their_own_errors(server: ScriptedServer, far: Client) -> None:
     server.script = [server.reply(201, {"id": "x"})]
     with pytest.raises(AnswerLost):
         far.session()

@@ -184,7 +184,7 @@ def test_keep_alive_survives_errors(server: Server) -> None:
     connection.close()
 
 
-def test_a_language_that_is_not_here_is_told_with_how_to_get_it(server: Server) -> None:
+def test_a_missing_language_is_reported_with_how_to_install_it(server: Server) -> None:
     unknown = server.execute("x", language="cobol")
     assert (unknown.status, unknown.code) == (422, "unknown_language")
     assert "/v1/languages" in unknown.body["error"]["message"]

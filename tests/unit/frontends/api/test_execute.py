@@ -125,7 +125,7 @@ def test_ndjson_tells_every_kind_of_event_in_order(server: Server) -> None:
 
 
 @pytest.mark.parametrize("kind", ["application/x-ndjson", "text/event-stream"])
-def test_a_line_of_a_stream_is_one_line_to_whoever_reads_lines(server: Server, kind: str) -> None:
+def test_a_line_of_a_stream_is_one_line_for_readers_of_lines(server: Server, kind: str) -> None:
     with server.streaming(r"print('a\x85b\u2028c\u2029d')", accept=kind) as response:
         text = response.read().decode()
     lines = [line.removeprefix("data: ") for line in text.splitlines() if "{" in line]

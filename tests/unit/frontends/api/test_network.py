@@ -91,12 +91,12 @@ def test_a_key_that_may_not_is_403(offering: Offering, path: str) -> None:
     assert (refused.status, refused.code) == (403, "not_allowed")
 
 
-def test_each_caller_is_told_what_he_has(offering: Offering) -> None:
-    def told(key: str) -> str:
+def test_info_shows_each_caller_its_own_network_right(offering: Offering) -> None:
+    def network_state(key: str) -> str:
         state: str = offering.server.ask("GET", "/v1/info", key=key).body["isolation"]["network"]["state"]
         return state
 
-    assert (told(offering.granted), told(offering.plain)) == ("off", "on")
+    assert (network_state(offering.granted), network_state(offering.plain)) == ("off", "on")
 
 
 def test_over_mcp_the_key_decides_too(offering: Offering) -> None:

@@ -77,7 +77,7 @@ def test_open_needs_no_body(talk: Talk) -> None:
     assert talk.value(answer.body["id"], "6 * 7") == "42"
 
 
-def test_time_is_told_more_finely_than_the_loop_counts_it(talk: Talk) -> None:
+def test_times_are_finer_than_the_clock_of_the_loop(talk: Talk) -> None:
     opened = talk.open()
     seconds = [talk.run(opened, "1")["usage"]["wall_seconds"] for _ in range(5)]
     assert any(abs(each * 1000 - round(each * 1000)) > 1e-3 for each in seconds), seconds

@@ -224,7 +224,7 @@ def test_closing_an_unused_sandbox_is_harmless(settings: Settings) -> None:
         box.run("print(1)")
 
 
-def test_threads_that_run_while_it_closes_hear_the_truth(settings: Settings) -> None:
+def test_threads_that_run_while_it_closes_get_a_true_error(settings: Settings) -> None:
     box = belljar.Sandbox(settings=settings)
     box.open()
     with concurrent.futures.ThreadPoolExecutor(40) as threads:

@@ -136,7 +136,7 @@ def test_a_forked_child_may_not_use_a_session(box: belljar.Sandbox) -> None:
 
 
 @pytest.mark.parametrize("name", ["wait", "waits"])
-def test_who_does_not_want_to_wait_for_a_cell_is_told_that_it_runs(box: belljar.Sandbox, name: str) -> None:
+def test_a_caller_that_does_not_wait_for_a_cell_gets_an_error(box: belljar.Sandbox, name: str) -> None:
     with box.session() as session:
         events = session.stream("print('runs', flush=True); import time; time.sleep(60)")
         next(event for event in events if isinstance(event, Output))
