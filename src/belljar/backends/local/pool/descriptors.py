@@ -7,6 +7,7 @@ import errno
 import os
 import resource
 from collections.abc import Iterator
+from pathlib import Path
 from resource import RLIMIT_NOFILE, getrlimit
 
 from belljar.backends.local.pool.warden_handle import SHORTAGES
@@ -57,6 +58,20 @@ def keep_reserve(newest: int) -> None:
     """
     if newest >= getrlimit(RLIMIT_NOFILE)[0] - RESERVE:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+def check_room(count: int) -> None:
+    """Raise `refusal()` unless that many more can be opened without the reserve.
+
+    Descriptors that are about to arrive have no number yet, so they must be part of `count`.
+    """
+    if _count_open() + count > getrlimit(RLIMIT_NOFILE)[0] - RESERVE:
+        raise refusal()
+
+
+def _count_open() -> int:
+    own = Path("/proc/self/fd")
+    return own.stat().st_size or len(list(own.iterdir()))  # the directory has a size since Linux 6.2
 
 
 def is_one(error: BaseException) -> bool:

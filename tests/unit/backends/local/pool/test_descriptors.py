@@ -20,6 +20,7 @@ from server_process import Serve
 
 import belljar
 from belljar.backends.local.languages.standby import Standby, Waiting
+from belljar.backends.local.pool import descriptors
 from belljar.contract.errors import BelljarError, Overloaded, SandboxFault
 from belljar.jail import live_files
 from belljar.jail.syscalls import NoDescriptors
@@ -166,6 +167,31 @@ def test_a_server_without_descriptors_refuses_new_sessions_and_keeps_open_ones(s
         assert new.status in (200, 201), new
         answer = server.ask("POST", f"/v1/sessions/{old[0]}/execute", {"code": "print(x)"})
         assert answer.body["stdout"] == "0\n"
+
+
+def test_jails_that_are_made_at_once_leave_the_reserve_alone(settings: Settings) -> None:
+    async def scene() -> None:
+        limits, room = settings.default_limits, 40  # for one jail
+        async with local_pool.opened(_without_ready_guests(settings)) as (_, pool):
+            used = most = len(os.listdir("/proc/self/fd"))
+            before = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (used + room + descriptors.RESERVE, before[1]))
+            try:
+                leasing = [asyncio.create_task(pool.guests.lease("bare", limits)) for _ in range(10)]
+                while not all(each.done() for each in leasing):
+                    await asyncio.sleep(0)
+                    most = max(most, len(os.listdir("/proc/self/fd")))
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, before)
+            errors = [each.exception() for each in leasing]
+            for each, error in zip(leasing, errors, strict=True):
+                if error is None:
+                    pool.guests.release(each.result())
+            assert most <= used + room + 1, "and the listing itself"
+            assert errors.count(None) == 1
+            assert all(isinstance(each, Overloaded) for each in errors if each is not None), errors
+
+    asyncio.run(scene())
 
 
 def test_a_limit_too_low_for_the_pool_is_refused_at_startup(environ: dict[str, str]) -> None:
