@@ -18,7 +18,9 @@ from belljar.settings import PoolSettings
 
 #: Kept from new programs: with these, running programs are answered, sessions run cells, and everything is closed.
 RESERVE = 64
-_OF_ONE_PROGRAM = 32  # a jail with its cgroup takes about two dozen, the program in it the rest
+#: Of a jail with version 1 cgroups: the files of its cgroup, then the rest, which arrives while it is made.
+OF_A_CGROUP, OF_A_JAIL = 16, 16
+_OF_ONE_PROGRAM = OF_A_CGROUP + OF_A_JAIL  # a jail that is made holds fewer: the program in it needs what is left
 _IN_ONE_PACKET = 253  # descriptors that a program can have in flight beyond its limit
 _OF_THE_PROCESS = 64  # the interpreter, its loop, wardens and zygotes
 

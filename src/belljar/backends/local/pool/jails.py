@@ -36,7 +36,6 @@ _FACTS = 7  # the first ones of a directory: mode, inode, device, links, owner, 
 _DIRS, _PROGRAM = policy.WRITABLE_DIRS, policy.PROGRAM_NAME
 _IPC_RECORDS = 4  # as `mounts.open_ipc_records` gives them
 _FLAGS, _PF_EXITING = 6, 0x4  # among what follows the name in /proc/PID/stat
-_OF_A_CGROUP, _OF_A_JAIL = 16, 16  # descriptors: of a new slot's cgroup, and of the namespaces made in it
 _FEW_FILES_BYTES = 16 * 20  # a directory grows by so much for each entry
 
 
@@ -267,7 +266,7 @@ class JailPool:
             JailSetupFailed: it could not be made.
             ZygoteDied: it ended at once.
         """
-        descriptors.check_room(_OF_A_CGROUP + _OF_A_JAIL * (self._being_made + 1))
+        descriptors.check_room(descriptors.OF_A_CGROUP + descriptors.OF_A_JAIL * (self._being_made + 1))
         jail_slot = self._jail_slots.take()
         if jail_slot is None:
             raise Overloaded(f"all {JAILS_MAX} jails are in use; try again later")
